@@ -137,7 +137,7 @@ class Trained:
                     **encoder,
                 },
                 "head": {"kind": "label-encoder", "label_batch": 4096},
-                "negatives": {"pool": pool, "hard": hard, "width": SHORTLIST if hard else 0},
+                "negatives": {"pool": pool, **({"hard": hard, "width": SHORTLIST} if hard else {})},
                 "loss": {"kind": loss, "temperature": 0.05},
             }
         )

@@ -29,11 +29,11 @@ class CsvTable(keyed.Keyed):
         names, parts = storage.list_names(source), []
         for table in (*SPLITS, LABELS):
             if file := one_of(source, names, [f"{table}.csv"], self.expects, required=table in ("train", LABELS)):
-                parts.append(Part(table, file, {keyed.PLAIN: storage.join(source, file)}))
+                parts.append(Part(table, file, {keyed.ROWS: storage.join(source, file)}))
         return Inputs(self.name, tuple(parts), keyed=True)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        with storage.open_read(part.files[keyed.PLAIN]) as file:
+        with storage.open_read(part.files[keyed.ROWS]) as file:
             table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""), restkey="", restval="")
             rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
             while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:

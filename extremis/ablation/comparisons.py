@@ -101,7 +101,8 @@ def _load(names: Sequence[str], data: str, overrides: Sequence[str]) -> Variants
 
 def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overrides: Sequence[str] = ()) -> Variants:
     """Load `recipe` once for each name, with its changes; `overrides` come last and win. Raises InputError."""
-    return {name: resolve(recipe, [*keys, *overrides], data).recipe for name, keys in changes.items()}
+    options = {name: fitting(recipe, [*keys, *overrides]) for name, keys in changes.items()}
+    return {name: resolve(recipe, keys, data).recipe for name, keys in options.items()}
 
 
 def _table_5(data: str, overrides: Sequence[str]) -> Variants:
@@ -151,7 +152,7 @@ def _name_base(variants: Variants, data: str, overrides: Sequence[str]) -> Varia
 def _dexml_3(data: str, overrides: Sequence[str]) -> Variants:
     """Compare the batch's labels with 0 to 10 mined negatives per query, and every label."""
     sampled = {f"mined-{count}": (*overrides, f"negatives.hard={count}") for count in _MINED}
-    return {**_change("dexml-sampled", sampled, data), "all-labels": resolve("dexml", overrides, data).recipe}
+    return {**_change("dexml-sampled", sampled, data), **_change("dexml", {"all-labels": overrides}, data)}
 
 
 def _dexml_4(data: str, overrides: Sequence[str]) -> Variants:

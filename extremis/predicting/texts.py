@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import keyed_parquet, lines
-from pipelines.formats.base import Part
+from pipelines.formats import lines
+from pipelines.formats.base import Holds, Part
+from pipelines.formats.column_files import PARQUET, check_columns
+from pipelines.formats.csv_files import CSV, is_csv
 from pipelines.formats.fields import Fields
-from pipelines.formats.keyed import FEATURES, JSONL, KEYLESS, PAIRED, PARQUET, PLAIN, Keyed, features_in, field_names
-from pipelines.formats.keyed_csv import CSV, is_csv
+from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
 from pipelines.formats.names import listed, listing
 from schemas import storage
 from schemas.errors import InputError
@@ -111,14 +112,13 @@ class Texts:
             present = ", ".join(field_names(url))[:200]
             raise InputError(f"{url}: no column {self.fields.text!r}; found: {present}. See --fields text=NAME.")
         if url.endswith(f".{PARQUET}") and not features:
-            keyed_parquet.check_columns(url, self.fields.texts)
+            check_columns(url, self.fields.texts)
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."
             )
         # As a point whose labels are elsewhere: only key, text and features are read.
-        role = (FEATURES if features else PLAIN) + PAIRED + (KEYLESS if keyless else "")
-        part = Part("test", url, {role: url})
+        part = Part("test", url, {ROWS: url}, holds=Holds(features, keys=not keyless, labels=False))
         first = 0
         for raw in keyed.read(part, rows):
             parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")

@@ -3,13 +3,10 @@
 from dataclasses import replace
 
 from pipelines.formats.base import Format
-from pipelines.formats.beir import Beir
 from pipelines.formats.fields import parse_fields_by_table
-from pipelines.formats.keyed import Csv, Datasets, Jsonl, Keyed, Parquet
+from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
 from pipelines.formats.names import listed, listing
-from pipelines.formats.xc_aligned import XcSparse, XcText
-from pipelines.formats.xc_raw import XcRaw
-from pipelines.formats.xc_single import XcSingle
+from pipelines.formats.xc import XcRaw, XcSingle, XcSparse, XcText
 from schemas import storage
 from schemas.errors import InputError
 
@@ -19,10 +16,10 @@ FORMATS: tuple[Format, ...] = (
     XcSparse(),
     XcSingle(),
     XcText(),
-    Jsonl(),
-    Parquet(),
-    Csv(),
-    Datasets(),
+    JSON_LINES,
+    PARQUET_FILES,
+    CSV_FILES,
+    DATASETS,
     Beir(),
 )
 _TEXTS = (

@@ -19,6 +19,21 @@ PAIRS = "pairs/"  # a table `pairs/train` holds (query_key, label_key) of the sp
 
 
 @dataclass(frozen=True)
+class Holds:
+    """What the rows of a part with string keys hold.
+
+    keys: or a point's key is a hash of its text. labels: or they are in a file of pairs. single: a row names one label.
+    derived: of a part of labels, which are those that its points name.
+    """
+
+    features: bool = False
+    keys: bool = True
+    labels: bool = True
+    single: bool = False
+    derived: bool = False
+
+
+@dataclass(frozen=True)
 class Part:
     """Files that are read together, line n of one with line n of the others; `files` maps a role to a URL.
 
@@ -30,6 +45,7 @@ class Part:
     name: str
     files: Mapping[str, str]
     rows: int | None = None
+    holds: Holds = Holds()
 
 
 @dataclass(frozen=True)

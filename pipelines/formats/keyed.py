@@ -1,28 +1,32 @@
-"""Forms with string keys: which files at a source hold which table, and how each kind of file is read."""
+"""Forms with string keys: which files at a source hold which table, how a file is read, and how its rows become points.
+
+A reader turns a file into blocks of lines or columns (`lines`, `csv_files`, `column_files`), by the end of its name; a
+mapping turns a block into points, labels or pairs (`from_lines`, `from_columns`), by the names of fields. The forms
+differ in the kind of their files alone, and in whether labels may be those that points name.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.formats import keyed_arrow, keyed_csv, keyed_lines, keyed_pairs, keyed_parquet, lines, records
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, Text, labels_schema
-from pipelines.formats.derived import labels_of, remapped
+from pipelines.formats import column_files, csv_files, from_columns, from_lines, lines, records
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Text, labels_schema
+from pipelines.formats.column_files import ARROW, PARQUET
+from pipelines.formats.csv_files import CSV, is_csv
 from pipelines.formats.fields import Fields, Shape
-from pipelines.formats.keyed_arrow import ARROW
-from pipelines.formats.keyed_csv import CSV
-from pipelines.formats.names import listed, listing, single_file
+from pipelines.formats.names import listed, listing, one_of, single_file
+from pipelines.formats.rejects import Reject
 from schemas.errors import InputError
 from schemas.storage import join
 
-PLAIN, FEATURES = "rows", "rows with features"  # the role of a part's only file
-PAIRED = " and pairs"  # in a role: the split has a pairs file, and its points name no labels themselves
-KEYLESS = " without keys"  # a point's key is a hash of its text
-SINGLE = " of one label"  # a row names one label
-DERIVED = " whose labels are meant"  # a part of labels: those that points name
-JSONL, PARQUET, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", "parquet", rf"tsv{lines.CODEC}"
+ROWS = "rows"  # the role of a part's only file
+JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
+_QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 
 @dataclass(frozen=True)
@@ -35,66 +39,62 @@ class Keyed:
 
     def fields_of(self, part: Part) -> Fields:
         """Return the names of the fields in `part`."""
-        own = part.table == LABELS and not any(DERIVED in role for role in part.files)
+        own = part.table == LABELS and not part.holds.derived
         return (own and self.label_fields) or self.fields
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield blocks with a column `line`, or of Parquet the columns as they are."""
-        (url,), fields = part.files.values(), self.fields_of(part)
-        if keyed_csv.is_csv(url) and not part.table.startswith(PAIRS):
-            return keyed_csv.read_blocks(url, block_rows)
+        """Yield blocks with a column `line`, or of files of columns these as they are."""
+        (url,), names = part.files.values(), [*vars(self.fields_of(part)).values()]
+        if is_csv(url) and not part.table.startswith(PAIRS):
+            return csv_files.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
-            return keyed_arrow.read_blocks(url, block_rows, [*vars(fields).values()])
+            return column_files.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
-            return keyed_parquet.read_blocks(url, block_rows, [*vars(fields).values()])
+            return column_files.read_parquet(url, block_rows, names)
         return lines.read_blocks(url, block_rows)
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
-        ((role, url),), fields = part.files.items(), self.fields_of(part)
-        parser = keyed_parquet if url.endswith((f".{PARQUET}", f".{ARROW}")) else keyed_lines
+        (url,), fields, holds = part.files.values(), self.fields_of(part), part.holds
+        parser = from_columns if url.endswith((f".{PARQUET}", f".{ARROW}")) else from_lines
         if part.table.startswith(PAIRS):
             if re.search(rf"\.{TSV}$", url):
-                return keyed_pairs.parse_pairs(raw, first_row, part.name)
+                return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
             return parser.parse_pairs(raw, first_row, part.name, fields)
         # Labels are points that name none.
-        features, labels, derived = FEATURES in role, part.table == LABELS, DERIVED in role
-        named = derived or not (labels or PAIRED in role)
-        shape = Shape(fields, text, features, named, KEYLESS in role, SINGLE in role)
-        if keyed_csv.is_csv(url):
+        labels = part.table == LABELS
+        named = holds.labels and (holds.derived or not labels)
+        shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single)
+        if is_csv(url):
             parsed = _parse_csv(raw, first_row, part.name, shape)
         else:
             parsed = parser.parse_points(raw, first_row, part.name, shape)
-        if derived:
-            return labels_of(parsed)
-        return Parsed(parsed.batch.select(labels_schema(features).names), parsed.rejects) if labels else parsed
-
-
-def _parse_csv(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    rows, places, rejects = keyed_csv.whole_rows(raw, first_row, file)
-    named = shape.fields.labels
-    if shape.labels and not shape.single:
-        place = rows.schema.get_field_index(named)
-        rows = rows.set_column(place, named, keyed_csv.split_lists(rows[named]))
-    return remapped(keyed_parquet.parse_points(rows, 0, file, shape), places, first_row, rejects)
+        if holds.derived:
+            return _labels_of(parsed)
+        return Parsed(parsed.batch.select(labels_schema(holds.features).names), parsed.rejects) if labels else parsed
 
 
 @dataclass(frozen=True)
-class Parquet(Keyed):
-    """`train.parquet`, `labels.parquet`, and where there are any `test.parquet`, `val.parquet`; each may be many files
-    (`train-00000-of-00016.parquet`, `train/*.parquet`).
+class KeyedFiles(Keyed):
+    """Form of files called `train`, `test`, `val`, `labels` that end in `kind`; each may be many files
+    (`train-00000-of-00016.parquet`, `train/*.parquet`), and data may be a single one.
 
-    Columns are those of `Jsonl`: `key` and `text` strings, `labels` a list of strings. So are pairs.
+    Pairs may be in files of their own (`pairs_train.jsonl`, `.tsv`, `.parquet`), and then the points of all splits in
+    one `queries` file. derives: labels are those that points name, where no file has any. alone: names of train files
+    in a folder without splits. not_beside: a name that shows another form.
     """
 
-    name: str = "parquet"
-    expects: str = "train.parquet (key, text, labels) and labels.parquet (key, text), and where there are any others"
-    kind: str = PARQUET  # of the files of points; labels and pairs may be of another kind
+    name: str = ""
+    expects: str = ""
+    kind: str = ""  # pattern of the files of points; labels and pairs may be of another kind
+    derives: bool = False
+    alone: str | None = None
+    not_beside: str | None = None
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        if not names and single_file(source, self.kind):
-            return True
+        if self._alone(names) or (not names and single_file(source, self.kind)):
+            return self.not_beside not in names
         shared = _table(names, "queries", self.kind) and _pairs(names, "train")
-        return bool(_table(names, _STEMS["train"], self.kind) or shared)
+        return bool(_table(names, _STEMS["train"], self.kind) or shared) and self.not_beside not in names
 
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`.
@@ -103,8 +103,19 @@ class Parquet(Keyed):
         """
         if single_file(source, self.kind):
             root, slash, name = source.rpartition("/")
-            return self._whole(source, (root or slash) if slash else ".", {"train": [name]})
+            return self._whole((root or slash) if slash else ".", {"train": [name]})
         root, names = listing(source)
+        if self._alone(names):
+            return self._whole(root, {"train": self._alone(names)})
+        if not self.derives or _table(names, "queries", self.kind):
+            return self._tables(source, root, names)
+        files = {split: _table(names, _STEMS[split], self.kind) for split in SPLITS}
+        if not files["train"]:
+            raise InputError(f"{source}: no train here; found: {listed(names)}. Expected {self.expects}.")
+        return self._whole(root, files, _table(names, _STEMS[LABELS], self.kind))
+
+    def _tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
+        """Find a data set of points, pairs and labels, each table in files of its own."""
         fields, parts = self.fields, list[Part]()
         shared = _table(names, "queries", self.kind)
         paired = [split for split in SPLITS if _pairs(names, split)]
@@ -116,8 +127,8 @@ class Parquet(Keyed):
             if split in paired and not of_split:
                 pairs = _pairs(names, split)[0]
                 raise InputError(f"{source}: {pairs} has no points beside it. Expected {self.expects}.")
-            suffix, required = (PAIRED, [fields.key]) if split in paired else ("", [fields.key, fields.labels])
-            parts += _parts(root, split, of_split, fields, required, suffix)
+            required = [fields.key] if split in paired else [fields.key, fields.labels]
+            parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
         stem = _STEMS[LABELS]
         of_labels = _table(names, stem, self.kind) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
@@ -128,9 +139,7 @@ class Parquet(Keyed):
                 raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {self.expects}.")
         return Inputs(self.name, tuple(parts), keyed=True, shared_points=bool(shared and paired))
 
-    def _whole(
-        self, source: str, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()
-    ) -> Inputs:
+    def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
         """Find a data set in `files` by split, whose labels are those of `of_labels`, or else those that points name.
 
         Raises InputError: columns that are missing.
@@ -139,78 +148,108 @@ class Parquet(Keyed):
         for split, names in files.items():
             for name in names:
                 url = join(root, name)
-                role = _role(url, self.fields)
-                parts.append(Part(split, name, {role: url}))
-                derived.append(Part(LABELS, name, {role.replace(FEATURES, PLAIN) + DERIVED: url}))
+                holds = _require_points(url, self.fields)
+                parts.append(Part(split, name, {ROWS: url}, holds=holds))
+                derived.append(Part(LABELS, name, {ROWS: url}, holds=replace(holds, features=False, derived=True)))
         if of_labels:
             own = self.label_fields or self.fields
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
         return Inputs(self.name, (*parts, *derived), keyed=True)
 
+    def _alone(self, names: Sequence[str]) -> list[str]:
+        """List the files of a saved data set without splits."""
+        return [name for name in names if self.alone and re.fullmatch(self.alone, name)]
+
 
 @dataclass(frozen=True)
-class Jsonl(Parquet):
-    """`train.jsonl`, `labels.jsonl`, and where there are any `test.jsonl`, `val.jsonl`; each may be many files
-    (`train-00001.jsonl.gz`, `train/*.jsonl`).
+class Beir(Keyed):
+    """`corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`), `qrels/train.tsv`, and where there are
+    any `qrels/dev.tsv`, `qrels/test.tsv` (query-id, corpus-id, score).
 
-    A point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`. Pairs may be in files of
-    their own (`pairs_train.jsonl`, `.tsv`, `.parquet`), and then the points of all splits in one `queries.jsonl`.
+    The points of a split are the queries that its qrels name; a score that is not above 0 is no relevance.
     """
 
-    name: str = "jsonl"
-    expects: str = (
-        "train.jsonl (key, text, labels) and labels.jsonl (key, text), and where there are any test.jsonl, ..."
-    )
-    kind: str = JSONL
+    name: str = "beir"
+    expects: str = "corpus.jsonl, queries.jsonl, qrels/train.tsv, and where there are any qrels/dev.tsv, qrels/test.tsv"
+    fields: Fields = field(default_factory=lambda: Fields(key="_id"))
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return super().recognises(source, names) and "corpus.jsonl" not in names
-
-
-@dataclass(frozen=True)
-class Csv(Parquet):
-    """`train.csv`, and where there are any `test.csv`, `val.csv`, `labels.csv`; or one file. So `.tsv`.
-
-    Columns are `text`, and `label` (a row names one) or `labels` (with | or ; between them); `key` is optional.
-    Labels are those of `labels.csv` (`key`, `text`), or else those that the rows name.
-    """
-
-    name: str = "csv"
-    expects: str = "train.csv (text, label), and where there are any test.csv, labels.csv (key, text); or one such file"
-    kind: str = CSV
-
-    def find(self, source: str) -> Inputs:
-        if single_file(source, self.kind):
-            return super().find(source)
-        root, names = listing(source)
-        if _table(names, "queries", self.kind):
-            return super().find(source)
-        files = {split: _table(names, _STEMS[split], self.kind) for split in SPLITS}
-        if not files["train"]:
-            raise InputError(f"{source}: no train here; found: {listed(names)}. Expected {self.expects}.")
-        return self._whole(source, root, files, _table(names, _STEMS[LABELS], self.kind))
-
-
-@dataclass(frozen=True)
-class Datasets(Csv):
-    """A data set of Hugging Face `datasets`, as `save_to_disk` writes it: with splits, or one that is train.
-
-    Columns are those of `Csv`; class labels are their names.
-    """
-
-    name: str = "datasets"
-    expects: str = (
-        "dataset_dict.json and train/data-00000-of-00001.arrow (text, label or labels), as save_to_disk writes"
-    )
-    kind: str = ARROW
+        return any(f"corpus.jsonl{codec}" in names for codec in lines.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
         root, names = listing(source)
-        alone = _alone(names)
-        return self._whole(source, root, {"train": alone}) if alone else super().find(source)
 
-    def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return bool(_alone(names)) or super().recognises(source, names)
+        def find_file(*plain: str, required: bool = True) -> str | None:
+            usual = [name + suffix for name in plain for suffix in lines.SUFFIXES]
+            return one_of(source, names, usual, self.expects, required=required)
+
+        corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
+        parts = []
+        for split in SPLITS:
+            qrels = find_file(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
+            if qrels:
+                parts.append(Part(split, str(queries), {ROWS: join(root, str(queries))}, holds=Holds(labels=False)))
+                parts.append(Part(PAIRS + split, qrels, {ROWS: join(root, qrels)}))
+        parts.append(Part(LABELS, str(corpus), {ROWS: join(root, str(corpus))}))
+        return Inputs(self.name, tuple(parts), keyed=True, shared_points=True)
+
+
+# JSON lines: a point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`.
+JSON_LINES = KeyedFiles(
+    name="jsonl",
+    expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and where there are any test.jsonl, ...",
+    kind=JSONL,
+    not_beside="corpus.jsonl",
+)
+# Parquet: the same columns; `key` and `text` strings, `labels` a list of strings.
+PARQUET_FILES = KeyedFiles(
+    name="parquet",
+    expects="train.parquet (key, text, labels) and labels.parquet (key, text), and where there are any others",
+    kind=PARQUET,
+)
+# CSV and TSV: `text`, and `label` (a row names one) or `labels` (with | or ; between them); `key` is optional.
+CSV_FILES = KeyedFiles(
+    name="csv",
+    expects="train.csv (text, label), and where there are any test.csv, labels.csv (key, text); or one such file",
+    kind=CSV,
+    derives=True,
+)
+# A data set of Hugging Face `datasets`, as `save_to_disk` writes it; columns as of CSV, class labels are their names.
+DATASETS = KeyedFiles(
+    name="datasets",
+    expects="dataset_dict.json and train/data-00000-of-00001.arrow (text, label or labels), as save_to_disk writes",
+    kind=ARROW,
+    derives=True,
+    alone=rf"data-[^/]*\.{ARROW}",
+)
+
+
+def _parse_csv(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
+    rows, places, rejects = csv_files.whole_rows(raw, first_row, file)
+    named = shape.fields.labels
+    if shape.labels and not shape.single:
+        place = rows.schema.get_field_index(named)
+        rows = rows.set_column(place, named, csv_files.split_lists(rows[named]))
+    return _remapped(from_columns.parse_points(rows, 0, file, shape), places, first_row, rejects)
+
+
+def _labels_of(points: Parsed) -> Parsed:
+    """Return the labels that parsed points name, each once, in the order of their first row; the points' rejects go."""
+    named = points.batch["label_keys"]
+    owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
+    coded = named.flatten().dictionary_encode()
+    first = np.full(len(coded.dictionary), len(owner), np.int64)
+    np.minimum.at(first, coded.indices.to_numpy(), np.arange(len(owner)))
+    rows = points.batch["row"].take(pa.array(owner[first]))
+    return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=labels_schema(False)), [])
+
+
+def _remapped(parsed: Parsed, places: Sequence[int], first_row: int, rejects: Sequence[Reject]) -> Parsed:
+    """Return rows that were parsed from 0 on at their `places` behind `first_row`, with more `rejects`."""
+    place = np.asarray(places, np.int64)
+    rows = pa.array(place[parsed.batch["row"].to_numpy()] + first_row)
+    own = [replace(reject, line=int(place[reject.line - 1]) + first_row + 1) for reject in parsed.rejects]
+    return Parsed(parsed.batch.set_column(0, parsed.batch.schema.field(0), rows), sorted([*own, *rejects]))
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:
@@ -224,11 +263,11 @@ def field_names(url: str) -> Sequence[str]:
     First are those of the first MiB, or the first one after. Raises InputError, StorageError.
     """
     if url.endswith(f".{PARQUET}"):
-        return list(keyed_parquet.read_schema(url).names)
+        return column_files.parquet_names(url)
     if url.endswith(f".{ARROW}"):
-        return keyed_arrow.field_names(url)
-    if keyed_csv.is_csv(url):
-        return keyed_csv.field_names(url)
+        return column_files.arrow_names(url)
+    if is_csv(url):
+        return csv_files.csv_names(url)
     for some in lines.read_lines(url):
         names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in their order
         if names:
@@ -236,13 +275,8 @@ def field_names(url: str) -> Sequence[str]:
     return []  # every line is rejected when it is its turn
 
 
-def _alone(names: Sequence[str]) -> list[str]:
-    """List the files of a saved data set without splits."""
-    return [name for name in names if re.fullmatch(rf"data-[^/]*\.{ARROW}", name)]
-
-
-def _role(url: str, fields: Fields) -> str:
-    """Describe what the rows of a file hold that has points and their labels. Raises InputError: neither is in it."""
+def _require_points(url: str, fields: Fields) -> Holds:
+    """Return what the rows of a file of points with their labels hold. Raises InputError: no texts, or no labels."""
     names = field_names(url)
     featured = fields.feature_ids in names
     problems = [
@@ -256,12 +290,11 @@ def _role(url: str, fields: Fields) -> str:
             f"{url}: {' and '.join(problems)} in it; found: {shown}. Expected rows of a text with one label or a list "
             f"of them, below a header. If they are called otherwise, say so, as in --fields {example[:100]}."
         )
-    parts = [FEATURES if featured else PLAIN, "" if fields.key in names else KEYLESS]
-    return "".join([*parts, "" if fields.labels in names else SINGLE])
+    return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names)
 
 
 def _check_csv(url: str, fields: Fields, required: Sequence[str]) -> None:
-    names = keyed_csv.field_names(url)
+    names = csv_files.csv_names(url)
     missing = [name for name in required if name not in names] or not {*fields.texts} & {*names}
     if missing:
         raise InputError(
@@ -280,7 +313,7 @@ def _pairs(names: Sequence[str], split: str) -> list[str]:
 
 
 def _parts(
-    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], suffix: str = ""
+    root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = True
 ) -> list[Part]:
     """Make one part a file, in the order of their names."""
     plain: dict[str, str] = {}
@@ -291,12 +324,12 @@ def _parts(
     urls = [join(root, name) for name in names]
     for url in urls:
         if url.endswith(f".{PARQUET}"):
-            keyed_parquet.check_columns(url, *([name] for name in required))
-        elif keyed_csv.is_csv(url) and not table.startswith(PAIRS):
+            column_files.check_columns(url, *([name] for name in required))
+        elif is_csv(url) and not table.startswith(PAIRS):
             _check_csv(url, fields, required)
     pairs = table.startswith(PAIRS)
-    role = FEATURES if not pairs and features_in(urls, fields) else PLAIN
+    holds = Holds(features=not pairs and features_in(urls, fields), labels=labels)
     for url in urls:
-        if url.endswith(f".{PARQUET}") and role == PLAIN and not pairs:
-            keyed_parquet.check_columns(url, fields.texts)
-    return [Part(table, name, {role + suffix: url}) for name, url in zip(names, urls, strict=True)]
+        if url.endswith(f".{PARQUET}") and not pairs and not holds.features:
+            column_files.check_columns(url, fields.texts)
+    return [Part(table, name, {ROWS: url}, holds=holds) for name, url in zip(names, urls, strict=True)]

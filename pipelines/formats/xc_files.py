@@ -1,13 +1,154 @@
-"""Names of the aligned files of XC data sets, and which of them are at a source."""
+"""Aligned files of XC data sets: their names, matrices whose header states their rows (text or npz), lines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.formats import lines
-from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, check_features, labels_by_number, read_size
+import pyarrow as pa
+
+from pipelines.formats import lines, npz, sparse
 from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
 from pipelines.formats.names import filters_at, listing, one_of
 from schemas.errors import InputError
 from schemas.storage import join
+
+# The roles of files, and LABELS; BOTH is the old form's file of labels and features.
+FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
+_MATRICES = (LABELS, FEATURES, BOTH)
+MAX_FEATURES = 1 << 31  # an id is an int32
+MAX_LABELS = 1 << 31
+_LABELS_A_POINT = 1000
+_MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
+
+
+def read_size(url: str) -> tuple[int, int]:
+    """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
+    if url.endswith(".npz"):
+        return npz.read_shape(url)
+    rows, columns = read_header(url, "rows columns", "two")
+    return rows, columns
+
+
+def read_header(url: str, names: str, count: str) -> list[int]:
+    """Read the whole numbers called `names` (`count` says how many, in a word) from the first line of `url`.
+
+    Raises InputError, StorageError.
+    """
+    header = lines.first_line(url)
+    sizes = sparse.whole_numbers(header)
+    if len(sizes) != len(names.split()):
+        raise InputError(
+            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {sparse.shown(header)}."
+        )
+    return sizes
+
+
+def check_features(features: int, url: str) -> None:
+    """Raise InputError where the header of `url` states more features than there can be."""
+    if features > MAX_FEATURES:
+        raise InputError(f"{url}: the header states {features:,} features; there can be {MAX_FEATURES:,}. Fix it.")
+
+
+def labels_by_number(labels: int, points: int, url: str) -> Part:
+    """Make the part of `labels` labels of which the header of `url` states nothing but their number.
+
+    Raises InputError where there cannot be so many: they would all be written.
+    """
+    limit = min(MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
+    if labels > limit:
+        raise InputError(
+            f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
+            "a file of the labels. Fix the header."
+        )
+    return Part(LABELS, "labels", {}, rows=labels)
+
+
+def first_line_of_rows(role: str, url: str) -> int:
+    """Return the line, from 1, of row 0: a header stands before those of a matrix in text."""
+    return 2 if role in _MATRICES and not url.endswith(".npz") else 1
+
+
+def read_part(part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
+
+    A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
+    columns that each matrix states are in the schema's metadata, by role. Raises InputError, StorageError.
+    """
+    sizes = {role: read_size(url) for role, url in part.files.items() if role in (LABELS, FEATURES)}
+    rows = _agreed_rows(part, {role: size[0] for role, size in sizes.items()})
+    columns = {role: str(size[1]).encode() for role, size in sizes.items()}
+    readers = [read_file(role, url, rows, block_rows) for role, url in part.files.items()]
+    for blocks in zip(*readers, strict=True):
+        beside = {name: column for block in blocks for name, column in block.items()}
+        yield pa.record_batch(beside).replace_schema_metadata(columns)
+
+
+def read_nothing(rows: int, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield blocks of rows that have nothing but their number."""
+    for first in range(0, rows, block_rows):
+        yield pa.record_batch({"nothing": pa.nulls(min(block_rows, rows - first))})
+
+
+def _agreed_rows(part: Part, rows: Mapping[str, int]) -> int | None:
+    """Return the number of rows that the headers state; None without headers. Raises InputError: they differ."""
+    if len(set(rows.values())) > 1:
+        stated = " and ".join(f"{part.files[role]} states {count:,}" for role, count in rows.items())
+        raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
+    return next(iter(rows.values()), None)
+
+
+def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
+    """Yield blocks of the file of `role`: its columns as in `read_part`. Raises InputError: it has not `rows` rows."""
+    if url.endswith(".npz"):
+        for block in npz.read_rows(url, block_rows):
+            offsets = pa.array(block.offsets)
+            yield {
+                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(block.ids)),
+                f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(block.values)),
+            }
+        return
+    for column in _lines(role, url, rows, block_rows):
+        yield {role: column}
+
+
+def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[pa.LargeBinaryArray]:
+    """Yield blocks of exactly `block_rows` lines up to `rows`.
+
+    A header may state more rows than a matrix has lines: they are empty. But a file that stops within a line, or far
+    from its end, is cut off.
+    """
+    matrix = role in _MATRICES
+    source = lines.Blocks(url, block_rows, skip=int(matrix))
+    held = pa.array([], pa.large_binary())
+    read = 0
+    for batch in source:
+        column = batch["line"]
+        if rows is not None and read + len(column) > rows:
+            _check_blank(url, column.slice(rows - read).to_pylist(), rows, 1 + matrix + rows)
+            column = column.slice(0, rows - read)
+        if len(held):
+            yield held
+        held = column
+        read += len(column)
+    missing = 0 if rows is None else rows - read
+    if missing and not (matrix and source.ended and missing <= read + _MISSING):
+        raise InputError(
+            f"{url}: cut off: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as many as the "
+            f"header {'states' if matrix else 'of the matrix beside it states'}. Copy it again."
+        )
+    while missing or len(held):
+        blank = min(missing, block_rows - len(held))
+        yield pa.concat_arrays([held, pa.array([b""] * blank, pa.large_binary())])
+        missing -= blank
+        held = held.slice(len(held))
+
+
+def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> None:
+    for number, content in enumerate(beyond, start=line):
+        if content.strip():
+            raise InputError(
+                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Fix "
+                "the header; is the file that of another split?"
+            )
+
 
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
 

@@ -44,7 +44,7 @@ class Finished:
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
     """Return the digest of what decides the work, but for the content of files, which is compared by itself."""
-    parts = [[part.table, part.name, dict(part.files), part.rows] for part in inputs.parts]
+    parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
 

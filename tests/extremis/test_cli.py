@@ -18,8 +18,8 @@ from tests.command import ROOT, Done, call, command, environment, extremis, refu
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
 from trainer.evaluation.baselines import measure_popularity
+from trainer.methods.astra import Negatives
 from trainer.methods.sections import Data
-from trainer.negatives.curriculum import mixtures
 from trainer.settings.resolve import resolve
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
@@ -296,10 +296,11 @@ def test_every_strategy_of_astra_has_as_many_negatives(data: Path, overrides: tu
     total = base.hard + base.random
     for name, recipe in lines.items():
         negatives, start = recipe.negatives, recipe.refresh.start
+        assert isinstance(negatives, Negatives)
         assert (negatives.pool, negatives.table_width) == ("own", negatives.hard)
         assert (negatives.warmup or negatives.random + negatives.hard) == total
-        for mixture in mixtures(negatives, recipe.train.epochs, start)[start:]:
-            assert mixture.hard + mixture.random == total, name
+        for hard, random in recipe.mixtures()[start:] or ((negatives.hard, negatives.random),):
+            assert hard + random == total, name
     assert {name for name, recipe in lines.items() if recipe.refresh.by == "labels"} == {
         "theta-hard",
         "random+theta-hard",
@@ -337,7 +338,7 @@ def test_the_figures_of_mips(data: Path) -> None:
         name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
         for name, r in lines.items()
     }
-    assert (facts.pop("uniform"), lines["uniform"].indexes) == ((0, 100, 1000, 0), False)
+    assert (facts.pop("uniform"), lines["uniform"].indexed_from) == ((0, 100, 1000, 0), None)
     assert facts == {
         f"mips-{hard}-ppe-{times}": (hard, 100 - hard, -(-steps // times), 1) for times in (1, 8) for hard in (100, 15)
     }
@@ -365,25 +366,25 @@ def test_the_lines_of_lns_have_as_many_negatives_and_one_correction(data: Path) 
     lines = variants("lns-4", data, "negatives.lsh.bits=2")
     labels = open_manifest(str(data / "labels"), "labels").rows
     by_chance = round(labels * (1 - (1 - 8**-2.0) ** 350))
+    assert lines.pop("full-softmax").method == "renee"
     facts = {
-        name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool, r.negatives.reweight)
+        name: (r.method, r.negatives.random, getattr(r.negatives, "hard", 0), r.negatives.pool, r.negatives.reweight)
         for name, r in lines.items()
     }
     plain = {name: counts for name, (*counts, reweighted) in facts.items() if not reweighted}
     assert plain == {
-        "lsh-embedding": ["all", 0, 0, "own"],
-        "lsh-label": ["all", 0, 0, "own"],
-        "lsh-embedding+uniform": ["all", by_chance, 0, "own"],
-        "sampled-softmax": [0, by_chance, 0, "own"],
-        "frequency-based": [0, by_chance, 0, "own"],
-        "top-k-softmax": [0, 0, by_chance, "own"],
-        "full-softmax": [0, 0, 0, "all"],
+        "lsh-embedding": ["lns", 0, 0, "own"],
+        "lsh-label": ["lns", 0, 0, "own"],
+        "lsh-embedding+uniform": ["lns", by_chance, 0, "own"],
+        "sampled-softmax": ["astra", by_chance, 0, "own"],
+        "frequency-based": ["astra", by_chance, 0, "own"],
+        "top-k-softmax": ["astra", 0, by_chance, "own"],
     }
     assert {name: counts[:2] for name, counts in facts.items() if name not in plain} == {
-        "lsh-embedding-corrected": ("all", by_chance),
-        "lsh-label-corrected": ("all", by_chance),
-        "sampled-softmax-corrected": (0, 2 * by_chance),
-        "frequency-based-corrected": (0, 2 * by_chance),
+        "lsh-embedding-corrected": ("lns", by_chance),
+        "lsh-label-corrected": ("lns", by_chance),
+        "sampled-softmax-corrected": ("astra", 2 * by_chance),
+        "frequency-based-corrected": ("astra", 2 * by_chance),
     }
     optimizers = {(r.loss.kind, r.encoder.optimizer, r.encoder.lr, r.classifier.optimizer) for r in lines.values()}
     assert optimizers == {("softmax", "adam", 1e-4, "adam")}

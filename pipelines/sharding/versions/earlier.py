@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from pipelines.common.exchange import split_by
 from pipelines.formats.base import LABELS, Inputs
-from pipelines.formats.keyed import DERIVED
 from pipelines.options import ShardOptions
 from pipelines.sharding.plans import OlderShards
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
@@ -70,7 +69,7 @@ class EarlierData:
             raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
-        listed = [part for part in inputs.of(LABELS) if not any(DERIVED in role for role in part.files)]
+        listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
             raise InputError("--labels all: INPUT has no file of labels.")

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipelines.formats import by_name
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, labels_schema, pairs_schema
-from pipelines.formats.keyed import DERIVED
 from pipelines.formats.rejects import Reject
 
 
@@ -47,7 +46,7 @@ def read_all(
                 assert parsed.batch.schema == pairs_schema()
             parsed.batch.validate(full=True)
             rows = parsed.batch["row"].to_pylist()
-            derived = any(DERIVED in role for role in part.files)  # a row may name several labels
+            derived = part.holds.derived  # a row may name several labels
             assert rows == sorted(rows if derived else set(rows))
             assert not rows or (first <= rows[0] and rows[-1] < first + raw.num_rows)
             if not inputs.keyed:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipelines import formats
 from pipelines.formats.base import LABELS
+from pipelines.formats.csv_files import split_lists
 from pipelines.formats.fields import text_key
-from pipelines.formats.keyed_csv import split_lists
 from pipelines.formats.rejects import Reason
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import FORMATS, choose
-from pipelines.formats.beir import Beir
 from pipelines.formats.fields import Fields, parse_fields
-from pipelines.formats.keyed import Jsonl
+from pipelines.formats.keyed import JSON_LINES, Beir
 from pipelines.formats.rejects import Reason
 from schemas import storage
 from schemas.errors import InputError
@@ -223,7 +223,7 @@ def test_one_clear_error(tmp_path: Path, changes: dict[str, str | bytes | None],
 def test_fields_of_other_names(tmp_path: Path) -> None:
     records = [{"id": "q", "query": "t", "positives": ["a"]}]
     files = {"train.jsonl": packed(records), "labels.jsonl": packed([{"id": "a", "query": "l"}])}
-    form = Jsonl(fields=parse_fields("key=id, text=query,labels=positives"))
+    form = replace(JSON_LINES, fields=parse_fields("key=id, text=query,labels=positives"))
     _, tables = read_all(form, write(tmp_path, files))
     assert tables["train"].rows == [{"row": 0, "key": "q", "text": "t", "label_keys": ["a"], "merged": 0}]
     assert tables["labels"].rows == [{"row": 0, "key": "a", "text": "l"}]
@@ -237,7 +237,7 @@ def test_the_command_line_names_every_form() -> None:
 
 def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
     form = choose(str(write(tmp_path / "a", FILES)), None, "key=id")
-    assert form == Jsonl(fields=Fields(key="id"))
+    assert form == replace(JSON_LINES, fields=Fields(key="id"))
     assert choose("anywhere", "beir", "text=query") == Beir(fields=Fields(key="_id", text="query"))
     with pytest.raises(InputError, match=r"--fields are for data with string keys; .* is read as xc-text"):
         choose(str(write(tmp_path / "b", {"trn_X.txt": ""})), None, "key=id")

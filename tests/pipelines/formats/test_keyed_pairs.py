@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.keyed_pairs import parse_pairs
+from pipelines.formats.from_lines import parse_tabbed_pairs
 from pipelines.formats.rejects import Reason
 
 KEY = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
@@ -18,7 +18,7 @@ def block(lines: list[bytes]) -> pa.RecordBatch:
 @given(st.lists(st.tuples(KEY, KEY, WEIGHT), max_size=8), st.integers(1, 1000))
 def test_pairs_against_plain_reading(pairs: list[tuple[str, str, float | None]], first: int) -> None:
     lines = [("\t".join([q, p] + ([] if w is None else [str(w)]))).encode() for q, p, w in pairs]
-    parsed = parse_pairs(block(lines), first, "f")
+    parsed = parse_tabbed_pairs(block(lines), first, "f")
     assert parsed.rejects == []
     expected = [(first + i, q, p) for i, (q, p, w) in enumerate(pairs) if w is None or w > 0]
     assert [tuple(row.values()) for row in parsed.batch.to_pylist()] == expected
@@ -41,7 +41,7 @@ def test_pairs_against_plain_reading(pairs: list[tuple[str, str, float | None]],
     ],
 )
 def test_one_bad_line_is_rejected_and_named(line: bytes, reason: Reason, detail: str) -> None:
-    parsed = parse_pairs(block([b"a\tb\t1", line, b"", b"c\td"]), 10, "qrels/train.tsv")
+    parsed = parse_tabbed_pairs(block([b"a\tb\t1", line, b"", b"c\td"]), 10, "qrels/train.tsv")
     assert [row["query_key"] for row in parsed.batch.to_pylist()] == ["a", "c"]
     (reject,) = parsed.rejects
     assert (reject.file, reject.line, reject.reason) == ("qrels/train.tsv", 12, reason)
@@ -51,16 +51,16 @@ def test_one_bad_line_is_rejected_and_named(line: bytes, reason: Reason, detail:
 @pytest.mark.parametrize("header", [b"query-id\tcorpus-id\tscore", b"query_key\tlabel_key", b"qid\tdocid\trel"])
 def test_a_header_is_no_pair(header: bytes) -> None:
     lines = block([header, b"q\td\t1"])
-    assert parse_pairs(lines, 0, "f").batch.to_pylist() == [{"row": 1, "query_key": "q", "label_key": "d"}]
-    assert parse_pairs(lines, 0, "f").rejects == []
-    later = parse_pairs(lines, 7, "f")
+    assert parse_tabbed_pairs(lines, 0, "f").batch.to_pylist() == [{"row": 1, "query_key": "q", "label_key": "d"}]
+    assert parse_tabbed_pairs(lines, 0, "f").rejects == []
+    later = parse_tabbed_pairs(lines, 7, "f")
     assert later.batch.num_rows + len(later.rejects) == 2
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.binary(max_size=12) | st.text("q\t1.-e", max_size=8).map(str.encode), max_size=6))
 def test_hostile_lines_do_not_change_their_neighbours(lines: list[bytes]) -> None:
-    together = parse_pairs(block(lines), 1, "f")
-    alone = [parse_pairs(block([line]), 1 + row, "f") for row, line in enumerate(lines)]
+    together = parse_tabbed_pairs(block(lines), 1, "f")
+    alone = [parse_tabbed_pairs(block([line]), 1 + row, "f") for row, line in enumerate(lines)]
     assert together.batch.to_pylist() == [row for parsed in alone for row in parsed.batch.to_pylist()]
     assert together.rejects == [reject for parsed in alone for reject in parsed.rejects]

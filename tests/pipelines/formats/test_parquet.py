@@ -1,6 +1,7 @@
 import contextlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.formats import choose
 from pipelines.formats.fields import parse_fields
-from pipelines.formats.keyed import Parquet
+from pipelines.formats.keyed import PARQUET_FILES
 from pipelines.formats.rejects import Reason
 from schemas import storage
 from schemas.errors import InputError
@@ -186,7 +187,7 @@ def test_one_clear_error(tmp_path: Path, train: bytes, message: str) -> None:
 def test_fields_of_other_names(tmp_path: Path) -> None:
     write(tmp_path, {"train.parquet": packed({"id": ["q"], "t": ["x"], "y": [["a"]]})})
     write(tmp_path, {"labels.parquet": packed({"id": ["a"], "t": ["x"]})})
-    form = Parquet(fields=parse_fields("key=id,text=t,labels=y"))
+    form = replace(PARQUET_FILES, fields=parse_fields("key=id,text=t,labels=y"))
     assert read_all(form, tmp_path)[1]["train"].column("label_keys") == [["a"]]
 
 

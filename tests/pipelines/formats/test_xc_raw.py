@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.formats.base import Parsed, Part
 from pipelines.formats.rejects import Reason
-from pipelines.formats.xc_raw import XcRaw
+from pipelines.formats.xc import XcRaw
 
 LABELS = 10
 

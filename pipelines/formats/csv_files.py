@@ -26,12 +26,12 @@ def is_csv(url: str) -> bool:
     return re.search(rf"\.{CSV}$", url) is not None
 
 
-def field_names(url: str) -> list[str]:
+def csv_names(url: str) -> list[str]:
     """Return the names of the columns, from the header. Raises InputError: no text in UTF-8, or a name twice."""
     return _header(url, _records(url))
 
 
-def read_blocks(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
+def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter): columns of strings by name, and COUNT.
 
     Raises InputError: not CSV in UTF-8, cut off; StorageError.

@@ -1,15 +1,17 @@
-"""XC forms whose files stand beside each other, row by row: label matrix, feature matrix, texts."""
+"""XC forms, where a label is its 0-based line: raw JSON, files aligned row by row, the old single file."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import sparse, xc_files
-from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, first_line_of_rows, read_nothing, read_part
+from pipelines.formats import lines, records, sparse
 from pipelines.formats.base import (
     LABELS,
+    SPLITS,
     Inputs,
     Parsed,
     Part,
@@ -19,11 +21,95 @@ from pipelines.formats.base import (
     labels_schema,
     points_schema,
 )
+from pipelines.formats.names import filters_at, listing, one_of
+from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason
-from pipelines.formats.xc_raw import XcRaw
+from pipelines.formats.xc_files import (
+    BOTH,
+    FEATURES,
+    JSON,
+    TEXT,
+    check_features,
+    find_parts,
+    first_line_of_rows,
+    is_any,
+    labels_by_number,
+    read_file,
+    read_header,
+    read_nothing,
+    read_part,
+    usual,
+)
+from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class XcRaw:
+    """`trn.json.gz`, `lbl.json.gz`, and where there are any `tst.json.gz`, `val.json.gz` and filter files.
+
+    A point has `title`, `target_ind` (label lines), and may have `uid` (else it is known as `#row`) and `content`.
+    """
+
+    name: str = "xc"
+    expects: str = "trn.json.gz, lbl.json.gz, and where there are any tst.json.gz, val.json.gz (older: trn.raw.json.gz)"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return any(is_any(names, table, JSON) for table in ("train", LABELS))
+
+    def find(self, source: str) -> Inputs:
+        names = storage.list_names(source)
+        files = {
+            table: one_of(source, names, usual(table, JSON), self.expects, required=table in ("train", LABELS))
+            for table in (*SPLITS, LABELS)
+        }
+        parts = tuple(Part(table, name, {JSON: join(source, name)}) for table, name in files.items() if name)
+        return Inputs(self.name, parts, keyed=False, filters=filters_at(source, names))
+
+    def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+        return lines.read_blocks(part.files[JSON], block_rows)
+
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        points = part.table != LABELS
+
+        def read(record: Record, row: int) -> tuple[Any, ...]:
+            key, body = _key(record, row), _text(record, text)
+            return (key, body, *_targets(record, key)) if points else (key, body)
+
+        rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, part.name, read)
+        schema = points_schema("label_ids", features=False) if points else labels_schema(features=False)
+        columns = [rows, *(zip(*good, strict=True) if good else [()] * (len(schema) - 1))]
+        return Parsed(pa.record_batch(columns, schema=schema), rejects)
+
+
+def _targets(record: Record, key: str) -> tuple[list[int], int]:
+    """Return the label ids, sorted, once each, and how many were named again. Raises Bad."""
+    target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
+    if not target:
+        raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
+    ids = sorted(set(target))
+    if ids[0] < 0 or ids[-1] >= 1 << 63:
+        wrong = ids[0] if ids[0] < 0 else ids[-1]
+        raise Bad(Reason.LABEL_OUT_OF_RANGE, f"the label {records.shown(wrong)} does not exist")
+    return ids, len(target) - len(ids)
+
+
+def _key(record: Record, row: int) -> str:
+    """Return the uid; a record without one is known by its row, as `#17`."""
+    uid = record.get("uid")
+    return f"#{row}" if uid is None else records.key(uid, "uid")
+
+
+def _text(record: Record, text: str) -> str:
+    title = records.string(records.required(record, "title"), "title")
+    content = record.get("content")
+    if content is None or text == "title":
+        return title
+    content = records.string(content, "content")
+    return f"{title} {content}" if content else title
 
 
 @dataclass(frozen=True)
@@ -58,10 +144,10 @@ class XcSparse(Aligned):
     expects: str = "trn_X_Xf.txt, trn_X_Y.txt, and where there are any lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return xc_files.is_any(names, "train", FEATURES)
+        return is_any(names, "train", FEATURES)
 
     def find(self, source: str) -> Inputs:
-        return xc_files.find_parts(source, self.name, self.expects, (LABELS, FEATURES, TEXT, JSON), FEATURES)
+        return find_parts(source, self.name, self.expects, (LABELS, FEATURES, TEXT, JSON), FEATURES)
 
 
 @dataclass(frozen=True)
@@ -77,10 +163,10 @@ class XcText(Aligned):
     expects: str = "trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return xc_files.is_any(names, "train", TEXT) and not xc_files.is_any(names, "train", FEATURES)
+        return is_any(names, "train", TEXT) and not is_any(names, "train", FEATURES)
 
     def find(self, source: str) -> Inputs:
-        return xc_files.find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
+        return find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
 
 
 class Rows(RawRows):
@@ -171,3 +257,60 @@ def _ragged(raw: pa.RecordBatch, role: str) -> SparseRows:
     named = indices.values.to_numpy()[offsets[0] : offsets[-1]]
     starts = values.offsets.to_numpy()
     return SparseRows(named, values.values.to_numpy()[starts[0] : starts[-1]], offsets - offsets[0])
+
+
+_HEADER = ("points features labels", "three")
+
+
+@dataclass(frozen=True)
+class XcSingle(Aligned):
+    """`train.txt`, and where there are any `test.txt`, `val.txt` (also as `eurlex_train.txt`).
+
+    First line: numbers of points, features, labels. A line that starts with a space has no labels. Nothing is known of
+    a label but its number.
+    """
+
+    name: str = "xc-single"
+    expects: str = "train.txt with the header `points features labels`, and where there are any test.txt, val.txt"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return bool(_matching("train", names))
+
+    def find(self, source: str) -> Inputs:
+        source, names = listing(source)
+        files = {
+            split: one_of(
+                source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"
+            )
+            for split in SPLITS
+        }
+        parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
+        sizes = [read_header(part.files[BOTH], *_HEADER) for part in parts]
+        features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
+        check_features(features, source)
+        parts.append(labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
+        return Inputs(self.name, tuple(parts), False, filters_at(source, names), labels, features)
+
+    def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+        if part.rows is not None:
+            yield from read_nothing(part.rows, block_rows)
+            return
+        rows, features, labels = read_header(part.files[BOTH], *_HEADER)
+        sizes = {FEATURES: str(features).encode(), LABELS: str(labels).encode()}
+        for block in read_file(BOTH, part.files[BOTH], rows, block_rows):
+            yield pa.record_batch(block).replace_schema_metadata(sizes)
+
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        if part.table == LABELS:
+            return super().parse(raw, first_row, part, text)
+        rows = Rows(raw, first_row, part)
+        keys, texts = rows.names(text)
+        of_labels, of_features = sparse.cut_at_space(raw[BOTH])
+        features = sparse.feature_columns(rows.checked(FEATURES, BOTH, *sparse.parse_pairs(of_features)))
+        labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *sparse.parse_indices(of_labels)))
+        return rows.parsed([rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", True))
+
+
+def _matching(split: str, names: Sequence[str]) -> list[str]:
+    """List the names that the file of `split` may have: alone, or after the data set's name."""
+    return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]

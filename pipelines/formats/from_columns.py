@@ -1,60 +1,20 @@
-"""Parquet with string keys: points, labels and pairs as columns, checked and normalised without a loop over rows."""
+"""Points, labels and pairs from columns, checked and normalised without a loop over rows."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
+from pipelines.formats.column_files import too_large
 from pipelines.formats.fields import Fields, Shape, text_key
 from pipelines.formats.rejects import Reason
 from pipelines.formats.sparse import feature_columns, unite_keys
-from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
 _MOST_TEXT = (1 << 31) - 1  # bytes of a column of one batch
-
-
-def read_schema(url: str) -> pa.Schema:
-    """Read the columns of the file at `url` from its footer. Raises InputError, StorageError."""
-    with _open(url) as file:
-        return file.schema_arrow
-
-
-def read_blocks(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of exactly `block_rows` rows (the last may be shorter) of those of `columns` that are there.
-
-    Raises InputError: not Parquet, or damaged; StorageError.
-    """
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in _batches(url, min(block_rows, 1 << 16), columns):
-        pending.append(batch)
-        rows += batch.num_rows
-        while rows >= block_rows:
-            ready = _concat(pending)
-            yield ready.slice(0, block_rows)
-            pending, rows = [ready.slice(block_rows)], rows - block_rows
-    if rows:
-        yield _concat(pending)
-
-
-def _batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with _open(url) as file:
-        present = [name for name in columns if name in file.schema_arrow.names]
-        try:
-            for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
-                yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
-        except MemoryError:  # Arrow's own is one, too
-            raise _too_large(url, rows) from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged(url, error) from None
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
@@ -81,18 +41,6 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     relevant = rows.is_positive(fields.weight)
     parsed = rows.parsed(columns, pairs_schema())
     return replace(parsed, batch=parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(raw.num_rows)))))
-
-
-def check_columns(url: str, *required: Sequence[str]) -> None:
-    """Raise InputError where the file at `url` has no column of one of the groups `required`; types are for later."""
-    names = read_schema(url).names
-    for group in required:
-        if not set(group) & set(names):
-            present = ", ".join(records.shown(name) for name in names[:20])
-            raise InputError(
-                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
-                "so with --fields, as in --fields key=id,text=query."
-            )
 
 
 class _Rows(RawRows):
@@ -193,7 +141,7 @@ class _Rows(RawRows):
         if pa.types.is_dictionary(column.type):
             lengths = pc.binary_length(column.dictionary.cast(pa.large_string())) if string else None
             if lengths is not None and (pc.sum(lengths.take(column.indices)).as_py() or 0) > _MOST_TEXT:
-                raise _too_large(self._file, len(column))
+                raise too_large(self._file, len(column))
             plain = column.dictionary_decode()
         content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
         return decode_column(
@@ -229,33 +177,3 @@ class _Rows(RawRows):
 
     def _note(self, row: int, reason: Reason, detail: str) -> None:
         self.reject(row, self._file, self.first_row + row + 1, reason, detail)
-
-
-@contextlib.contextmanager
-def _open(url: str) -> Iterator[pq.ParquetFile]:
-    try:
-        length = storage.size(url)
-    except FileNotFoundError:
-        raise InputError(f"{url}: no such file.") from None
-    try:
-        file = pq.ParquetFile(storage.RangeReader(url, length), pre_buffer=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(url, error) from None
-    with file:
-        yield file
-
-
-def _damaged(url: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).rstrip(".")[:200]
-    return InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.")
-
-
-def _too_large(url: str, rows: int) -> InputError:
-    return InputError(
-        f"{url}: a batch of {rows:,} rows does not fit into memory: a few bytes of it stand for very many. Write it "
-        "again with shorter values, or give more memory."
-    )
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,212 @@
+"""Points, labels and pairs from lines: one JSON object a line, or pairs between tabs; blank lines are nothing.
+
+Points in their plainest shape are read by Arrow, several times as fast as record by record. Whatever is not of that
+shape (another type, a missing field, two objects in a line, bytes that are no text) is read by itself, and explained.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from pipelines.formats import records
+from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
+from pipelines.formats.fields import Fields, Shape, text_key
+from pipelines.formats.records import Bad, Record
+from pipelines.formats.rejects import Reason
+from pipelines.formats.sparse import feature_columns, unite_keys
+from schemas.ragged import SparseRows, offsets_of
+
+_ROW = "\x01row"  # put into each object: Arrow itself would not mind an object that ends in another line
+# First fields of a header: ours, BEIR's, and those of others.
+_HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
+_NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
+    """Parse raw lines to points with the columns of `shape`."""
+    lines, fields = raw["line"].to_pylist(), shape.fields
+    plainest = shape.labels and not (shape.features or shape.keyless or shape.single)
+    if plainest and (plain := _read_plainest(lines, first_row, fields)) is not None:
+        return Parsed(plain, [])
+
+    def read(record: Record, row: int) -> tuple[str, str, Any, list[str], int]:
+        features = _feature_pair(record, fields) if shape.features else None
+        text = _text(record, shape)
+        key = text_key(text) if shape.keyless else _key(records.required(record, fields.key), fields.key)
+        point = key, text, features
+        if not shape.labels:
+            return (*point, [], 0)
+        named = [records.required(record, fields.label)] if shape.single else records.required(record, fields.labels)
+        if not isinstance(named, list):
+            raise Bad(Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}")
+        if not named:
+            raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({fields.labels} is empty)")
+        keys = [_key(name, fields.labels) for name in named]
+        once = sorted(set(keys))
+        return (*point, once, len(keys) - len(once))
+
+    rows, good, rejects = records.each(lines, first_row, file, read, skip_blank=True)
+    keys, texts, features, named, merged = zip(*good, strict=True) if good else ((), (), (), (), ())
+    columns = [rows, keys, texts, *(_features(features) if shape.features else []), *([named] if shape.labels else [])]
+    schema = points_schema("label_keys" if shape.labels else None, shape.features)
+    return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
+
+
+def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
+    """Parse raw lines to pairs; those of a weight that is not above 0 are left out."""
+
+    def read(record: Record, row: int) -> tuple[str, str, bool]:
+        weight = record.get(fields.weight, 1)
+        if type(weight) not in (int, float) or weight != weight:
+            raise Bad(Reason.WRONG_TYPE, f"{fields.weight} must be a number, got {records.shown(weight)}")
+        query, label = (_key(records.required(record, name), name) for name in (fields.query_key, fields.label_key))
+        return query, label, weight > 0
+
+    rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
+    kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
+    columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
+    return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects)
+
+
+def _key(value: Any, name: str) -> str:
+    key = records.key(value, name)
+    if not key:
+        raise Bad(Reason.MALFORMED, f"{name} holds an empty key")
+    return key
+
+
+def _text(record: Record, shape: Shape) -> str:
+    fields = shape.fields
+    title = record.get(fields.title)
+    name = fields.text if record.get(fields.text) is not None else fields.content
+    body = record.get(name)
+    if title is None:
+        if body is None:
+            return "" if shape.features else records.string(records.required(record, fields.text), fields.text)
+        return records.string(body, name)
+    title = records.string(title, fields.title)
+    if body is None or shape.text == "title":
+        return title
+    body = records.string(body, name)
+    return f"{title} {body}" if title and body else title or body
+
+
+def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float]]:
+    ids = records.whole_numbers(record.get(fields.feature_ids) or [], fields.feature_ids)
+    values = record.get(fields.feature_values)
+    values = [1.0] * len(ids) if values is None else values
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        raise Bad(Reason.WRONG_TYPE, f"{fields.feature_values} must be a list of numbers, got {records.shown(values)}")
+    if len(ids) != len(values):
+        raise Bad(Reason.MALFORMED, f"{len(ids)} {fields.feature_ids}, but {len(values)} {fields.feature_values}")
+    if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
+        raise Bad(Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {records.shown(ids)}")
+    if any(not abs(value) <= _LARGEST for value in values):
+        raise Bad(Reason.MALFORMED, f"{fields.feature_values} holds a value beyond what a 32-bit float holds")
+    return ids, values
+
+
+def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
+    offsets = offsets_of(np.array([len(ids) for ids, _ in rows], np.int64))
+    ids = np.fromiter(chain.from_iterable(ids for ids, _ in rows), np.int64, offsets[-1])
+    values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, offsets[-1])
+    return feature_columns(SparseRows(ids, values, offsets))
+
+
+def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
+    """Read raw lines [B] to points with key, text and labels; None unless every line is a valid one of these alone."""
+    marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
+    if not lines or len(marked) < len(lines):
+        return None
+    kinds = {_ROW: pa.int64(), fields.key: pa.string(), fields.text: pa.string(), fields.title: pa.string()}
+    schema = pa.schema([*kinds.items(), (fields.labels, pa.list_(pa.string()))])
+    if len(schema.names) > len(set(schema.names)):
+        return None
+    content = b"\n".join(marked)
+    try:
+        table = pyarrow.json.read_json(
+            pa.BufferReader(content),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1),
+            pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        ).combine_chunks()
+        table.validate(full=True)
+    except pa.ArrowException:
+        return None
+    rows, keys, texts, titles, labels = (column.combine_chunks() for column in table.select(schema.names).columns)
+    count = len(lines)
+    if len(rows) != count or rows.null_count or (rows.to_numpy() != np.arange(count)).any():
+        return None
+    named = labels.flatten()
+    offsets = labels.offsets.to_numpy()
+    if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
+        return None
+    if (np.diff(offsets) == 0).any() or not _all_named(keys) or not _all_named(named):
+        return None
+    columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
+    return pa.record_batch(columns, schema=points_schema("label_keys", features=False))
+
+
+def _all_named(column: pa.Array) -> bool:
+    return bool(np.diff(np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]).all())
+
+
+def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
+    """Parse raw lines to pairs; those of a weight that is not above 0 are left out, blank lines are nothing."""
+    block, lines = RawRows(raw, first_row), raw["line"]
+
+    def reject(row: int, reason: Reason, problem: str) -> None:
+        block.reject(row, file, first_row + row + 1, reason, f"{problem}{_shown_line(lines, row)}")
+
+    split = pc.split_pattern(lines, "\t")
+    fields, count = split.values, split.value_lengths().to_numpy()
+    first = split.offsets.to_numpy()[:-1]  # each line's first field
+    full = pc.binary_length(fields).to_numpy() > 0
+
+    blank = (count == 1) & ~full[first]
+    if first_row == 0 and len(lines) and fields[0].as_py() in _HEADERS:
+        blank[0] = True
+    good = ~blank
+    for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
+        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] between tabs, got ")
+        good[row] = False
+    for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
+        reject(row, Reason.MALFORMED, "an empty key: ")
+        good[row] = False
+    weighted = np.flatnonzero(good & (count == 3))
+    weights = _numbers(fields.take(pa.array(first[weighted] + 2)))
+    for row in weighted[np.isnan(weights)].tolist():
+        reject(row, Reason.MALFORMED, "the weight is no number: ")
+    good[weighted[~(weights > 0)]] = False
+    rows = np.flatnonzero(good)
+    keys = [
+        decode_column(
+            fields.take(pa.array(first[rows] + number)),
+            lambda place, _: reject(int(rows[place]), Reason.NOT_UNICODE, "a key is not UTF-8: "),
+        )
+        for number in (0, 1)
+    ]
+    batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=pairs_schema())
+    return Parsed(batch.filter(block.good(rows)), block.rejects)
+
+
+def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
+    """Read the number in each field, NaN where it is none: float64 [B]."""
+    values = np.full(len(fields), np.nan)
+    good = pc.match_substring_regex(fields, _NUMBER)
+    numbers = fields.filter(good).cast(pa.string())
+    places = good.to_numpy(zero_copy_only=False)
+    try:
+        values[places] = numbers.cast(pa.float64()).to_numpy()
+    except pa.ArrowInvalid:  # Python reads what Arrow may not: a plus sign, a number beyond the largest
+        values[places] = [float(number) for number in numbers.to_pylist()]
+    return values
+
+
+def _shown_line(lines: pa.LargeBinaryArray, row: int) -> str:
+    return records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
