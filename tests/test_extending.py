@@ -158,10 +158,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def files_of_all() -> dict[str, str]:
-    """Return the content of every file that any section touches; no two sections touch the same."""
-    touched = [item for addition in ADDITIONS.values() for item in addition.files().items()]
-    assert len({path for path, _ in touched}) == len(touched)
-    return dict(touched)
+    """Return the content of every file that any section touches: its own, and those that have entries of several."""
+    files = {addition.place: addition.example.read_text() for addition in ADDITIONS.values()}
+    for addition in ADDITIONS.values():
+        for path, lines in addition.entries.items():
+            files[path] = insert(files[path] if path in files else (ROOT / path).read_text(), lines)
+    return files
 
 
 def arguments_of(line: str, root: Path, folder: Path) -> list[str]:

@@ -83,9 +83,19 @@ def _lay_options(
         if section is not None and isinstance(value, dict):
             tables = [layer[key] if isinstance(layer.get(key), Mapping) else {} for layer in layers]
             body[key] = _lay_section(section, tables, functools.partial(_sections_of, others, key), first, light)
-        elif not (key in options.model_fields or key in stated) and any(key in each.model_fields for each in others()):
+        elif (
+            key not in stated and not _takes(options, key, value) and any(_takes(each, key, value) for each in others())
+        ):
             del body[key]
     return body
+
+
+def _takes(options: type[Options], key: str, value: Any) -> bool:
+    """Tell whether `options` have `key`, and may leave it to the data where `value` says so."""
+    if key not in options.model_fields:
+        return False
+    is_word = options.model_fields[key].annotation is str
+    return is_word or value not in AUTO or key in dict(options_from_data(options))
 
 
 def _sections_of(others: Classes, key: str) -> list[type[Options]]:

@@ -1,0 +1,66 @@
+"""Recipes of the release before there were methods, as its runs saved them: read, and with the numbers of today's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import InputError
+from trainer.config import flatten, load_recipe, recipe_names, restore_recipe
+from trainer.config.load import read_recipe
+from trainer.methods.rules import Facts
+from trainer.settings.resolve import derive
+
+WORDNET = Facts(82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0)  # as the saved recipes were resolved for
+SAVED = json.loads((Path(__file__).parent / "earlier_recipes.json").read_text())  # others as changes of astra's
+
+
+def saved(name: str) -> dict[str, Any]:
+    """Return the config of a run of the recipe `name`, thirteen sections with all of their keys."""
+    body: dict[str, Any] = {}
+    for dotted, value in {**SAVED["astra"], **SAVED[name]}.items():
+        *sections, key = dotted.split(".")
+        inner = body
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        if value != "gone":
+            inner[key] = value
+    return body
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_saved_recipe_comes_back_with_its_numbers(name: str) -> None:
+    recipe = restore_recipe(saved(name), "run")
+    before = flatten(saved(name))
+    changed = {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if before.get(key) != value}
+    assert {*changed} <= {"name", "method"}
+    if name in recipe_names():
+        facts = WORDNET if recipe.data.label_texts else replace(WORDNET, label_texts=0)
+        today = derive(read_recipe(name), facts, name).recipe
+        assert today.model_copy(update={"name": recipe.name}) == recipe
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "method"),
+    [
+        ("astra", ["negatives.pool=all", "negatives.hard=0"], "renee"),
+        ("astra", ["negatives.lsh.hard=all"], "lns"),
+        ("lns", ["negatives.lsh.hard=0"], "astra"),
+        ("astra", ["head.kind=label-encoder", "negatives.pool=all"], "dexml"),
+        ("dexml", ["negatives.pool=batch", "order.cluster=4", "data.label_texts=false"], "ngame"),
+        ("ngame", ["head.kind=classifier", "classifier.normalize=true", "classifier.initial_scale=1.0"], "ngame-m2"),
+        ("renee", ["negatives.pool=shared"], "astra"),
+    ],
+)
+def test_keys_that_chose_a_method_still_do(base: str, overrides: list[str], method: str) -> None:
+    assert load_recipe(base, overrides).method == method
+
+
+def test_an_own_name_is_no_method(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "astra"\nmethod = "mine"\n')
+    with pytest.raises(InputError, match=r"method = 'mine': expected one of .*; a recipe's own is `name`"):
+        load_recipe(str(path))
+    assert restore_recipe({"method": "mine"}, "run").name == "mine"
