@@ -167,11 +167,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def files_of_all() -> dict[str, str]:
-    """Return the content of every file that any section touches, with the entries of all of them."""
+    """Return the content of every file that any section touches: its own, and those that have entries of several."""
     files = {addition.place: addition.example.read_text() for addition in ADDITIONS.values()}
     for addition in ADDITIONS.values():
         for path, lines in addition.entries.items():
-            files[path] = insert(files.get(path) or (ROOT / path).read_text(), lines)
+            files[path] = insert(files[path] if path in files else (ROOT / path).read_text(), lines)
     return files
 
 
