@@ -158,10 +158,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def files_of_all() -> dict[str, str]:
-    """Return the content of every file that any section touches; no two sections touch the same."""
-    touched = [item for addition in ADDITIONS.values() for item in addition.files().items()]
-    assert len({path for path, _ in touched}) == len(touched)
-    return dict(touched)
+    """Return the content of every file that any section touches, with what all of them add."""
+    touched = dict[str, str]()
+    for addition in ADDITIONS.values():
+        touched[addition.place] = addition.example.read_text()
+        for path, lines in addition.entries.items():
+            touched[path] = insert(touched.get(path) or (ROOT / path).read_text(), lines)
+    return touched
 
 
 def arguments_of(line: str, root: Path, folder: Path) -> list[str]:
