@@ -23,7 +23,16 @@ from trainer.config import load_config
 
 PAGE = (DOCS / "extending.md").read_text()
 PACKAGES = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes")
-FILES = {"recipe": 1, "metric": 2, "sink": 2, "loss": 2, "input form": 2, "source of negatives": 2, "encoder": 2}
+FILES = {
+    "recipe": 1,
+    "metric": 2,
+    "sink": 2,
+    "watcher of a run": 2,
+    "loss": 2,
+    "input form": 2,
+    "source of negatives": 2,
+    "encoder": 2,
+}
 LINES = 40
 TINY = (
     "encoder.dimension=8",
@@ -158,13 +167,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def files_of_all() -> dict[str, str]:
-    """Return the content of every file that any section touches, with what all of them add."""
-    touched = dict[str, str]()
+    """Return the content of every file that any section touches: its own, and those that have entries of several."""
+    files = {addition.place: addition.example.read_text() for addition in ADDITIONS.values()}
     for addition in ADDITIONS.values():
-        touched[addition.place] = addition.example.read_text()
         for path, lines in addition.entries.items():
-            touched[path] = insert(touched.get(path) or (ROOT / path).read_text(), lines)
-    return touched
+            files[path] = insert(files[path] if path in files else (ROOT / path).read_text(), lines)
+    return files
 
 
 def arguments_of(line: str, root: Path, folder: Path) -> list[str]:
@@ -249,6 +257,13 @@ def test_a_sink(outcomes: dict[str, Outcome]) -> None:
         assert manifest.rows == rows
         assert all(shard.path.endswith(".arrow") for shard in manifest.shards)
     assert losses(trained)[1] < losses(trained)[0]
+
+
+def test_a_watcher_of_a_run(outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes["watcher of a run"]
+    with (outcome.folder / "runs" / "1" / "numbers.csv").open(newline="") as file:
+        numbers = [float(value) for _, name, value in csv.reader(file) if name == "epoch/loss"]
+    assert numbers == losses(outcome.done[0])
 
 
 def test_a_loss(outcomes: dict[str, Outcome]) -> None:

@@ -18,7 +18,7 @@ from trainer.progress import EpochReport, Progress
 from trainer.refresh.adoption import Interrupts
 from trainer.refresh.discard import discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
-from trainer.tracking import Watcher
+from trainer.tracking import Listener
 
 
 class Trainer:
@@ -92,9 +92,9 @@ class Trainer:
         """Let `interrupts` end the run after the current step, with a checkpoint, and its waits for tables."""
         self.runner.interrupts = interrupts
 
-    def on_record(self, watcher: Watcher) -> None:
-        """Also give `watcher` whatever is recorded from now on."""
-        self.parts.tracker.watch(watcher)
+    def on_record(self, listener: Listener) -> None:
+        """Also give `listener` whatever is recorded from now on."""
+        self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""

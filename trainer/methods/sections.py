@@ -28,6 +28,13 @@ METRICS = {
     "PSnDCG": "trainer.evaluation.metrics:psndcg",
 }
 
+# Where the numbers of a run are sent to while it trains, by option of section `logging`: "module:class" of a `Watcher`.
+WATCHERS = {
+    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
+    "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
+    "mlflow": "trainer.tracking.ml_flow:MLflow",
+}
+
 
 class Data(Options):
     """Rows that a run trains on."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from schemas import PAD
 from schemas.options import Options
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from trainer.group import Group
     from trainer.stream.batch import Batch
 
-State = dict[str, np.ndarray]
+State = dict[str, Any]  # arrays by name
 # Indexes that only the trainer has, by their names in a recipe's `refresh.index`.
 FRESH = "fresh"  # none: every label is scored by its vector as it is
 MOST_FRESH = 1 << 17  # labels of a rank up to which `auto` means that
@@ -182,6 +181,8 @@ class NegativeSources:
 
 def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
     """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
+    import numpy as np  # in functions: a recipe is checked without it
+
     from search.candidates import merge, unpack
 
     (keys,) = group.gather_arrays(keys)
@@ -191,6 +192,8 @@ def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
 
 def within(batch: Batch, start: int, stop: int) -> Batch:
     """Keep the batch's labels of [start, stop), counted from start: other positives go, other negatives are pads."""
+    import numpy as np
+
     inside = (batch.positives >= start) & (batch.positives < stop)
     ends = np.concatenate([[0], np.cumsum(inside)])
     return replace(
@@ -203,9 +206,13 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
 
 def ids_within(ids: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Count label ids [B, k] from `start`; those outside [start, stop) become pads."""
+    import numpy as np
+
     return np.where((ids >= start) & (ids < stop), ids - start, PAD)
 
 
 def ids_from(ids: np.ndarray, start: int) -> np.ndarray:
     """Count label ids [B, k] from 0 that were counted from `start`; pads stay."""
+    import numpy as np
+
     return np.where(ids == PAD, PAD, ids + start) if start else ids

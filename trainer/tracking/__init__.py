@@ -1,6 +1,6 @@
-"""Records of a run while it trains: metrics.jsonl, and services that its numbers are sent to."""
+"""Records of a run while it trains: metrics.jsonl, and watchers that its numbers are sent to."""
 
-from trainer.tracking.services import Service, tag
-from trainer.tracking.tracker import NoTracker, Tracker, Watcher, read_metrics
+from trainer.tracking.tracker import Listener, NoTracker, Tracker, read_metrics
+from trainer.tracking.watchers import Watcher, tag
 
-__all__ = ["NoTracker", "Service", "Tracker", "Watcher", "read_metrics", "tag"]
+__all__ = ["Listener", "NoTracker", "Tracker", "Watcher", "read_metrics", "tag"]

@@ -11,14 +11,14 @@ from typing import Any
 from schemas.errors import InputError, MissingExtra
 from schemas.waits import Wait
 from trainer.config import flatten
-from trainer.tracking.services import RunFacts
+from trainer.tracking.watchers import RunFacts, Watcher
 
 _PARAMETERS = 100  # of one request
 _LONGEST = 500  # characters of a parameter
 _WAIT_SECONDS = 60.0  # for what is not sent yet at the end of a run
 
 
-class MLflow:
+class MLflow(Watcher):
     """Sends numbers to a run of `experiment`, from a thread of its own: a slow server does not hold up training."""
 
     def __init__(self, facts: RunFacts, experiment: str) -> None:
@@ -57,8 +57,6 @@ class MLflow:
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         if numbers:
             self._waiting.put((step, {metric_name(name): value for name, value in numbers.items()}, _milliseconds()))
-
-    def flush(self) -> None: ...
 
     def close(self, finished: bool) -> None:
         self._waiting.put(None)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.tracking.services import RunFacts
+from trainer.tracking.watchers import RunFacts, Watcher
 
 FOLDER = "tensorboard"
 
 
-class TensorBoard:
+class TensorBoard(Watcher):
     """Writes numbers to RUN/tensorboard."""
 
     def __init__(self, facts: RunFacts, _: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Records of a run while it trains: metrics.jsonl on a local disk or behind any URL, and services beside it."""
+"""Records of a run while it trains: metrics.jsonl on a local disk or behind any URL, and watchers beside it."""
 
 import contextlib
 import json
@@ -14,17 +14,17 @@ from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, LostError, Unclaimed
 from schemas.storage import join
 from trainer.methods.sections import Logging
-from trainer.tracking.services import RunFacts, Say, numbers_of, open_services
 from trainer.tracking.tensorboard import FOLDER
+from trainer.tracking.watchers import RunFacts, Say, numbers_of, open_watchers
 
-Watcher = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
+Listener = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 
 
 class Tracker:
-    """Appends records to metrics.jsonl and sends their numbers to the services that `options` name.
+    """Appends records to metrics.jsonl and sends their numbers to the watchers that `options` name.
 
     Object stores cannot append, so there the files are kept locally and published whole by `sync`, by the owner of
-    the run's `claim`. Raises InputError where a service's library is not installed.
+    the run's `claim`. Raises InputError where a watcher's library is not installed.
     """
 
     def __init__(
@@ -48,52 +48,52 @@ class Tracker:
         self._events = root / FOLDER
         self._file: Any = None
         self._failed = False
-        self._watchers: list[Watcher] = []
-        self._services = open_services(options, RunFacts(run.root, root, not self._local, recipe or {}, say))
+        self._listeners: list[Listener] = []
+        self._watchers = open_watchers(options, RunFacts(run.root, root, not self._local, recipe or {}, say))
 
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` with every record from now on."""
-        self._watchers.append(watcher)
+    def watch(self, listener: Listener) -> None:
+        """Call `listener` with every record from now on."""
+        self._listeners.append(listener)
 
     def start(self, step: int) -> None:
         """Go on after global `step`: what an interrupted run recorded beyond it will be recorded again.
 
-        Raises InputError where a service cannot be used as it is set up.
+        Raises InputError where a watcher cannot be used as it is set up.
         """
         lines: list[str] = []
         with contextlib.suppress(FileNotFoundError):
             lines = storage.read_bytes(self._run.metrics).decode().splitlines()
-        self._start_services(step)
+        self._start_watchers(step)
         kept = [line for line in lines if _step_of(line) <= step] if step else []
         storage.write_bytes(str(self._metrics), "".join(f"{line}\n" for line in kept).encode())
         self._file = self._metrics.open("a")
 
-    def _start_services(self, step: int) -> None:
-        """Start all services, and remember which of their runs is this one."""
+    def _start_watchers(self, step: int) -> None:
+        """Start all watchers, and remember which of their runs is this one."""
         before: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, TableError):
             before = read_json(self._run.services) if step else {}
-        identities = {name: service.start(step, before.get(name)) for name, service in self._services.items()}
+        identities = {name: watcher.start(step, before.get(name)) for name, watcher in self._watchers.items()}
         identities = {name: identity for name, identity in identities.items() if identity}
         if identities:
             write_json(self._run.services, {**before, **identities})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line {"kind", "step", ...}; its numbers also go to the services, by their `tag`."""
-        for watcher in self._watchers:
-            watcher(kind, step, values)
+        """Write a line {"kind", "step", ...}; its numbers also go to the watchers, by their `tag`."""
+        for listener in self._listeners:
+            listener(kind, step, values)
         with self._goes_on():
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
-            for service in self._services.values():
-                service.record(step, numbers_of(kind, values))
+            for watcher in self._watchers.values():
+                watcher.record(step, numbers_of(kind, values))
 
     def sync(self) -> None:
         """Publish what was recorded so far. Raises LostError, StorageError."""
         with self._goes_on():
             self._file.flush()
-            for service in self._services.values():
-                service.flush()
+            for watcher in self._watchers.values():
+                watcher.flush()
         if self._local:
             return
         self._claim.require()
@@ -109,8 +109,8 @@ class Tracker:
             self.sync()
         with self._goes_on():
             self._file.close()
-        for service in self._services.values():
-            service.close(finished)
+        for watcher in self._watchers.values():
+            watcher.close(finished)
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -128,7 +128,7 @@ class Tracker:
 class NoTracker:
     """The tracker of a rank that does not report."""
 
-    def watch(self, watcher: Watcher) -> None: ...
+    def watch(self, listener: Listener) -> None: ...
 
     def start(self, step: int) -> None: ...
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import InputError, MissingExtra
-from trainer.tracking.services import RunFacts
+from trainer.tracking.watchers import RunFacts, Watcher
 
 _FINISH_SECONDS = 60.0  # for what is not sent yet at the end of a run; later `wandb sync` sends it
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Watcher):
     """Sends numbers to a run of `project`; its files are in RUN/wandb where RUN is on a local disk."""
 
     def __init__(self, facts: RunFacts, project: str) -> None:
@@ -52,8 +52,6 @@ class WeightsAndBiases:
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         if numbers and step >= self._sent:  # W&B takes no step twice: a resumed run has the same numbers there
             self._run.log(dict(numbers), step=step)
-
-    def flush(self) -> None: ...
 
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)

@@ -1,27 +1,20 @@
-"""Services that a run's numbers are sent to, each through its own library; one is a file and an entry here."""
+"""Watchers of a run, which its numbers are sent to: a file each, and an entry in `trainer/methods/sections.py`."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from schemas.secrets import redact
-from trainer.methods.sections import Logging
+from trainer.methods.kinds import import_name
+from trainer.methods.sections import WATCHERS, Logging
 
 Say = Callable[[str], None]
-
-# By option of section `logging`: module and class, opened where the option is set.
-_SERVICES = {
-    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
-    "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
-    "mlflow": "trainer.tracking.ml_flow:MLflow",
-}
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run for services.
+    """Facts of a run for its watchers.
 
     `url`: its place; `folder`: a local one for files, which lasts unless `is_temporary`; `recipe`: its options by
     section; `say`: for lines on the terminal.
@@ -39,13 +32,13 @@ class RunFacts:
         return redact(self.url).rstrip("/").rpartition("/")[2]
 
 
-class Service(Protocol):
-    """A place that numbers are sent to."""
+class Watcher:
+    """A place that a run's numbers are sent to, each through its own library; made of `RunFacts` and its option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
         """Begin a run, or go on after global `step` with the one of `identity`; return its identity, if it has one.
 
-        Raises InputError where the service cannot be used as it is set up.
+        Raises InputError where the watcher cannot be used as it is set up.
         """
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -58,19 +51,14 @@ class Service(Protocol):
         """Send what waits, and whether the run came to its end."""
 
 
-def open_services(options: Logging, facts: RunFacts) -> dict[str, Service]:
-    """Open the services that `options` name, by their option. Raises InputError where a library is not installed."""
-    services: dict[str, Service] = {}
-    for option, place in _SERVICES.items():
-        value = getattr(options, option)
-        if value:
-            module, _, kind = place.partition(":")
-            services[option] = getattr(importlib.import_module(module), kind)(facts, value)
-    return services
+def open_watchers(options: Logging, facts: RunFacts) -> dict[str, Watcher]:
+    """Open the watchers that `options` name, by their option. Raises InputError where a library is not installed."""
+    values = {option: getattr(options, option) for option in WATCHERS}
+    return {option: import_name(WATCHERS[option])(facts, value) for option, value in values.items() if value}
 
 
 def tag(kind: str, name: str) -> str:
-    """Return the name of a number in services, which show those with the same first part together."""
+    """Return the name of a number for watchers, which show those with the same first part together."""
     if name.startswith("seconds_"):
         return f"time/{name.removeprefix('seconds_')}"
     if name.endswith("_lr"):
