@@ -4,9 +4,8 @@ import gc
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
-from extremis.ablation.comparisons import Variants
 from extremis.console import format_metric, say, table
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.reporting.build import build
@@ -14,17 +13,42 @@ from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.json_files import read_json, write_json
-from schemas.layout import COMPARED, COMPARISON, RunLayout
+from schemas.layout import COMPARED, COMPARISON, RunLayout, check_name
 from schemas.owners.place import require_place
 from schemas.storage import join
 from schemas.table import Table
-from trainer.config import Recipe
+from trainer.config import Recipe, recipe_names
+from trainer.config.load import fitting
+from trainer.settings.resolve import resolve
 
+SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is installed
+
+Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
+
+
+def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
+    """Load `recipes`, each with those of `overrides` that it has, for `data`.
+
+    A recipe is a name, the path of a file, which gives the line its name, or a folder of files. Raises InputError.
+    """
+    lines: dict[str, str] = {}
+    for recipe in recipes:
+        if recipe in recipe_names():
+            lines[recipe] = recipe
+            continue
+        files = [recipe] if recipe.endswith(".toml") else _files_in(recipe)
+        lines |= {check_name("--recipes", file.rsplit("/", 1)[-1].removesuffix(".toml")): file for file in files}
+    return {line: resolve(recipe, fitting(recipe, overrides), data).recipe for line, recipe in lines.items()}
+
+
+def _files_in(folder: str) -> list[str]:
+    """Return the recipes of a folder; `folder` itself where it has none, which is no recipe then."""
+    return [join(folder, name) for name in storage.list_names(folder) if name.endswith(".toml")] or [folder]
 
 
 def ablate(
-    data: str, out: str, variants: Variants, shown: Sequence[str], split: str, retry: bool = False
+    data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN, retry: bool = False
 ) -> dict[str, Any]:
     """Train each variant into OUT/<name>, evaluate it on `split`, print and write the comparison of `shown` metrics.
 
