@@ -34,17 +34,16 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
-        if recipe in recipe_names():
-            lines[recipe] = recipe
-            continue
-        files = [recipe] if recipe.endswith(".toml") else _files_in(recipe)
-        lines |= {check_name("--recipes", file.rsplit("/", 1)[-1].removesuffix(".toml")): file for file in files}
+        for each in [recipe] if recipe in recipe_names() else _files_of(recipe):
+            stem = each.rsplit("/", 1)[-1].removesuffix(".toml")
+            lines[check_name("--recipes", stem) if each.endswith(".toml") else each] = each
     return {line: resolve(recipe, fitting(recipe, overrides), data).recipe for line, recipe in lines.items()}
 
 
-def _files_in(folder: str) -> list[str]:
-    """Return the recipes of a folder; `folder` itself where it has none, which is no recipe then."""
-    return [join(folder, name) for name in storage.list_names(folder) if name.endswith(".toml")] or [folder]
+def _files_of(place: str) -> list[str]:
+    """Return the recipes of a folder; `place` itself where there are none: it is a file, or no recipe."""
+    names = [] if place.endswith(".toml") else storage.list_names(place)
+    return [join(place, name) for name in names if name.endswith(".toml")] or [place]
 
 
 def ablate(
