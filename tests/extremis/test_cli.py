@@ -453,12 +453,11 @@ def test_results_and_notes_do_not_mix(data: Path, run: Path, folder: Path) -> No
     plain(done)
     assert json.loads(done.out)["queries"] == 30
     assert "test: 30 queries" in done.err
-    table = extremis("evaluate", data, run, "--quiet")
+    table = call("evaluate", data, run, "--quiet")
     assert table.out.splitlines()[0].startswith("test: 30 queries")
     assert not table.err
-    assert re.search(
-        r"^ +\d+\.\d s  ", extremis("export", data, run, folder / "exported", "--verbose").err, re.MULTILINE
-    )
+    exported = call("export", data, run, folder / "exported", "--verbose")
+    assert re.search(r"^ +\d+\.\d s  ", exported.err, re.MULTILINE)
 
 
 @pytest.mark.slow
