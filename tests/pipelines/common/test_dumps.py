@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.watch import watch_dumps
+from pipelines.common.dumps import watch_dumps
 from schemas import waits
 from schemas.errors import ExtremisError, InputError, RoomError, StorageError
 
