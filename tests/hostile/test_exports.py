@@ -158,7 +158,7 @@ def test_a_parameter_that_is_none(loop: tuple[Path, Any], tmp_path: Path) -> Non
             assert str(tmp_path) in message_of(loop[0], tmp_path, parameter(name, value)), f"{name} = {value}"
 
 
-@pytest.mark.parametrize("section", ["encoder", "head", "classifier", "train"])
+@pytest.mark.parametrize("section", ["encoder", "negatives", "classifier", "train"])
 def test_a_recipe_that_is_none(section: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
     for value in VALUES.values():
         words = message_of(loop[0], tmp_path, lambda body: body["parameters"]["recipe"].update({section: value}))
