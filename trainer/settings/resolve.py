@@ -11,8 +11,7 @@ from trainer.config.load import read_recipe
 from trainer.methods.rules import Facts, FromData, Setting
 from trainer.settings.facts import measure
 from trainer.settings.oddities import odd_settings
-from trainer.settings.refreshing import EarlierRun, settings_of_refresh
-from trainer.settings.validating import settings_of_validation
+from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
 
 
 @dataclass(frozen=True)
