@@ -72,6 +72,27 @@ __all__ = [
     "version",
 ]
 
+# Commands, and the step of the loop that each is for.
+COMMANDS = {
+    "shard": "Data",
+    "data": "Data",
+    "run": "Train",
+    "train": "Train",
+    "mine": "Train",
+    "cluster": "Train",
+    "recipes": "Train",
+    "plan": "Train",
+    "evaluate": "Look",
+    "report": "Look",
+    "inspect": "Look",
+    "ablate": "Look",
+    "fuse": "Look",
+    "export": "Use",
+    "predict": "Use",
+    "embed": "Use",
+    "demo": "Try",
+}
+
 _PLACES = {
     **dict.fromkeys(("Label", "Labels", "Model", "Prediction", "Predictions", "load"), "extremis.model"),
     **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),

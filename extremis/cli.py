@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,29 +28,20 @@ def _print_version(context: click.Context, option: click.Parameter, stated: bool
         context.exit()
 
 
-STEPS = {
-    "Data": ("shard", "data"),
-    "Train": ("run", "train", "mine", "cluster", "recipes", "plan"),
-    "Look": ("evaluate", "report", "inspect", "ablate", "fuse"),
-    "Use": ("export", "predict", "embed"),
-    "Try": ("demo",),
-}
-
-
 class _Commands(Mapping[str, click.Command]):
     """Command lines by name. The module of a command is loaded when its name is looked up."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in [*self]:
+        if name not in extremis.COMMANDS:
             raise KeyError(name)
         line: click.Command = getattr(extremis, name).command.line
         return line
 
     def __iter__(self) -> Iterator[str]:
-        return (name for names in STEPS.values() for name in names)
+        return iter(extremis.COMMANDS)
 
     def __len__(self) -> int:
-        return sum(map(len, STEPS.values()))
+        return len(extremis.COMMANDS)
 
 
 def _summary(name: str) -> str:
@@ -62,9 +54,9 @@ class _Loop(click.Group):
     """Commands in the help by the step of the loop that they are for."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in STEPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, _summary(name)) for name in names])
+        for step, commands in groupby(extremis.COMMANDS, key=lambda name: extremis.COMMANDS[name]):
+            with formatter.section(step):
+                formatter.write_dl([(name, _summary(name)) for name in commands])
 
 
 @click.group(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from schemas.layout import DataLayout
@@ -24,6 +25,9 @@ from trainer.config import load_config
 PAGE = (DOCS / "extending.md").read_text()
 PACKAGES = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes")
 FILES = {
+    "command": 2,
+    "runner": 2,
+    "export format": 2,
     "recipe": 1,
     "metric": 2,
     "sink": 2,
@@ -140,7 +144,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Run the commands of every section on tiny data, in a tree with the files of all of them."""
     root = tmp_path_factory.mktemp("extending")
     build_data(str(root / "data"), shards=1)
-    write_tiny(root / "sink" / "raw")
+    for name in ("sink", "runner"):
+        write_tiny(root / name / "raw")
     write_tables(root / "input form" / "tables")
     calls = [
         (name, arguments_of(line, root, root / name))
@@ -183,11 +188,12 @@ def arguments_of(line: str, root: Path, folder: Path) -> list[str]:
     def place(word: str) -> str:
         if word == "data/" and command != "shard" and not own_data:
             return str(root / "data")
-        return str(folder / word) if word.endswith("/") or word == "runs/1" else word
+        return str(folder / word) if "/" in word else word
 
-    arguments = [command, *map(place, words), "--json"]
+    for_beam = words[words.index("--") :] if "--" in words else ONE_WORKER
+    arguments = [command, *map(place, words[: -len(for_beam)] if "--" in words else words), "--json"]
     if command == "shard":
-        arguments += ["--tokenizer", "train:100", *ONE_WORKER]
+        arguments += ["--tokenizer", "train:100", *for_beam]
     if command == "train":
         settings = TINY if "encoder.kind" in line else (*TINY, *TINY_BAG)
         arguments += [word for setting in settings for word in ("--set", setting)]
@@ -231,6 +237,25 @@ def test_every_example_is_on_the_page() -> None:
 def test_its_commands_succeed(outcomes: dict[str, Outcome], name: str) -> None:
     assert outcomes[name].done
     assert [done.err for done in outcomes[name].done if done.status] == []
+
+
+def test_a_command(outcomes: dict[str, Outcome]) -> None:
+    (counted,) = outcomes["command"].done
+    assert counted.json["queries"] > 1
+    assert 0 < counted.json["tokens"] <= counted.json["longest"]
+
+
+def test_a_runner(outcomes: dict[str, Outcome]) -> None:
+    (sharded,) = outcomes["runner"].done
+    assert open_manifest(DataLayout(sharded.json["data"]).queries("train")).rows == 30
+    assert re.search(r"^ +\d+\.\d\d s  \w", sharded.err, re.MULTILINE)
+
+
+def test_an_export_format(outcomes: dict[str, Outcome]) -> None:
+    *_, exported, written = outcomes["export format"].done
+    rows = pyarrow.parquet.read_table(written.json["out"])
+    assert rows.num_rows == written.json["labels"] == exported.json["labels"]
+    assert {len(vector) for vector in rows["vector"].to_pylist()} == {exported.json["dimension"]}
 
 
 def test_a_recipe(outcomes: dict[str, Outcome]) -> None:

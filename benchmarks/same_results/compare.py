@@ -29,17 +29,19 @@ class Comparison:
 def compare_step(other: Path, this: Path, name: str) -> Comparison:
     """Compare the folder of step `name` below both."""
     result = Comparison()
-    names = [_names(folder / name) for folder in (other, this)]
-    for path in sorted(names[0] ^ names[1]):
-        result.differences.append(f"{name}/{path}: only {'there' if path in names[0] else 'here'}")
-    for path in sorted(names[0] & names[1]):
-        _compare_files(other / name / path, this / name / path, f"{name}/{path}", result)
+    there, here = (_files(folder / name) for folder in (other, this))
+    for path in sorted(there.keys() ^ here.keys()):
+        result.differences.append(f"{name}/{path}: only {'there' if path in there else 'here'}")
+    for path in sorted(there.keys() & here.keys()):
+        _compare_files(there[path], here[path], f"{name}/{path}", result)
     return result
 
 
-def _names(folder: Path) -> set[str]:
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files to compare by their place in `folder`; names that only begin with `_` since are the same."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)) for path in files if path.name not in SKIPPED and path.suffix != ".err"}
+    compared = [path for path in files if path.name not in SKIPPED and path.suffix != ".err"]
+    return {str(path.relative_to(folder).parent / path.name.removeprefix("_")): path for path in compared}
 
 
 def _compare_files(other: Path, this: Path, name: str, result: Comparison) -> None:

@@ -1,8 +1,9 @@
 """Choice of what carries out a flow, from the options behind `--`: this machine, Dask, or Beam."""
 
 import functools
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from pipelines.common.flow import Flow
@@ -13,6 +14,10 @@ from schemas.errors import MissingExtra
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16
+# Runners beside that of this machine and Beam's, each with the extra that it needs.
+RUNNERS = {
+    "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
+}
 # Names of Beam's own local runners, whose options hold for ours.
 _LOCAL = ("", "DirectRunner", "FnApiRunner")
 
@@ -40,10 +45,8 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
     is this process's own). Raises InputError for an unknown runner or option; nothing is started yet.
     """
     name, mode, workers = _parsed(tuple(beam_options))
-    if name == "DaskRunner":
-        from pipelines.runners.dask_runner import DaskRunner
-
-        return DaskRunner(beam_options)
+    if name in RUNNERS:
+        return _imported(name)(beam_options)
     if name not in _LOCAL:
         from pipelines.runners.beam_runner import BeamRunner
 
@@ -78,16 +81,23 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
     from pipelines.runners.beam_runner import refuse_unknown
 
     name: str = options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
-    if name == "DaskRunner":
-        try:
-            from pipelines.runners import dask_runner  # noqa: F401 its options come with it
-        except ImportError as error:
-            raise MissingExtra(f"no Dask here ({error})", "dask") from None
+    if name in RUNNERS:
+        _imported(name)  # its options come with it
     elif name not in _LOCAL:
         return name, "in_memory", 1
     refuse_unknown(flags)
     direct = options.PipelineOptions(list(flags)).view_as(options.DirectOptions)
     return name, direct.direct_running_mode, int(direct.direct_num_workers)
+
+
+def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
+    """Import a runner of RUNNERS. Raises MissingExtra."""
+    module, extra = RUNNERS[name]
+    try:
+        runner: Callable[[Sequence[str]], Runner] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise MissingExtra(f"no {name} here ({error})", extra) from None
+    return runner
 
 
 def _worth_processes(urls: Sequence[str]) -> bool:

@@ -224,7 +224,7 @@ def test_the_command_line_takes_every_option(world):
     refused(call("mine", world.data, world.run, "--memory", "100MiB"), "--memory 100.0 MiB", "Give --memory")
     refused(call("mine", world.data, world.run, "--memory", "much"), "'much' is no size", "8GiB")
     refused(call("mine", world.data, world.run, "--width", 7), "made otherwise", "--overwrite")
-    refused(call("mine", world.data, world.run, "--target-recall", 2), "target_recall", "got 2.0")
+    refused(call("mine", world.data, world.run, "--target-recall", 2), "--target-recall", "2.0 is not in the range")
     refused(call("mine", world.data, world.run, "--watch", "--out", "x"), "--out")
 
 

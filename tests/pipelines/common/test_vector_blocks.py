@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pipelines.common.vector_blocks import block_bounds, read_block
 from schemas.errors import TableError
+from schemas.table import Table
 from tests.pipelines.mining.world import random_world
 
 
@@ -24,14 +25,15 @@ def test_a_block_is_read_across_shards_and_row_groups(data):
     world = random_world("memory://blocks", 4, data.draw(st.integers(1, 60)), 3, shards=data.draw(st.integers(1, 4)))
     world.row_group_rows = data.draw(st.integers(1, 20))
     labels = len(world.vectors)
-    manifest = world.write_vectors(["queries"])
+    world.write_vectors(["queries"])
+    vectors = Table.open(world.layout.vectors(world.epoch))
     start = data.draw(st.integers(0, labels - 1))
     stop = data.draw(st.integers(start + 1, labels))
-    block = read_block(world.layout.vectors(world.epoch), manifest, start, stop, 4)
+    block = read_block(vectors, start, stop, 4)
     assert block.dtype == np.float32
     assert (block[:, :3] == world.vectors[start:stop]).all()
     assert (block[:, 3] == 0).all()
-    plain = read_block(world.layout.vectors(world.epoch), manifest, start, stop, 4, drop_bias=True)
+    plain = read_block(vectors, start, stop, 4, drop_bias=True)
     assert (plain[:, :2] == world.vectors[start:stop, :2]).all()
     assert (plain[:, 2:] == 0).all()
 
@@ -40,8 +42,8 @@ def test_a_block_is_read_across_shards_and_row_groups(data):
 def test_vectors_that_are_not_finite_are_refused_by_row(tmp_path, value):
     world = random_world(str(tmp_path), 4, 30, 3)
     world.vectors[21, 1] = value
-    manifest = world.write_vectors(["queries"])
-    url = world.layout.vectors(world.epoch)
-    assert read_block(url, manifest, 0, 21, 3).shape == (21, 3)
+    world.write_vectors(["queries"])
+    vectors = Table.open(world.layout.vectors(world.epoch))
+    assert read_block(vectors, 0, 21, 3).shape == (21, 3)
     with pytest.raises(TableError, match=r"vectors: the vector of row 21 is not finite.*diverged"):
-        read_block(url, manifest, 5, 25, 3)
+        read_block(vectors, 5, 25, 3)

@@ -1,0 +1,31 @@
+"""`extremis vectors`: an export as one Parquet file of keys and vectors, as vector databases read it."""
+
+from os import fspath
+from typing import Any
+
+from extremis.command import Progress, command
+from extremis.commands.shared import Place
+from extremis.console import say
+
+_ROWS = 1 << 16  # in memory at once
+
+
+@command()
+def vectors(export: Place, out: Place, *, progress: Progress = True) -> dict[str, Any]:
+    """Write the key and the vector of each label of EXPORT to OUT, a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from schemas import storage
+    from trainer.export.exported import Exported
+
+    exported = Exported.open(fspath(export), exact=True)
+    keys, rows = exported.label_table(("key",))["key"].combine_chunks(), exported.serving.vectors
+    schema = pa.schema({"key": keys.type, "vector": pa.list_(pa.float32(), rows.shape[1])})
+    with storage.writing(fspath(out)) as path, pq.ParquetWriter(path, schema) as file:
+        for start in range(0, len(rows), _ROWS):
+            values = pa.array(rows[start : start + _ROWS].float().numpy().ravel())
+            block = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
+            file.write_table(pa.table([keys[start : start + _ROWS], block], schema=schema))
+    say(f"{fspath(out)}: {len(rows):,} vectors")
+    return {"out": fspath(out), "labels": len(rows)}
