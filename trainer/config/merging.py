@@ -82,13 +82,16 @@ def _merge_options(
         section = section_of(options, key)
         if section is not None and isinstance(value, dict):
             stated = [body[key] if isinstance(body.get(key), Mapping) else {} for body in bodies]
-            merged[key] = _merge_section(
-                section, stated, kept_from, functools.partial(_sections_of, others, key), light
-            )
-        elif key not in kept and not _takes(options, key, value):
-            if any(_takes(other, key, value) for other in others()):
-                del merged[key]
+            classes = functools.partial(_sections_of, others, key)
+            merged[key] = _merge_section(section, stated, kept_from, classes, light)
+        elif key not in kept and _is_foreign(options, others, key, value):
+            del merged[key]
     return merged
+
+
+def _is_foreign(options: type[Options], others: Classes, key: str, value: Any) -> bool:
+    """Tell whether one of `others` has the option `key`, and `options` have not."""
+    return not _takes(options, key, value) and any(_takes(other, key, value) for other in others())
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
@@ -117,10 +120,11 @@ def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for body in bodies:
         for key, value in body.items():
-            below = merged.get(key)
-            merged[key] = (
-                _merged([below if isinstance(below, dict) else {}, value]) if isinstance(value, dict) else value
-            )
+            if isinstance(value, dict):
+                below = merged.get(key)
+                merged[key] = _merged([below, value] if isinstance(below, dict) else [value])
+            else:
+                merged[key] = value
     return merged
 
 
