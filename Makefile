@@ -23,7 +23,7 @@ test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target 
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine" --hypothesis-profile thorough
 
 engines: $(VENV)/.dev  ## pipelines on real Flink and Spark clusters of this machine (Java 17, Maven; downloads 600 MB once)
-	$(BIN)/python -m pytest -m engine -rs tests/engines $(ENGINES)
+	$(BIN)/python -m pytest -m engine -rs --durations 10 tests/engines $(ENGINES)
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -151,8 +151,7 @@ def bare(setting: Setting, root: str) -> dict:
     """Faiss alone: train on the same sample, add, search in batches with refinement."""
     import faiss
 
-    from pipelines.common.aligned import open_source
-    from pipelines.common.vector_blocks import read_block
+    from pipelines.common.vectors import open_source, read_block
     from schemas.table import Table
     from search.factory import Factory
     from search.index import set_up

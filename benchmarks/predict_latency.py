@@ -21,8 +21,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.tokenizer import train_wordpiece
-from pipelines.sharding.words import encode_whole
+from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
 from schemas.shard_files.parquet import list_array
 from search.index import set_up
 from trainer.config import load_recipe

@@ -11,8 +11,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from extremis.console import without_controls
-from pipelines.sharding.tokenizer import FILE, open_tokenizer
-from pipelines.sharding.words import encode_whole
+from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.shard_files import parquet

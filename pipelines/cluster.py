@@ -12,20 +12,19 @@ from dataclasses import replace
 
 from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
-from pipelines.clustering.layout import make_layout
-from pipelines.clustering.plan import Plan, Settled, make_plan
+from pipelines.clustering.plan import ClusterPlan, Settled, make_layout, make_plan
+from pipelines.common.dumps import watch_dumps
 from pipelines.common.exchange import Exchange, choose_exchange
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, read_summary, write_sum
-from pipelines.common.watch import watch_dumps
 from pipelines.options import ClusterOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
-from schemas.reuse import find_made_from
+from schemas.reuse import find_by_parents
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
 
@@ -74,7 +73,7 @@ def watch(
 
     def make(epoch: int) -> bool:
         inputs = open_clustering(data, run, epoch, None, None, None)
-        if find_made_from(inputs.out, "queries", inputs.parents):
+        if find_by_parents(inputs.out, "queries", inputs.parents):
             return False
         cluster(data, run, epoch, options, beam_options, say)
         return True
@@ -82,7 +81,7 @@ def watch(
     return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
 
 
-def _make(plan: Plan, build: Build, runner: Runner, say: Progress) -> Manifest:
+def _make(plan: ClusterPlan, build: Build, runner: Runner, say: Progress) -> Manifest:
     name = plan.inputs.name
     watch = Watch(staging(build.url), say)
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
@@ -99,7 +98,7 @@ def _make(plan: Plan, build: Build, runner: Runner, say: Progress) -> Manifest:
     return manifest
 
 
-def _count(plan: Plan, runner: Runner, watch: Watch) -> list[int]:
+def _count(plan: ClusterPlan, runner: Runner, watch: Watch) -> list[int]:
     """Return the rows of each part: counted where there are several."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
@@ -112,7 +111,7 @@ def _count(plan: Plan, runner: Runner, watch: Watch) -> list[int]:
     return [summary.count(steps.PARTS, str(part)) for part in range(plan.tree.parts)]
 
 
-def _settle(plan: Plan, counts: list[int]) -> Settled:
+def _settle(plan: ClusterPlan, counts: list[int]) -> Settled:
     queries = plan.queries
     shard_rows = max(1, queries.rows // len(queries.shards))
     layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.flow import Flow
-from pipelines.common.meter import Meter
-from pipelines.common.progress import Progress, Watch, silent
+from pipelines.common.progress import Meter, Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary, write_sum
 from pipelines.options import EmbedOptions
 from pipelines.runners.runner import choose_runner, for_workers
@@ -44,7 +43,7 @@ _STEP = "embed"
 
 
 @dataclass(frozen=True)
-class Plan:
+class EmbedPlan:
     """Plan of one run: every choice, made once in the launching process, so that all workers agree."""
 
     data: str
@@ -126,7 +125,7 @@ def embed(
         watch = Watch(staging(build.url), progress or silent)
         watch.expect({_STEP: source.manifest.rows})
         digest = checkpoint.table.digest
-        plan = Plan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
+        plan = EmbedPlan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
         runner.check(files[:1], build.url, progress or silent)
         flow = Flow()
         shards = flow.create("Shards", range(len(source.manifest.shards)))
@@ -137,7 +136,7 @@ def embed(
         return manifest
 
 
-def embed_shard(shard: int, plan: Plan) -> Summary:
+def embed_shard(shard: int, plan: EmbedPlan) -> Summary:
     """Write the embeddings of shard `shard`. Raises InputError, TableError, StorageError."""
     source, labels = plan.source.manifest, plan.options.what == "labels"
     plan.meter.start(_STEP)
@@ -156,7 +155,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
 
 
-def shared_model(plan: Plan) -> Model:
+def shared_model(plan: EmbedPlan) -> Model:
     """Load the encoder of the plan's checkpoint, once a process; that of an earlier plan is let go."""
     with _LOADING:
         if plan.checkpoint not in _MODELS:
@@ -166,7 +165,7 @@ def shared_model(plan: Plan) -> Model:
         return _MODELS[plan.checkpoint]
 
 
-def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
+def _narrow(x: np.ndarray, plan: EmbedPlan) -> np.ndarray:
     """Return x [B, D] as `dtype`. Raises InputError where a value does not fit."""
     with np.errstate(over="ignore"):
         narrow = x.astype(plan.options.dtype)
@@ -178,7 +177,7 @@ def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
     return narrow
 
 
-def _describe(plan: Plan, summary: Summary, request: Request) -> Manifest:
+def _describe(plan: EmbedPlan, summary: Summary, request: Request) -> Manifest:
     shards = summary.shards_of(plan.kind)
     with open_shard(plan.out, shards[0]) as first:
         schema = first.schema_arrow

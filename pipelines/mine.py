@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.common.aligned import Source
+from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.watch import watch_dumps
+from pipelines.common.vectors import Source
 from pipelines.mining import steps
+from pipelines.mining.audit import Profile, find_previous, release
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.overlap import find_previous
-from pipelines.mining.plan import Plan, Task, make_plan
-from pipelines.mining.profile import Profile, release
+from pipelines.mining.plan import MinePlan, Task, make_plan
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas import storage
@@ -31,7 +30,7 @@ from schemas.layout import SPENT
 from schemas.manifest import Manifest, Shard, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
-from schemas.reuse import find_made_from
+from schemas.reuse import find_by_parents
 from schemas.sizes import say_bytes
 from schemas.storage import join
 
@@ -105,7 +104,7 @@ def watch(
 
     def make(epoch: int) -> bool:
         inputs = open_inputs(data, run, epoch, options)
-        if all(find_made_from(inputs.table(s), "negatives", inputs.parents(s)) for s in inputs.sources):
+        if all(find_by_parents(inputs.table(s), "negatives", inputs.parents(s)) for s in inputs.sources):
             return False
         mine(data, run, epoch, options, beam_options, say)
         return True
@@ -113,7 +112,7 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-def _make(plan: Plan, build: Build, index: Build | None, runner: Runner, say: Progress) -> dict[str, Manifest]:
+def _make(plan: MinePlan, build: Build, index: Build | None, runner: Runner, say: Progress) -> dict[str, Manifest]:
     """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
@@ -144,7 +143,7 @@ def _make(plan: Plan, build: Build, index: Build | None, runner: Runner, say: Pr
     return made
 
 
-def _steps(plan: Plan) -> dict[str, int | None]:
+def _steps(plan: MinePlan) -> dict[str, int | None]:
     """Name the steps, with their rows: vectors, queries by block, queries."""
     rows = sum(source.queries.rows for source in plan.sources)
     sizes = [stop - start for start, stop in plan.bounds]
@@ -152,7 +151,7 @@ def _steps(plan: Plan) -> dict[str, int | None]:
     return {steps.INDEX: indexed, steps.SEARCH: rows * len(sizes), steps.MERGE: rows}
 
 
-def _flow(plan: Plan, index_url: str | None) -> Flow:
+def _flow(plan: MinePlan, index_url: str | None) -> Flow:
     flow = Flow()
     tasks = flow.create("Blocks", plan.tasks(keep=index_url is not None))
     candidates = tasks.flat_map("Search blocks", search_block, plan, index_url).group("Group by shard")
@@ -162,7 +161,7 @@ def _flow(plan: Plan, index_url: str | None) -> Flow:
 
 
 def search_block(
-    task: Task, plan: Plan, index_url: str | None
+    task: Task, plan: MinePlan, index_url: str | None
 ) -> Iterator[tuple[tuple[int, int], steps.BlockCandidates]]:
     """Yield ((source, shard), candidates): an index is built, searched for all shards of the task, and discarded."""
     number, keep, shards = task
@@ -178,7 +177,7 @@ def search_block(
 
 
 def merge_shard(
-    element: tuple[tuple[int, int], Iterable[steps.BlockCandidates]], plan: Plan
+    element: tuple[tuple[int, int], Iterable[steps.BlockCandidates]], plan: MinePlan
 ) -> tuple[int, steps.MergedShard]:
     """Write the table's shard from ((source, shard), candidates of each block): (source, merged shard)."""
     (source, shard), candidates = element
@@ -186,14 +185,14 @@ def merge_shard(
         return source, steps.merge_shard(plan, plan.sources[source], shard, candidates)
 
 
-def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: Plan) -> None:
+def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: MinePlan) -> None:
     """Leave the summary of a table, from (source, its shards), for the launching process."""
     source = plan.sources[element[0]]
     body = steps.summarize(plan, source, element[1])
     storage.write_sealed(plan.summary(source), json.dumps(body).encode())
 
 
-def _describe(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
+def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:
     shards = tuple(Shard(**entry) for entry in summary["shards"])
     return Manifest(
         kind="negatives",

@@ -18,7 +18,6 @@ from typing import Any
 from pipelines import formats
 from pipelines.common.exchange import Exchange, Files, choose_exchange
 from pipelines.common.flow import Flow
-from pipelines.common.phases import Phases
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
@@ -30,7 +29,7 @@ from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
 from pipelines.sharding.flows import TablePlans
 from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.resume import Finished
+from pipelines.sharding.resume import Finished, Phases
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.versions.earlier import EarlierData, older_shards
 from pipelines.sharding.versions.publish import publish_version, require_most_labels

@@ -68,7 +68,7 @@ def find_reusable(
     return None
 
 
-def find_made_from(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
+def find_by_parents(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
     """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
     table = Table.find(url, kind)
     return table.manifest if table is not None and table.parents == parents else None

@@ -28,6 +28,19 @@ TINY = (
     "logging.every_steps=1",
 )
 
+# Choices of the run `mined` of tests/conftest.py, five epochs of which three are trained on mined tables.
+MINED_EPOCHS = 5
+MINED = (
+    "order.batch=128",
+    f"train.epochs={MINED_EPOCHS}",
+    "refresh.every=1",
+    "refresh.stale=wait",  # so that no table is late, and every run trains on the same ones
+    "checkpoint.every_steps=5",
+    "encoder.feature_dropout=0.3",
+    "encoder.dropout=0.1",
+    "logging.tensorboard=false",
+)
+
 # Beam options: two worker processes beside the launching one.
 PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 

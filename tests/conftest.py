@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.command import PROCESSES, extremis
+from tests.command import MINED, PROCESSES, extremis, sets
 from tests.faults import Proxy
 from tests.pipelines.raw import write_tate
 
@@ -71,6 +71,17 @@ def data(raw: Path, once: Once) -> Path:
     """Return a finished DATA, which tests do not change."""
     options = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5")
     return once("sharded", lambda folder: extremis("shard", raw, folder / "data", *options)) / "data"
+
+
+@pytest.fixture(scope="session")
+def mined(data: Path, once: Once) -> Path:
+    """Return a finished RUN on DATA with its dumps and mined tables, which tests do not change."""
+
+    def make(folder: Path) -> None:
+        report = extremis("run", "astra", data, folder / "run", *sets(*MINED), "--json").json
+        assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3, "4": 4}
+
+    return once("mined", make) / "run"
 
 
 @pytest.fixture(scope="session")

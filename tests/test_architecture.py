@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes", "benchmarks", "tests")
+OURS = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes", "benchmarks", "papers", "tests")
 MAY_IMPORT = {
     "schemas": {"schemas"},
     "search": {"schemas", "search"},

@@ -75,7 +75,7 @@ def predict(
     from extremis.model import open_exported
     from extremis.predicting.predictions import rows_of_split, rows_of_texts, write_predictions
     from extremis.predicting.texts import Texts
-    from pipelines.formats.fields import parse_fields
+    from pipelines.formats.names import parse_fields
     from schemas.owners.place import require_file
     from schemas.version import follow
 

@@ -13,11 +13,9 @@ import pyarrow as pa
 
 from pipelines.formats import lines
 from pipelines.formats.base import Holds, Part
-from pipelines.formats.column_files import PARQUET, check_columns
-from pipelines.formats.csv_files import CSV, is_csv
-from pipelines.formats.fields import Fields
+from pipelines.formats.column_files import CSV, PARQUET, check_columns, is_csv
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
-from pipelines.formats.names import listed, listing
+from pipelines.formats.names import Fields, listed, listing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join

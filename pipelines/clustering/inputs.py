@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.common.aligned import Source, open_source
+from pipelines.common.vectors import Source, open_source
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
 from schemas.manifest import is_published
@@ -12,7 +12,7 @@ SOURCE = "queries"  # of a run: one split, which is what clusters are made of
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ClusterInputs:
     """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's own table of them.
 
     `epoch` is the dump's, None without one; `out` is where the table goes.
@@ -44,7 +44,7 @@ class Inputs:
 
 def open_clustering(
     data: str, run: str, epoch: int | None, queries: str | None, for_epoch: int | None, out: str | None
-) -> Inputs:
+) -> ClusterInputs:
     """Open the dump of `epoch` (the newest by default), or the embeddings at `queries`, with the rows that they embed.
 
     Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
@@ -64,7 +64,7 @@ def open_clustering(
     if out is None and use_from is None:
         raise InputError("--queries: say where the table goes, with --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
-    return Inputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
+    return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:

@@ -1,25 +1,128 @@
-"""Plan of one clustering: every choice, made once in the launching process, so that all workers agree."""
+"""Plan of one clustering, made once in the launching process, so that all workers agree, and the place of every row.
+
+The layout is pure arithmetic. Clusters are shuffled, because a row group of near ones would be a large cluster itself.
+Every row group holds whole clusters of one size: those of C rows fill row groups of a multiple of C; the few of C - 1,
+fewer than C to each part, stand in shards of one row group each at the end, with fewer than C clusters, so that the
+rows of a row group tell what is in it: there are ceil(rows / C).
+"""
 
 import functools
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.clustering.inputs import Inputs
-from pipelines.clustering.layout import Layout
-from pipelines.clustering.top import TopTree, grow
-from pipelines.common.meter import Meter
-from pipelines.common.watch import require_unused
+from pipelines.clustering.balanced import PartTree, grow_parts
+from pipelines.clustering.inputs import ClusterInputs
+from pipelines.common.dumps import require_unused
+from pipelines.common.progress import Meter
 from pipelines.options import ClusterOptions
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest
+from schemas.randomness import Purpose, generator
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
+
+_GROUP_CLUSTERS = 16  # in a row group, at least
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of a table: `rows` C of a full cluster; the clusters of C and of C - 1 rows of each part, [parts] both.
+
+    Row groups have `row_group_rows` rows, shards of full clusters `shard_rows`, both multiples of C.
+    """
+
+    rows: int
+    full: tuple[int, ...]
+    short: tuple[int, ...]
+    row_group_rows: int
+    shard_rows: int
+    seed: int
+
+    @property
+    def clusters(self) -> int:
+        """Number of all clusters."""
+        return sum(self.full) + sum(self.short)
+
+    @property
+    def full_shards(self) -> int:
+        """Shards with clusters of C rows: they come first."""
+        return -(-sum(self.full) * self.rows // self.shard_rows)
+
+    @property
+    def shards(self) -> int:
+        """Number of all shards."""
+        return self.full_shards + -(-sum(self.short) // self.short_a_shard)
+
+    @property
+    def short_a_shard(self) -> int:
+        """Clusters of C - 1 rows in a shard."""
+        return max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))
+
+    def rows_of(self, shard: int) -> int:
+        """Return the rows of shard `shard`."""
+        if shard < self.full_shards:
+            return min(self.shard_rows, sum(self.full) * self.rows - shard * self.shard_rows)
+        before = (shard - self.full_shards) * self.short_a_shard
+        return min(self.short_a_shard, sum(self.short) - before) * (self.rows - 1)
+
+    def first_row(self, shard: int) -> int:
+        """Return the id of the first row of shard `shard`."""
+        if shard < self.full_shards:
+            return shard * self.shard_rows
+        before = (shard - self.full_shards) * self.short_a_shard
+        return sum(self.full) * self.rows + before * (self.rows - 1)
+
+    def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (shard, row within it) int64 [n] of the rows of a part, cluster after cluster, those of C first."""
+        full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
+        short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
+        starts = full * self.rows
+        before, within = np.divmod(short, self.short_a_shard)
+        shard = np.concatenate(
+            [np.repeat(starts // self.shard_rows, self.rows), np.repeat(self.full_shards + before, self.rows - 1)]
+        )
+        return shard, np.concatenate(
+            [_runs(starts % self.shard_rows, self.rows), _runs(within * (self.rows - 1), self.rows - 1)]
+        )
+
+    @cached_property
+    def _slots(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places of clusters among their like, part after part: of those of C rows, and of the others."""
+        draw = generator(self.seed, Purpose.SAMPLE)
+        return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
+
+
+def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
+    """Lay out parts with so many `points` each, in clusters of at most `size`, equal within one over all parts.
+
+    `row_group_rows` and `shard_rows` of the table that is reordered: the new one is cut about alike. Raises InputError
+    where a part has too few points for clusters that are as equal as those of the others.
+    """
+    counts = [-(-count // size) for count in points]
+    rows = max((-(-count // clusters) for count, clusters in zip(points, counts, strict=True) if clusters), default=1)
+    short = [clusters * rows - count for count, clusters in zip(points, counts, strict=True)]
+    for lacking, clusters, count in zip(short, counts, points, strict=True):
+        if lacking > clusters:
+            raise InputError(
+                f"--size {size}: a part of {count:,} queries is too small for clusters of {rows} and {rows - 1}. Give "
+                "a smaller --size, or larger parts (--memory, --part-rows)."
+            )
+    full = [clusters - lacking for clusters, lacking in zip(counts, short, strict=True)]
+    group = max(_GROUP_CLUSTERS, round(row_group_rows / rows)) * rows
+    return Layout(rows, tuple(full), tuple(short), group, -(-shard_rows // group) * group, seed)
+
+
+def _runs(starts: np.ndarray, length: int) -> np.ndarray:
+    """Return [start, start + length) of every start, laid end to end."""
+    return (starts[:, None] + np.arange(length)).reshape(-1)
+
 
 ROW, VECTOR = "row", "vector"
 _PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
@@ -30,14 +133,14 @@ _FEW = 8  # queries: smaller clusters are worth no halving, unless they are aske
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """The clustering of one table: its inputs, sizes and parts."""
 
-    inputs: Inputs
+    inputs: ClusterInputs
     size: int
     smallest: int
     seed: int
-    tree: TopTree
+    tree: PartTree
     meter: Meter = field(default=Meter(), compare=False)
 
     @property
@@ -90,12 +193,12 @@ class Plan:
 class Settled:
     """A plan whose parts have been counted: the place of every cluster, and the columns of its rows."""
 
-    plan: Plan
+    plan: ClusterPlan
     layout: Layout
     schema: pa.Schema
 
 
-def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
+def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     """Plan a clustering. Raises InputError: no size, a wrong size, or a memory that is too small; TableError."""
     size = options.size or inputs.requested.get("size")
     if size is None:
@@ -117,7 +220,7 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
         sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
-    return Plan(inputs, size, smallest, options.seed, grow(sample, parts, options.seed))
+    return ClusterPlan(inputs, size, smallest, options.seed, grow_parts(sample, parts, options.seed))
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
@@ -136,7 +239,7 @@ def _halved(size: int) -> int:
     return size
 
 
-def _fit(inputs: Inputs, memory: int) -> int:
+def _fit(inputs: ClusterInputs, memory: int) -> int:
     """Return the queries of a part that fit into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)

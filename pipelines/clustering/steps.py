@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from pipelines.clustering.balanced import balanced_order
-from pipelines.clustering.plan import ROW, VECTOR, Plan, Settled
-from pipelines.clustering.top import parts_of
-from pipelines.common.aligned import rechunk
+from pipelines.clustering.balanced import balanced_order, parts_of
+from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, Settled
 from pipelines.common.exchange import Exchange, Packet, gather, one_batch, receive, split_by
 from pipelines.common.summary import Summary
-from pipelines.common.vector_blocks import require_finite
+from pipelines.common.vectors import rechunk, require_finite
 from schemas.shard_files import parquet
 from schemas.shard_files.parquet import matrix_column
 
@@ -21,7 +19,7 @@ COUNT, DEAL, CLUSTER, WRITE = "count parts", "deal", "cluster", "write"  # steps
 _ROWS = 1 << 13  # dealt at a time
 
 
-def count_parts(shard: int, plan: Plan) -> Summary:
+def count_parts(shard: int, plan: ClusterPlan) -> Summary:
     """Count the rows of source shard `shard` by their part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     plan.meter.start(COUNT)
@@ -75,7 +73,7 @@ def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summ
     return Summary(shards={TABLE: (entry,)})
 
 
-def _parted(plan: Plan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
+def _parted(plan: ClusterPlan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
     """Yield rows of source shard `shard`, some at a time, with their numbers and vectors, and the part of each."""
     first, source = plan.first_row(shard), plan.inputs.source
     for rows in rechunk(source.aligned(shard, columns), _ROWS):

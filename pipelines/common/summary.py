@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection
-from pipelines.formats.rejects import Rejects, sum_counters
+from pipelines.formats.base import Rejects, sum_counters
 from schemas import storage
 from schemas.manifest import Shard
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from pipelines.formats.base import Format
-from pipelines.formats.fields import parse_fields_by_table
 from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
-from pipelines.formats.names import listed, listing
+from pipelines.formats.names import listed, listing, parse_fields_by_table
 from pipelines.formats.xc import XcRaw, XcSingle, XcSparse, XcText
 from schemas import storage
 from schemas.errors import InputError

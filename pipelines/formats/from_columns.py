@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
+from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.column_files import too_large
-from pipelines.formats.fields import Fields, Shape, text_key
-from pipelines.formats.rejects import Reason
+from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas.errors import InputError
 from schemas.ragged import SparseRows

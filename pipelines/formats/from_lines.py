@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pipelines.formats import records
-from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
-from pipelines.formats.fields import Fields, Shape, text_key
+from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
+from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.rejects import Reason
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas.ragged import SparseRows, offsets_of
 

@@ -1,6 +1,6 @@
 """Forms with string keys: which files at a source hold which table, how a file is read, and how its rows become points.
 
-A reader turns a file into blocks of lines or columns (`lines`, `csv_files`, `column_files`), by the end of its name; a
+A reader turns a file into blocks of lines or columns (`lines`, `column_files`), by the end of its name; a
 mapping turns a block into points, labels or pairs (`from_lines`, `from_columns`), by the names of fields. The forms
 differ in the kind of their files alone, and in whether labels may be those that points name.
 """
@@ -13,13 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.formats import column_files, csv_files, from_columns, from_lines, lines, records
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Text, labels_schema
-from pipelines.formats.column_files import ARROW, PARQUET
-from pipelines.formats.csv_files import CSV, is_csv
-from pipelines.formats.fields import Fields, Shape
-from pipelines.formats.names import listed, listing, one_of, single_file
-from pipelines.formats.rejects import Reject
+from pipelines.formats import column_files, from_columns, from_lines, lines, records
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Reject, Text, labels_schema
+from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
+from pipelines.formats.names import Fields, Shape, listed, listing, one_of, single_file
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -46,7 +43,7 @@ class Keyed:
         """Yield blocks with a column `line`, or of files of columns these as they are."""
         (url,), names = part.files.values(), [*vars(self.fields_of(part)).values()]
         if is_csv(url) and not part.table.startswith(PAIRS):
-            return csv_files.read_csv(url, block_rows)
+            return column_files.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
             return column_files.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
@@ -225,11 +222,11 @@ DATASETS = KeyedFiles(
 
 
 def _parse_csv(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    rows, places, rejects = csv_files.whole_rows(raw, first_row, file)
+    rows, places, rejects = column_files.whole_rows(raw, first_row, file)
     named = shape.fields.labels
     if shape.labels and not shape.single:
         place = rows.schema.get_field_index(named)
-        rows = rows.set_column(place, named, csv_files.split_lists(rows[named]))
+        rows = rows.set_column(place, named, column_files.split_lists(rows[named]))
     return _remapped(from_columns.parse_points(rows, 0, file, shape), places, first_row, rejects)
 
 
@@ -267,7 +264,7 @@ def field_names(url: str) -> Sequence[str]:
     if url.endswith(f".{ARROW}"):
         return column_files.arrow_names(url)
     if is_csv(url):
-        return csv_files.csv_names(url)
+        return column_files.csv_names(url)
     for some in lines.read_lines(url):
         names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in their order
         if names:
@@ -294,7 +291,7 @@ def _require_points(url: str, fields: Fields) -> Holds:
 
 
 def _check_csv(url: str, fields: Fields, required: Sequence[str]) -> None:
-    names = csv_files.csv_names(url)
+    names = column_files.csv_names(url)
     missing = [name for name in required if name not in names] or not {*fields.texts} & {*names}
     if missing:
         raise InputError(

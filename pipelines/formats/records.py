@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.formats.base import Reason, Reject
 
 _SHOWN = 80
 _WHOLE = {int}  # not bool, which JSON spells `true`

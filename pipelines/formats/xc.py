@@ -16,6 +16,7 @@ from pipelines.formats.base import (
     Parsed,
     Part,
     RawRows,
+    Reason,
     Text,
     decode_column,
     labels_schema,
@@ -23,7 +24,6 @@ from pipelines.formats.base import (
 )
 from pipelines.formats.names import filters_at, listing, one_of
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.rejects import Reason
 from pipelines.formats.xc_files import (
     BOTH,
     FEATURES,

@@ -1,11 +1,26 @@
-"""Quality of a table on a sample of its rows: recall against exact search, and how hard its negatives are."""
+"""Figures of a mining run, kept with its tables.
 
-from collections.abc import Sequence
+On a sample of rows: recall against exact search, how hard the negatives are, and how many are in the table before,
+which tells how fast they go stale. Of the work: seconds by stage and peak memory.
+"""
+
+import contextlib
+import ctypes
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from pipelines.common.vectors import Source
+from schemas.errors import ExtremisError
+from schemas.layout import RunLayout, numbered
 from schemas.ragged import Ragged
+from schemas.shard_files.parquet import matrix_column
+from schemas.table import Table
 from search.block import Block
 from search.candidates import merge, unpack
 from search.exclusions import Exclusions, positive_scores, start_search
@@ -88,3 +103,86 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
         return None
     values = np.quantile(np.sort(scores).astype(np.float64), list(_QUANTILES.values()))
     return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))
+
+
+def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
+    """Return the newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
+    layout = RunLayout(run)
+    for epoch in reversed(numbered(layout.negatives_root)):
+        if use_from is not None and epoch >= use_from:
+            continue
+        table = Table.find(layout.negatives(epoch, source.name), "negatives")
+        if table is not None:
+            same = [shard.rows for shard in table.shards] == [shard.rows for shard in source.queries.shards]
+            return table if same and table.parents["queries"] == source.queries.digest else None
+    return None
+
+
+def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
+    """Return the share [S] of each row's negatives (keys [S, K]) that `previous` holds: `rows` int64 [S] of the shard.
+
+    Rows without negatives are left out. None where the table before is no longer whole: it may be replaced any time.
+    """
+    label_ids, _ = unpack(keys)
+    shares, first = [np.empty(0)], 0
+    try:
+        for table in previous.batches_of(shard, ["label_ids"]):
+            inside = (rows >= first) & (rows < first + table.num_rows)
+            old = matrix_column(table, "label_ids")[rows[inside] - first]
+            new = label_ids[inside]
+            hits = Ragged.from_matrix(np.sort(old, axis=1)).contains(new)
+            sizes = (new >= 0).sum(axis=1)
+            shares.append(hits.sum(axis=1)[sizes > 0] / sizes[sizes > 0])
+            first += table.num_rows
+    except (ExtremisError, IndexError):
+        return None
+    return np.concatenate(shares)
+
+
+@dataclass
+class Profile:
+    """Profile of one or several work items: seconds add up over workers, the peak is of the largest process."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the body of the `with` statement."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.peak_bytes = max(self.peak_bytes, peak_bytes())
+
+    def add(self, other: "Profile") -> "Profile":
+        """Count another one in."""
+        for name, seconds in other.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        return self
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held since it started."""
+    try:
+        # Not `ru_maxrss`: a process inherits it from the one that started it.
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def release() -> None:
+    """Give the memory of a discarded block back, so that the next one does not come on top of its fragments."""
+    pa.default_memory_pool().release_unused()
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

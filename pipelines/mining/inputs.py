@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.common.aligned import Source, open_source
+from pipelines.common.vectors import Source, open_source
 from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -16,7 +16,7 @@ _UNLISTED = 8  # epochs after the last dump that is listed
 
 
 @dataclass(frozen=True)
-class Inputs:
+class MineInputs:
     """Points and vectors of one run. `epoch` is the dump's, None without one; `root` is where tables go, by source.
 
     `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
@@ -71,7 +71,7 @@ class Inputs:
         }
 
 
-def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> Inputs:
+def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
     """Open the dump of `epoch` (the newest by default), with the tables that `options` name in place of its own.
 
     Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
@@ -97,7 +97,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
     )
-    return Inputs(by, sources, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
+    return MineInputs(by, sources, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
 
 
 def complete_dumps(run: str) -> dict[int, str]:

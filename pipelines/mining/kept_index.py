@@ -8,8 +8,8 @@ import json
 import faiss
 import numpy as np
 
-from pipelines.common.vector_blocks import read_block
-from pipelines.mining.plan import SEARCH_OPTIONS, Plan
+from pipelines.common.vectors import read_block
+from pipelines.mining.plan import SEARCH_OPTIONS, MinePlan
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard
@@ -23,7 +23,7 @@ from search.index import SearchParams, apply, read_index
 KIND = "index"
 
 
-def _request(plan: Plan) -> Request:
+def _request(plan: MinePlan) -> Request:
     """Return what decides a kept index: the vectors, and these parameters."""
     inputs = plan.inputs
     parameters = {
@@ -40,14 +40,14 @@ def _request(plan: Plan) -> Request:
     return Request(KIND, {"vectors": inputs.vectors.digest}, parameters)
 
 
-def find_index(plan: Plan, url: str) -> Manifest | None:
+def find_index(plan: MinePlan, url: str) -> Manifest | None:
     """Return the index at `url` if it is the plan's. Raises InputError where another table is there."""
     return find_reusable(
         url, _request(plan), "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite
     )
 
 
-def describe_index(plan: Plan) -> Manifest:
+def describe_index(plan: MinePlan) -> Manifest:
     """Describe the files of all blocks as one index, by the notes that the workers left."""
     request = _request(plan)
     notes = [json.loads(storage.read_sealed(plan.kept(block))) for block in range(len(plan.bounds))]

@@ -8,13 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.common.aligned import Source
-from pipelines.common.meter import Meter
-from pipelines.common.vector_blocks import block_bounds, equal_ranges
-from pipelines.common.watch import require_unused
+from pipelines.common.dumps import require_unused
+from pipelines.common.progress import Meter
+from pipelines.common.vectors import Source, block_bounds, equal_ranges
 from pipelines.mining import memory
-from pipelines.mining.filters import fetched
-from pipelines.mining.inputs import Inputs
+from pipelines.mining.candidates import fetched
+from pipelines.mining.inputs import MineInputs
 from pipelines.mining.memory import Estimate, Sizes
 from pipelines.options import MineOptions
 from schemas import arrow
@@ -56,13 +55,13 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Plan(Blocks):
+class MinePlan(Blocks):
     """The search of one run, and where its tables go.
 
     `width` is K of one range, `fetch` the candidates that a row needs of each block.
     """
 
-    inputs: Inputs
+    inputs: MineInputs
     sources: tuple[Source, ...]
     width: int
     fetch: int
@@ -91,11 +90,11 @@ class Plan(Blocks):
         """Schema of the finished tables."""
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
-    def only(self, sources: tuple[Source, ...]) -> "Plan":
+    def only(self, sources: tuple[Source, ...]) -> "MinePlan":
         """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
         return replace(self, sources=sources)
 
-    def below(self, attempt: str) -> "Plan":
+    def below(self, attempt: str) -> "MinePlan":
         """Return the plan of an attempt of this name."""
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
@@ -196,7 +195,7 @@ class Plan(Blocks):
         )
 
 
-def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Table]) -> Plan:
+def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Table]) -> MinePlan:
     """Plan a run: the user's options win over those that the trainer requests in the dump; sizes decide the rest.
 
     Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
@@ -235,7 +234,7 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Table]) 
     index.require_sense(blocks.factory, fixed)
     if not blocks.factory.exact:
         index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
-    return Plan(
+    return MinePlan(
         **vars(blocks),
         inputs=inputs,
         sources=inputs.sources,

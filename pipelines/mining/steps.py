@@ -18,14 +18,19 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.aligned import Source
-from pipelines.common.vector_blocks import read_block
-from pipelines.mining import overlap
-from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
-from pipelines.mining.candidate_files import Chunks, read_chunk, write_chunks
-from pipelines.mining.filters import has_margin, select
-from pipelines.mining.plan import Plan
-from pipelines.mining.profile import Profile
+from pipelines.common.vectors import Source, read_block
+from pipelines.mining.audit import (
+    Audit,
+    Profile,
+    audit_block,
+    measure,
+    merge_audits,
+    overlaps,
+    stack,
+    weakest_positives,
+)
+from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
+from pipelines.mining.plan import MinePlan
 from schemas import PAD, storage
 from schemas.layout import shard_name
 from schemas.manifest import Shard
@@ -91,7 +96,7 @@ class MergedShard(NamedTuple):
     profile: Profile
 
 
-def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
+def load_block(plan: MinePlan, number: int, profile: Profile) -> LoadedBlock:
     """Read, index and tune block `number`. Raises TableError, InputError."""
     plan.meter.start(INDEX)
     set_up(plan.options.threads)
@@ -109,7 +114,7 @@ def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
     return LoadedBlock(number, block, tuned)
 
 
-def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
+def keep_block(plan: MinePlan, url: str, loaded: LoadedBlock) -> None:
     """Write the block's index for good, and a note about it for the launching process. Raises StorageError."""
     entry = write_index(url, shard_name(loaded.number, len(plan.bounds), "faiss"), loaded.block)
     note = {"entry": entry.model_dump(), "params": asdict(loaded.params)}
@@ -117,7 +122,7 @@ def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
 
 
 def search_shards(
-    plan: Plan, loaded: LoadedBlock, shards: Iterable[tuple[int, int]], profile: Profile
+    plan: MinePlan, loaded: LoadedBlock, shards: Iterable[tuple[int, int]], profile: Profile
 ) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
     """Search every row of each (source, shard) against the block; write candidates, or a sole block's table.
 
@@ -139,7 +144,7 @@ def search_shards(
             yield shard, wait()
 
 
-def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
+def merge_shard(plan: MinePlan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
     """Write the best of all blocks for every row of the shard, aligned with its queries."""
     blocks = sorted(candidates, key=lambda offer: offer.block)
     profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
@@ -153,13 +158,13 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
             chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
             written = _write_shard(plan, source, shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
-    shares = None if previous is None else overlap.overlaps(previous, shard, rows, written.sampled)
+    shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {offer.block: offer.params for offer in blocks}
     return MergedShard(shard, written, counters, _exact_rows(plan, blocks, len(rows)), shares, tuned, profile)
 
 
-def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
+def summarize(plan: MinePlan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
     shards = sorted(merged, key=lambda shard: shard.shard)
     audit = stack([shard.audit for shard in shards], plan.columns)
@@ -184,7 +189,7 @@ def funnel(counts: Counter[str]) -> dict[str, int]:
     return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
 
 
-def _tune(plan: Plan, block: Block) -> SearchParams:
+def _tune(plan: MinePlan, block: Block) -> SearchParams:
     if block.index is None:
         return SearchParams()
     lossy, fixed = plan.factory.lossy, plan.params
@@ -196,7 +201,7 @@ def _tune(plan: Plan, block: Block) -> SearchParams:
 
 
 def _search_shard(
-    plan: Plan, loaded: LoadedBlock, place: tuple[int, int], profile: Profile
+    plan: MinePlan, loaded: LoadedBlock, place: tuple[int, int], profile: Profile
 ) -> Callable[[], BlockCandidates]:
     """Search the shard of (source, shard); what is returned waits for its audit."""
     source, shard = plan.sources[place[0]], place[1]
@@ -227,7 +232,7 @@ def _search_shard(
 
 
 def _search_batches(
-    plan: Plan,
+    plan: MinePlan,
     loaded: LoadedBlock,
     source: Source,
     shard: int,
@@ -261,7 +266,9 @@ def _one_ahead(items: Iterable[T]) -> Iterator[T]:
     yield from held
 
 
-def _write_shard(plan: Plan, source: Source, shard: int, batches: Iterable[Rows], counts: Counter[str]) -> WrittenShard:
+def _write_shard(
+    plan: MinePlan, source: Source, shard: int, batches: Iterable[Rows], counts: Counter[str]
+) -> WrittenShard:
     """Write a shard of the table."""
     plan.meter.start(MERGE)
     audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
@@ -280,7 +287,7 @@ def _write_shard(plan: Plan, source: Source, shard: int, batches: Iterable[Rows]
 
 
 def _merge_chunk(
-    plan: Plan, source: Source, shard: int, blocks: list[BlockCandidates], number: int
+    plan: MinePlan, source: Source, shard: int, blocks: list[BlockCandidates], number: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
 
@@ -299,7 +306,7 @@ def _merge_chunk(
     return [ranges[of] for of in sorted(ranges)], weakest
 
 
-def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
+def _exact_rows(plan: MinePlan, blocks: list[BlockCandidates], rows: int) -> Audit:
     """Return the table's sampled rows as exact search would fill them: `exact` is keys [S, columns]."""
     by_range = [
         merge_audits([offer.audit for offer in blocks if plan.range_of[offer.block] == of], plan.fetch)
@@ -310,7 +317,7 @@ def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
     return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.options, plan.width))
 
 
-def _overlap(plan: Plan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
+def _overlap(plan: MinePlan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
     previous = plan.previous.get(source.name)
     whole = [share for share in shares if share is not None]
     if previous is None or len(whole) < len(shares):
@@ -333,7 +340,7 @@ def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _sampled_rows(plan: Plan, source: Source, shard: int) -> np.ndarray:
+def _sampled_rows(plan: MinePlan, source: Source, shard: int) -> np.ndarray:
     """Return the audited rows of a shard, counted from its first row."""
     first = sum(entry.rows for entry in source.queries.shards[:shard])
     rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)

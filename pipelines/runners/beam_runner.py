@@ -19,10 +19,9 @@ from apache_beam.runners.runner import PipelineResult, create_runner
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
-from pipelines.common.meter import Count, also_tell
-from pipelines.common.progress import Progress, Watch
+from pipelines.common.progress import Count, Progress, Watch, also_tell
 from pipelines.runners import engine, engine_errors
-from pipelines.runners.check import check_workers
+from pipelines.runners.local import Runner
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # of metrics
@@ -32,7 +31,7 @@ _LOGGERS = ("apache_beam", "")  # Beam's portable runners tell the root what the
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
-class BeamRunner:
+class BeamRunner(Runner):
     """Runner that gives a flow to Beam with these options. Raises InputError for an unknown runner or option."""
 
     def __init__(self, flags: Sequence[str]) -> None:
@@ -54,16 +53,10 @@ class BeamRunner:
             engine.prepare(self._options)
         self.pipeline()  # refuses what its own checks refuse
 
-    def __enter__(self) -> "BeamRunner":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
         """Ask the workers of an engine. Raises as `check_workers`."""
         if self.on_engine:
-            check_workers(self, self._flags, reads, folder, say)
+            engine.check_workers(self, self._flags, reads, folder, say)
 
     def pipeline(self) -> beam.Pipeline:
         """Make an empty pipeline. Raises InputError: the runner refuses its options."""

@@ -6,15 +6,17 @@ met by that environment. With `--worker_pool` it waits for runners that ask for 
 """
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from pipelines.runners import worker
+from pipelines.runners.local import end_with_parent
 
 _PROVISION_SECONDS = 60.0  # for the runner to say what this worker is for
 POOL_PORT = 50000  # as in Beam's image
+_SIBLING = "from pipelines.runners.boot import serve_beam; serve_beam()"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,9 +82,19 @@ def _become_worker(options: argparse.Namespace) -> None:
     """Become the worker; those that the runner wants beside it are processes that end with it."""
     own, *siblings = worker_environments(options)
     for sibling in siblings:
-        subprocess.Popen([sys.executable, "-m", "pipelines.runners.worker"], env={**os.environ, **sibling})
+        subprocess.Popen([sys.executable, "-c", _SIBLING], env={**os.environ, **sibling})
     os.environ.update(own)
-    worker.serve_beam()  # in this process, which has imported Beam already: seconds a pipeline
+    serve_beam()  # in this process, which has imported Beam already: seconds a pipeline
+
+
+def serve_beam() -> None:
+    """Serve the Beam runner that the environment names, to its end; end with the process that started this one."""
+    end_with_parent()
+    # Beam logs to the runner; without any other handler its first message would open one on standard error.
+    logging.getLogger().addHandler(logging.NullHandler())
+    from apache_beam.runners.worker import sdk_worker_main
+
+    sdk_worker_main.main([])
 
 
 def _serve_pool(port: int) -> None:

@@ -19,7 +19,8 @@ from dask.delayed import Delayed
 from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Stage, by_tag, group_by_key
-from pipelines.common.progress import Progress, Watch
+from pipelines.common.progress import Watch
+from pipelines.runners.local import Runner
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
 from schemas.waits import Wait, waiting
@@ -31,24 +32,13 @@ _STOPPED: set[str] = set()  # on a worker: runs whose bundles should end
 _AT_WORK: Counter[str] = Counter()  # on a worker: bundles at work, by run
 
 
-class DaskRunner:
+class DaskRunner(Runner):
     """Runner of `--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or its own workers."""
-
-    shuffles = False
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = PipelineOptions(list(flags)).view_as(DaskOptions)
         if self._options.partition_size:
             raise InputError("--dask_partition_size means nothing here; give --dask_npartitions, or neither.")
-
-    def __enter__(self) -> "DaskRunner":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask nothing: the workers' code is compared when a flow is run."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
         """Run `flow` to its end. Raises what a worker raised; ExtremisError where there are no workers, or they die.

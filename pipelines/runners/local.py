@@ -1,23 +1,26 @@
 """Flows on this machine: in this process, on threads of it, or on worker processes, whose death ends the run."""
 
+import os
 import queue
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import Literal
+from typing import Literal, Self
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
-from pipelines.common.meter import Count, counted_here, sum_counts
-from pipelines.common.progress import Progress, Watch
+from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
 from schemas.errors import ExtremisError
-from schemas.waits import Wait
+from schemas.waits import Wait, waiting
 
 _PIECES = 4  # of a stage's elements a worker: one that is done takes another
+_LOOK_SECONDS = 0.5  # of a worker process, whether its parent is there
 _STOP_SECONDS = 20.0  # for an idle worker process to end
 
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
@@ -36,25 +39,36 @@ class Piece:
         return by_tag(self.work(self.elements), self.tags)
 
 
-class LocalRunner:
-    """Runner of this machine; worker processes live until the `with` block ends, through all of its flows."""
+class Runner:
+    """Runner of flows, to be closed after the last one by a `with` block. `shuffles`: it moves bulk data itself."""
 
-    shuffles = False  # elements are held in this process
+    shuffles = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the workers, where the runner has started some."""
+
+    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
+        """Ask workers elsewhere whether they can read `reads` and write below `folder`. Raises ExtremisError."""
+
+    def run(self, flow: Flow, watch: Watch | None = None) -> None:
+        """Run `flow` to its end, `watch` shows its steps. A worker's error is raised here as it was raised there."""
+        raise NotImplementedError
+
+
+class LocalRunner(Runner):
+    """Runner of this machine; worker processes live until the `with` block ends, through all of its flows."""
 
     def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
         self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._started: list[Worker] = []
 
-    def __enter__(self) -> "LocalRunner":
-        return self
-
     def __exit__(self, *error: object) -> None:
         for worker in self._started:
             worker.end(at_once=error[0] is not None)
-
-    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask nothing: workers are of this machine."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
         """Run `flow` to its end. Raises what a worker raised; ExtremisError where one died. Nothing is at work then."""
@@ -131,12 +145,13 @@ def _cut(elements: Elements, workers: int) -> list[Elements]:
 
 
 class Worker:
-    """Process of `pipelines.runners.worker`, which does one piece of work after the other."""
+    """Worker process, which does one piece of work after the other."""
 
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-m", "pipelines.runners.worker", str(theirs.fileno())]
+            program = f"from pipelines.runners.local import serve; serve({theirs.fileno()})"
+            command = [sys.executable, "-c", program]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.counts: dict[str, Count] = {}  # of steps, since it was started
 
@@ -168,11 +183,24 @@ class Worker:
             self._process.wait()
 
 
+def end_with_parent() -> None:
+    """End this process with the one that started it: a worker that outlived a run would write beside the next one."""
+
+    def look(parent: int) -> None:
+        for _ in waiting("", every=_LOOK_SECONDS):
+            if os.getppid() != parent:
+                os._exit(1)
+
+    threading.Thread(target=look, args=(os.getppid(),), daemon=True).start()
+
+
 def serve(place: int) -> None:
     """Do the pieces that come through the pipe with the file descriptor `place`, until it is closed.
 
-    Each answer has outputs, an error, and what this process has counted so far.
+    Each answer has outputs, an error, and what this process has counted so far. The process ends with its parent.
     """
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this one
     pipe = Connection(place)
     while True:
         try:

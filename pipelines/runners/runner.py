@@ -4,11 +4,8 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self
 
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Progress, Watch
-from pipelines.runners.local import LocalRunner, Mode
+from pipelines.runners.local import LocalRunner, Mode, Runner
 from schemas import storage
 from schemas.errors import MissingExtra
 
@@ -20,22 +17,6 @@ RUNNERS = {
 }
 # Names of Beam's own local runners, whose options hold for ours.
 _LOCAL = ("", "DirectRunner", "FnApiRunner")
-
-
-class Runner(Protocol):
-    """Runner of flows, to be closed after the last one: a context manager. `shuffles`: it moves bulk data itself."""
-
-    shuffles: bool
-
-    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask workers elsewhere whether they can read `reads` and write below `folder`. Raises ExtremisError."""
-
-    def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end, `watch` shows its steps. A worker's error is raised here as it was raised there."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from pipelines.common.exchange import Files, Packet, SendBuffer, gather, receive, split_by
 from pipelines.common.summary import Summary
-from pipelines.formats.base import LABELS, Inputs
-from pipelines.formats.rejects import Reason
+from pipelines.formats.base import LABELS, Inputs, Reason
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan, name_of, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import arrow, storage

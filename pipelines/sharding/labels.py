@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Summary
-from pipelines.formats.base import LABELS
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.formats.base import LABELS, Reason, Reject
 from pipelines.sharding import rows
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.meter import Meter
+from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
 from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards

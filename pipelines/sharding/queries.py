@@ -12,7 +12,7 @@ from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, gathe
 from pipelines.common.flow import Collection, Flow, Tagged, sum_of
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import PAIRS as PAIRS_OF
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.formats.base import Reason, Reject
 from pipelines.sharding import rows
 from pipelines.sharding.hashing import in_share
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions

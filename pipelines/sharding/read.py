@@ -12,8 +12,7 @@ from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.flow import Flow
 from pipelines.common.summary import INPUT, Block, Summary, write_sum
 from pipelines.formats import lines
-from pipelines.formats.base import PAIRS
-from pipelines.formats.rejects import Rejects, to_batch
+from pipelines.formats.base import PAIRS, Rejects, to_batch
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of

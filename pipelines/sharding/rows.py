@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.formats.base import Reason, Reject
 from pipelines.sharding.plans import QueriesPlan
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, places_of, read_places, split_by
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import Summary
-from pipelines.formats.rejects import Reject, Rejects, to_batch
+from pipelines.formats.base import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import TablePlan
-from pipelines.sharding.words import Encoder
+from pipelines.sharding.tokenizer import Encoder
 from schemas import storage
 from schemas.shard_files import parquet
 

@@ -17,21 +17,11 @@ from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.storage import list_names
 from schemas.table import Table
-from tests.command import ROOT, call, command, environment, extremis, refused, sets
+from tests.command import MINED, MINED_EPOCHS, ROOT, call, command, environment, extremis, refused, sets
 from tests.processes import wait_until_gone
 from trainer.config import load_config
 
-EPOCHS = 5
-CHOICES = sets(
-    "order.batch=128",
-    f"train.epochs={EPOCHS}",
-    "refresh.every=1",
-    "refresh.stale=wait",  # so that no table is late, and every run trains on the same ones
-    "checkpoint.every_steps=5",
-    "encoder.feature_dropout=0.3",
-    "encoder.dropout=0.1",
-    "logging.tensorboard=false",
-)
+CHOICES = sets(*MINED)
 
 
 def records(run: Path) -> list[dict[str, Any]]:
@@ -63,15 +53,6 @@ def last_checkpoint(run: Path) -> tuple[Manifest, dict[str, bytes]]:
     return open_manifest(str(folder), "checkpoint"), tensors
 
 
-@pytest.fixture(scope="module")
-def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that is never stopped."""
-    run = tmp_path_factory.mktemp("whole") / "run"
-    report = extremis("run", "astra", data, run, *CHOICES, "--json").json
-    assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3, "4": 4}
-    return run
-
-
 def wait_for_step(trainer: subprocess.Popen, run: Path, step: int) -> None:
     """Until metrics.jsonl shows that `step` was done."""
     limit = time.monotonic() + 120
@@ -88,10 +69,10 @@ def wait_for_step(trainer: subprocess.Popen, run: Path, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "seed", "kills"), [("trainer and miner", 1, 3), ("trainer only", 2, 2)])
 def test_killed_at_random_moments_and_resumed(
-    data: Path, whole: Path, tmp_path: Path, victim: str, seed: int, kills: int
+    data: Path, mined: Path, tmp_path: Path, victim: str, seed: int, kills: int
 ) -> None:
     draw = random.Random(seed)
-    total = max(record["step"] for record in records(whole))
+    total = max(record["step"] for record in records(mined))
     run = tmp_path / "run"
     # Anywhere in the run, and a while later: the trainer may be in a step, writing, or waiting for a table.
     moments = [(step, draw.choice([0.0, draw.uniform(0, 1.5)])) for step in sorted(draw.sample(range(1, total), kills))]
@@ -115,28 +96,28 @@ def test_killed_at_random_moments_and_resumed(
     assert killed >= kills - 1, f"the run was over before the moments {moments}"
     extremis("run", "astra", data, run, *CHOICES, "--resume")
     context = f"seed {seed}, killed after {moments}"
-    assert records(run) == records(whole), context
-    assert tables(run) == tables(whole), context
-    assert last_checkpoint(run) == last_checkpoint(whole), context
+    assert records(run) == records(mined), context
+    assert tables(run) == tables(mined), context
+    assert last_checkpoint(run) == last_checkpoint(mined), context
 
 
-def test_there_is_something_to_compare(whole: Path) -> None:
-    losses = [record["loss"] for record in records(whole) if record["kind"] == "train"]
-    steps = [record["step"] for record in records(whole) if record["kind"] == "train"]
+def test_there_is_something_to_compare(mined: Path) -> None:
+    losses = [record["loss"] for record in records(mined) if record["kind"] == "train"]
+    steps = [record["step"] for record in records(mined) if record["kind"] == "train"]
     assert steps == list(range(1, len(steps) + 1))
     assert len(set(losses)) > 100
     assert losses[-1] < losses[0]
-    assert [record["late"] for record in records(whole) if record["kind"] == "adoption"] == [False] * EPOCHS
+    assert [record["late"] for record in records(mined) if record["kind"] == "adoption"] == [False] * MINED_EPOCHS
     names = ["queries", "labels", "vectors"]
     dumps = {f"dumps/epoch-{epoch:04d}/{name}" for epoch in (0, 1, 2) for name in names}
-    assert set(tables(whole)) == dumps | {f"negatives/epoch-{e:04d}/{name}" for e in (2, 3, 4) for name in names[:2]}
-    assert list_names(RunLayout(str(whole)).negatives(2, "queries"))[0] == "_manifest.json"
+    assert set(tables(mined)) == dumps | {f"negatives/epoch-{e:04d}/{name}" for e in (2, 3, 4) for name in names[:2]}
+    assert list_names(RunLayout(str(mined)).negatives(2, "queries"))[0] == "_manifest.json"
 
 
 class TestRefusals:
     @pytest.fixture
-    def run(self, whole: Path, tmp_path: Path) -> Path:
-        return shutil.copytree(whole, tmp_path / "run")
+    def run(self, mined: Path, tmp_path: Path) -> Path:
+        return shutil.copytree(mined, tmp_path / "run")
 
     def test_another_recipe(self, data: Path, run: Path) -> None:
         done = call("run", "astra", data, run, *CHOICES, "--set", "encoder.lr=0.5", "--resume")
@@ -167,14 +148,14 @@ class TestRefusals:
         done = call("run", "astra", data, run, *CHOICES, "--resume")
         refused(done, newest.name, "Remove")
 
-    def test_without_it_the_run_goes_on_from_the_one_before(self, data: Path, whole: Path, run: Path) -> None:
+    def test_without_it_the_run_goes_on_from_the_one_before(self, data: Path, mined: Path, run: Path) -> None:
         shutil.rmtree(max((run / "checkpoints").iterdir()))
         (run / "finished.json").unlink()
         assert call("train", "astra", data, run, *CHOICES, "--resume").status == 0
-        assert last_checkpoint(run) == last_checkpoint(whole)
+        assert last_checkpoint(run) == last_checkpoint(mined)
 
     def test_a_table_that_was_trained_on_is_gone(self, data: Path, run: Path) -> None:
         newest = max((run / "checkpoints").iterdir())
         shutil.rmtree(newest)
-        (run / "negatives" / f"epoch-{EPOCHS - 1:04d}" / "queries" / "_manifest.json").unlink()
+        (run / "negatives" / f"epoch-{MINED_EPOCHS - 1:04d}" / "queries" / "_manifest.json").unlink()
         refused(call("train", "astra", data, run, *CHOICES, "--resume"), "negatives/epoch-0004/queries", "unfinished")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT, command, environment, extremis, sets
+from tests.command import ROOT, call, command, environment, sets
 from tests.loop.test_kill import last_checkpoint, records, wait_for_step
 
 CHOICES = sets("train.epochs=3", "logging.tensorboard=false", "refresh.start=9", "checkpoint.every_epochs=0")
@@ -55,7 +55,7 @@ def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str
 
 def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    extremis("train", "random", data, whole, *CHOICES)
+    assert call("train", "random", data, whole, *CHOICES).status == 0
     trainer = start("train", "random", data, run, *CHOICES)
     wait_for_step(trainer, run, 20)
     trainer.send_signal(signal.SIGHUP)
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path:
     assert len(steps) == 1
     assert steps[0] == records(run)[-1]["step"] >= 20
     assert not list(run.glob(".claim*"))
-    extremis("train", "random", data, run, *CHOICES, "--resume")
+    assert call("train", "random", data, run, *CHOICES, "--resume").status == 0
     assert records(run) == records(whole)
     assert last_checkpoint(run) == last_checkpoint(whole)
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -22,39 +22,53 @@ SMALL = ("--tokenizer", "train:500", "--row-group-rows", "64")
 RECIPE = sets("train.epochs=2", "checkpoint.every_steps=3", "logging.tensorboard=false", "validation.every_epochs=9")
 
 
-@dataclass(frozen=True)
 class World:
-    """Raw data, DATA, and a finished run with a dump, for all pairs."""
+    """Raw data, and for the commands that need them DATA and a finished run with a dump, below `folder`."""
 
-    raw: Path
-    data: Path
-    run: Path
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def raw(self) -> Path:
+        return write_tate(self.folder / "raw", 300, 50)
+
+    @cached_property
+    def data(self) -> Path:
+        extremis("shard", self.raw, self.folder / "data", *SMALL, "--validation", "0.2")
+        return self.folder / "data"
+
+    @cached_property
+    def run(self) -> Path:
+        mined = sets("train.epochs=3", "refresh.source=table")
+        extremis("run", "astra", self.data, self.folder / "run", *RECIPE, *mined)
+        return self.folder / "run"
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    raw = write_tate(folder / "raw", 300, 50)
-    extremis("shard", raw, folder / "data", *SMALL, "--validation", "0.2")
-    mined = sets("train.epochs=3", "refresh.source=table")
-    extremis("run", "astra", folder / "data", folder / "run", *RECIPE, *mined)
-    return World(raw, folder / "data", folder / "run", folder)
+    return World(tmp_path_factory.mktemp("world"))
 
 
 def writer(kind: str, world: World, out: Path, choice: int) -> list[str]:
     """A command that writes `out`; of another `choice` it makes something else of it."""
-    data, run, dumped = world.data, world.run, world.run / "dumps/epoch-0000/queries"
-    commands: dict[str, list[object]] = {
-        "shard": ["shard", world.raw, out, *SMALL, "--seed", choice],
-        "mine": ["mine", data, run, "--out", out, "--width", 3 + choice],
-        "cluster": ["cluster", data, run, "--queries", dumped, "--out", out, "--size", 8 * (1 + choice)],
-        "embed": ["embed", data, run, out, "--split", ("train", "test")[choice]],
-        "train": ["train", "astra", data, out, *RECIPE, "--set", f"train.seed={choice}"],
-        "export": ["export", data, run, out, "--dtype", ("float32", "float16")[choice]],
-        "fuse": ["fuse", data, out, "--shortlist", 10 + choice],
-    }
-    return command(*map(str, commands[kind]))
+    words: list[object]
+    match kind:
+        case "shard":
+            words = [world.raw, out, *SMALL, "--seed", choice]
+        case "mine":
+            words = [world.data, world.run, "--out", out, "--width", 3 + choice]
+        case "cluster":
+            queries = world.run / "dumps/epoch-0000/queries"
+            words = [world.data, world.run, "--queries", queries, "--out", out, "--size", 8 * (1 + choice)]
+        case "embed":
+            words = [world.data, world.run, out, "--split", ("train", "test")[choice]]
+        case "train":
+            words = ["astra", world.data, out, *RECIPE, "--set", f"train.seed={choice}"]
+        case "export":
+            words = [world.data, world.run, out, "--dtype", ("float32", "float16")[choice]]
+        case _:
+            words = [world.data, out, "--shortlist", 10 + choice]
+    return command(kind, *map(str, words))
 
 
 def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from pipelines.cluster import ClusterOptions, cluster, watch
 from pipelines.clustering import steps
-from pipelines.clustering.balanced import balanced_clusters, balanced_order
+from pipelines.clustering.balanced import balanced_clusters, balanced_order, grow_parts, parts_of
 from pipelines.clustering.inputs import open_clustering
-from pipelines.clustering.layout import make_layout
-from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS
-from pipelines.clustering.top import grow, parts_of
+from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS, make_layout
 from schemas import arrow, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
@@ -137,7 +135,7 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     parts = {5000: 1, 700: 2, 400: 4}[part_rows]
     inputs = open_clustering(data.layout.root, run, None, None, None, options.out)
     sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
-    part = parts_of(grow(sample, parts, 2), x, 0)
+    part = parts_of(grow_parts(sample, parts, 2), x, 0)
     rows = [np.flatnonzero(part == index) for index in range(parts)]
     source = open_manifest(data.layout.queries("train"))
     layout = make_layout([len(some) for some in rows], SIZE, source.row_group_rows or 1, ROWS // len(source.shards), 2)
@@ -291,19 +289,19 @@ def test_every_part_of_the_tree_takes_its_share_of_the_sample(
     count: int, dimension: int, seed: int, levels: int
 ) -> None:
     sample = np.random.default_rng(seed).standard_normal((count, dimension)).astype(np.float32)
-    part = parts_of(grow(sample, 1 << levels, seed), sample, 0)
+    part = parts_of(grow_parts(sample, 1 << levels, seed), sample, 0)
     sizes = np.bincount(part, minlength=1 << levels)
     assert sizes.sum() == count
     if levels == 1:
         assert sizes.max() - sizes.min() <= 1
     # A point finds its part alone.
     for start in range(0, count, 50):
-        assert parts_of(grow(sample, 1 << levels, seed), sample[start : start + 1], start) == part[start]
+        assert parts_of(grow_parts(sample, 1 << levels, seed), sample[start : start + 1], start) == part[start]
 
 
 def test_points_that_are_all_the_same_spread_over_the_parts() -> None:
     same = np.ones((800, 3), np.float32)
-    sizes = np.bincount(parts_of(grow(same[:100], 8, 0), same, 0), minlength=8)
+    sizes = np.bincount(parts_of(grow_parts(same[:100], 8, 0), same, 0), minlength=8)
     np.testing.assert_array_equal(sizes, np.full(8, 100))
 
 

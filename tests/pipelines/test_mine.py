@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.watch import RETRIES
+from pipelines.common.dumps import RETRIES
 from pipelines.mine import MineOptions, mine, watch
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError

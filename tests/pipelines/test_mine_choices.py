@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.common.vector_blocks import equal_ranges
+from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.kept_index import KeptIndex
 from schemas import storage
@@ -231,7 +231,7 @@ def test_the_command_line_takes_every_option(world):
 PEAK = """
 import sys
 from pipelines.mine import mine, MineOptions
-from pipelines.mining.profile import peak_bytes
+from pipelines.mining.audit import peak_bytes
 mine(sys.argv[1], sys.argv[2], options=MineOptions(index=sys.argv[3], memory=sys.argv[4], threads=1))
 print(peak_bytes())
 """

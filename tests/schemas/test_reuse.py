@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import InputError
 from schemas.manifest import Manifest, publish
-from schemas.reuse import Request, find_made_from, find_reusable
+from schemas.reuse import Request, find_by_parents, find_reusable
 
 PARENTS = {"queries": "a" * 64, "vectors": "b" * 64}
 OTHER_PARENTS = PARENTS | {"vectors": "c" * 64}
@@ -88,6 +88,6 @@ def test_a_section_of_the_parameters_and_nested_ones_are_compared(tmp_path: Path
 
 
 def test_a_table_of_the_same_parents_is_found_whatever_its_parameters(url: str) -> None:
-    assert find_made_from(url, "negatives", PARENTS) is not None
-    assert find_made_from(url, "negatives", OTHER_PARENTS) is None
-    assert find_made_from(url + "/none", "negatives", PARENTS) is None
+    assert find_by_parents(url, "negatives", PARENTS) is not None
+    assert find_by_parents(url, "negatives", OTHER_PARENTS) is None
+    assert find_by_parents(url + "/none", "negatives", PARENTS) is None

@@ -23,6 +23,13 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
+# Recipes of earlier releases that are in papers/ of a checkout now, by their folder.
+OF_PAPERS = {
+    "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
+    "lns": ("lns-paper",),
+    "mips_s": ("mips-a",),
+    "ngame": ("ance", "dpr", "tas"),
+}
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
@@ -188,6 +195,12 @@ def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
     if not source.endswith(".toml"):
+        for paper, names in OF_PAPERS.items():
+            if (name := source.replace("+", "-")) in names:
+                raise InputError(
+                    f"no recipe {source!r}: it is a line of a paper's table, and does not ship with Extremis. A "
+                    f"checkout has it as papers/{paper}/{name}.toml: give that path."
+                )
         near = difflib.get_close_matches(source, recipe_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InputError(

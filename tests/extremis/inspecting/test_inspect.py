@@ -11,16 +11,7 @@ from extremis.inspecting.examples import find_row
 from schemas.errors import TableError
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from tests.command import Done, call, extremis, refused, sets
-
-SMALL = sets("train.epochs=3", "refresh.every=1", "refresh.stale=wait", "negatives.hard=5", "data.label_texts=false")
-
-
-@pytest.fixture(scope="module")
-def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("inspect") / "run"
-    extremis("run", "astra", data, out, *SMALL)
-    return out
+from tests.command import Done, call, refused
 
 
 def read(url: Path, row: int) -> dict:
@@ -37,7 +28,7 @@ def texts(data: Path, labels: list[int]) -> list[str]:
     return [clean(read(data / "labels", label)["text"]) for label in labels]
 
 
-def test_a_table(data: Path, run: Path) -> None:
+def test_a_table(data: Path, mined: Path) -> None:
     done = call("inspect", data / "queries" / "train", "--verify", "--rows", "2", "--json")
     assert done.status == 0, done.err
     body = done.json
@@ -48,8 +39,8 @@ def test_a_table(data: Path, run: Path) -> None:
     for url in (
         data,
         data / "tokenizer",
-        run / "dumps" / "epoch-0000" / "vectors",
-        max((run / "checkpoints").iterdir()),
+        mined / "dumps" / "epoch-0000" / "vectors",
+        max((mined / "checkpoints").iterdir()),
     ):
         assert call("inspect", f"{url}/_manifest.json").status == 0
 
@@ -70,8 +61,8 @@ def test_data_as_a_whole(data: Path) -> None:
     assert [item["text"] for item in body["queries"][0]["positives"]] == texts(data, first["label_ids"])
 
 
-def test_a_run_as_a_whole(run: Path) -> None:
-    body = call("inspect", run, "--verify", "--json").json
+def test_a_run_as_a_whole(mined: Path) -> None:
+    body = call("inspect", mined, "--verify", "--json").json
     assert body["kind"] == "run"
     assert {"dumps/epoch-0000/queries", "dumps/epoch-0000/vectors", "negatives/epoch-0002/queries"} <= set(
         body["tables"]
@@ -79,7 +70,7 @@ def test_a_run_as_a_whole(run: Path) -> None:
     assert body["tables"]["negatives/epoch-0002/queries"]["kind"] == "negatives"
 
 
-def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, run: Path, tmp_path: Path) -> None:
+def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, mined: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "data"))
     (copy / "queries" / "test" / "_manifest.json").unlink()
     shutil.copy(copy / "labels" / "_manifest.json", copy / "queries" / "train" / "_manifest.json")
@@ -88,20 +79,20 @@ def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, run: Path, 
     assert done.json["checks"]["queries/test"][0].startswith("unfinished")
     assert "it was replaced" in done.json["checks"]["queries/train"][0]
     refused(call("inspect", copy, "--rows", "0", "--verify"), "queries/train")
-    other = Path(shutil.copytree(run, tmp_path / "run"))
+    other = Path(shutil.copytree(mined, tmp_path / "run"))
     shard = next((other / "negatives" / "epoch-0002" / "queries").glob("part-*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     assert call("inspect", other).status == 0
     refused(call("inspect", other, "--verify"), shard.name, "damaged")
 
 
-def test_a_query_by_its_key_with_positives_and_negatives_in_words(data: Path, run: Path) -> None:
+def test_a_query_by_its_key_with_positives_and_negatives_in_words(data: Path, mined: Path) -> None:
     row = read(data / "queries" / "train", 777)
-    done = call("inspect", data, "--run", run, "--key", row["key"], "--json")
+    done = call("inspect", data, "--run", mined, "--key", row["key"], "--json")
     (query,) = done.json["queries"]
     assert (query["split"], query["query_id"], query["key"]) == ("train", 777, row["key"])
     assert [item["text"] for item in query["positives"]] == texts(data, row["label_ids"])
-    joined = read(run / "negatives" / "epoch-0002" / "queries", 777)
+    joined = read(mined / "negatives" / "epoch-0004" / "queries", 777)
     assert [item["label_id"] for item in query["negatives"]] == joined["label_ids"]
     assert [item["text"] for item in query["negatives"]] == texts(data, joined["label_ids"])
     assert [item["score"] for item in query["negatives"]] == pytest.approx(joined["scores"])
@@ -109,28 +100,28 @@ def test_a_query_by_its_key_with_positives_and_negatives_in_words(data: Path, ru
         assert text in done.err
 
 
-def test_a_query_of_another_split_has_no_negatives_and_says_so(data: Path, run: Path) -> None:
+def test_a_query_of_another_split_has_no_negatives_and_says_so(data: Path, mined: Path) -> None:
     key = read(data / "queries" / "test", 3)["key"]
-    done = call("inspect", data, "--run", run, "--key", key, "--json")
+    done = call("inspect", data, "--run", mined, "--key", key, "--json")
     assert done.json["queries"][0]["split"] == "test"
     assert done.json["queries"][0]["negatives"] == []
     assert "no table" in done.err
 
 
-def test_a_miner_cut_off_at_its_work_hides_no_table(data: Path, run: Path, tmp_path: Path) -> None:
+def test_a_miner_cut_off_at_its_work_hides_no_table(data: Path, mined: Path, tmp_path: Path) -> None:
     """Whoever kills a miner leaves its claim and candidates beside, or in the place of, tables."""
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
-    for epoch in ("epoch-0002", "epoch-0003"):
+    copy = Path(shutil.copytree(mined, tmp_path / "run"))
+    for epoch in ("epoch-0004", "epoch-0005"):
         (copy / "negatives" / epoch / ".candidates").mkdir(parents=True)
         (copy / "negatives" / epoch / ".claim.json").write_text("{}")
-    told = [call("inspect", data, "--run", place, "--json").json["queries"] for place in (run, copy)]
+    told = [call("inspect", data, "--run", place, "--json").json["queries"] for place in (mined, copy)]
     assert told[0] == told[1]
     assert told[0][0]["negatives"]
     done = call("report", data, copy, "--queries", "5", "--no-predictions", "--out", tmp_path / "page.html")
     assert done.status == 0, done.err
 
 
-def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
+def test_wrong_use_is_refused(data: Path, mined: Path, tmp_path: Path) -> None:
     refused(call("inspect", data, "--key", "no such key"), "no such key", "rejects")
     refused(call("inspect", data, "--key", "x", "--split", "nosuch"), "nosuch", "train")
     refused(call("inspect", data, "--run", data), "config.toml")
@@ -171,8 +162,8 @@ def test_a_key_with_control_characters_is_shown_harmless(tmp_path: Path) -> None
     assert "\x1b[2J" not in call("inspect", tmp_path / "data" / "queries" / "train").out
 
 
-def test_a_damaged_manifest_below_a_prefix_is_an_entry_not_the_end(run: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(run, tmp_path / "run"))
+def test_a_damaged_manifest_below_a_prefix_is_an_entry_not_the_end(mined: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(mined, tmp_path / "run"))
     (other / "dumps" / "epoch-0000" / "vectors" / "_manifest.json").write_text("{")
     body = call("inspect", other, "--json").json
     assert "damaged" in body["checks"]["dumps/epoch-0000/vectors"][0]

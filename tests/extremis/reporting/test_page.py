@@ -12,7 +12,7 @@ import pytest
 from extremis.inspecting.inspect import sharding_command
 from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
-from tests.command import Done, call, extremis, refused, sets
+from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny
 
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }} &amp; \u2028 end")
@@ -32,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(raw / "trn.json.gz", points)
     options = ("--tokenizer", "train:300", "--row-group-rows", "8", "--propensity", "0.55,1.5", "--keep-text")
     assert call("shard", raw, folder / "data", *options).status == 0
-    extremis("run", "astra", folder / "data", folder / "<b>run", *CHOICES, "--set", "refresh.stale=wait")
+    mined = (*CHOICES, "--set", "refresh.stale=wait")
+    assert call("run", "astra", folder / "data", folder / "<b>run", *mined).status == 0
     assert call("evaluate", folder / "data", folder / "<b>run", "--baseline").status == 0
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.common.phases import Phases
+from pipelines.sharding.resume import Phases
 from schemas import storage
 from schemas.owners.claim import Claim, LostError, Owner, claimed
 from schemas.storage import join

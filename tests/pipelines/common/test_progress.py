@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.common.flow import Flow
-from pipelines.common.meter import Count, Meter
-from pipelines.common.progress import Step, Watch, say_seconds
+from pipelines.common.progress import Count, Meter, Step, Watch, say_seconds
 from pipelines.runners.runner import choose_runner
 from tests.command import PROCESSES
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.formats import by_name
-from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, labels_schema, pairs_schema
-from pipelines.formats.rejects import Reject
+from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Reject, labels_schema, pairs_schema
 
 
 @dataclass

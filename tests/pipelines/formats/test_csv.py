@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import formats
-from pipelines.formats.base import LABELS
-from pipelines.formats.csv_files import split_lists
-from pipelines.formats.fields import text_key
-from pipelines.formats.rejects import Reason
+from pipelines.formats.base import LABELS, Reason
+from pipelines.formats.column_files import split_lists
+from pipelines.formats.names import text_key
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.formats.base import Reason
 from pipelines.formats.from_lines import parse_tabbed_pairs
-from pipelines.formats.rejects import Reason
 
 KEY = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
 WEIGHT = st.none() | st.integers(-2, 3) | st.floats(-2, 2, width=16)

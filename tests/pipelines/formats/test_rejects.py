@@ -2,7 +2,7 @@ import random
 
 from pipelines.common.flow import Flow
 from pipelines.common.summary import Block, Summary, read_summary, write_sum
-from pipelines.formats.rejects import SHOWN, Reason, Reject, Rejects
+from pipelines.formats.base import SHOWN, Reason, Reject, Rejects
 from pipelines.runners.runner import choose_runner
 
 

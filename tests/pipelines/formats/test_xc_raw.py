@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.base import Parsed, Part
-from pipelines.formats.rejects import Reason
+from pipelines.formats.base import Parsed, Part, Reason
 from pipelines.formats.xc import XcRaw
 
 LABELS = 10

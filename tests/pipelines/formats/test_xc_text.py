@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import choose
-from pipelines.formats.rejects import Reason
+from pipelines.formats.base import Reason
 from schemas import storage
 from schemas.errors import InputError
 from tests.pipelines.formats.forms import read_all, write

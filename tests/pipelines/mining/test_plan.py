@@ -1,7 +1,7 @@
 import pytest
 
-from pipelines.common.aligned import Source
-from pipelines.mining.inputs import Inputs
+from pipelines.common.vectors import Source
+from pipelines.mining.inputs import MineInputs
 from pipelines.mining.plan import make_plan
 from pipelines.options import MineOptions
 from schemas import arrow
@@ -18,13 +18,13 @@ def table(kind: str, rows: int, **fields) -> Manifest:
     return Manifest(kind=kind, rows=rows, row_group_rows=1 << 14, shards=(shard,), **fields)
 
 
-def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> Inputs:
+def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> MineInputs:
     vectors = Table("run/vectors", table("vectors", labels, columns=columns_of(arrow.vectors(dimension))))
     sources = [
         Source(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
         for name, rows in (("queries", queries), ("labels", min(labels, queries)))
     ]
-    return Inputs(
+    return MineInputs(
         "classifier",
         tuple(sources),
         vectors,

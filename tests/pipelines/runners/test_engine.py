@@ -7,8 +7,7 @@ import pytest
 from apache_beam.options import pipeline_options as options
 
 from pipelines.runners.beam_runner import BeamRunner
-from pipelines.runners.check import Question, Versions, answer
-from pipelines.runners.engine import require_job_server, start_timeout
+from pipelines.runners.engine import Question, Versions, answer, require_job_server, start_timeout
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import ExtremisError, InputError

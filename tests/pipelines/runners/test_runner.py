@@ -57,12 +57,6 @@ def test_a_workers_error_is_found_in_what_an_engine_says(kind: type[ExtremisErro
     assert (type(error), str(error)) == (kind, "no room here.")
 
 
-@pytest.mark.parametrize("name", ["DirectRunner", "FnApiRunner"])
-def test_the_runner_in_this_process_has_its_usual_names(name: str) -> None:
-    with pytest.raises(StorageError):
-        run_on([f"--runner={name}"], fail)
-
-
 def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
     with pytest.raises(Exception, match="ours to mend") as caught:
         run_on(flags, crash)
@@ -225,6 +219,23 @@ def test_worker_processes_live_through_several_flows(tmp_path: Path) -> None:
     assert os.getpid() not in pids[0]
     assert pids[0] == pids[1] == pids[2]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids[0])
+
+
+@pytest.mark.parametrize("name", ["DirectRunner", "FnApiRunner"])
+def test_beams_names_for_a_local_runner_mean_this_machine_with_its_options(name: str, tmp_path: Path) -> None:
+    def processes(*flags: str) -> set[int]:
+        folder = tmp_path / "".join(flags)
+        with choose_runner([f"--runner={name}", *flags]) as runner:
+            runner.run(staying(folder, 0.2))
+        return {int(path.read_text()) for path in folder.iterdir()}
+
+    assert processes() == processes("--direct_num_workers=2") == {os.getpid()}
+    assert processes("--direct_num_workers=2", "--direct_running_mode=multi_threading") == {os.getpid()}
+    two = processes("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    each = processes("--direct_num_workers=0", "--direct_running_mode=multi_processing")  # a process a core
+    assert len(two) == 2
+    assert each
+    assert os.getpid() not in two | each
 
 
 def staying(folder: Path, seconds: float) -> Flow:

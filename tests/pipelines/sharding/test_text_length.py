@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.sharding import tokenizer
-from pipelines.sharding.tokenizer import LEAST, MOST, choose_length, open_tokenizer
-from pipelines.sharding.words import encode_whole
+from pipelines.sharding.tokenizer import LEAST, MOST, choose_length, encode_whole, open_tokenizer
 
 FROZEN = tokenizer.freeze(tokenizer.train_wordpiece(pa.chunked_array([["a word or two"] * 5]), 100), {}, 8)
 WHOLE = open_tokenizer(FROZEN.files[tokenizer.FILE], "here")

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Split
 
 from pipelines.options import vocabulary_size
 from pipelines.sharding import tokenizer
-from pipelines.sharding.words import Encoder, encode_whole
+from pipelines.sharding.tokenizer import Encoder, encode_whole
 from schemas.errors import InputError
 
 TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]

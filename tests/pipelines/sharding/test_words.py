@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from pipelines.sharding import tokenizer, words
-from pipelines.sharding.words import Encoder, encode_whole
+from pipelines.sharding.tokenizer import Encoder, encode_whole
 
 CORPUS = ["The boat, on the sea!", "Été à la plage: İstanbul 海 と 空", "##s [SEP] x-ray don't 1,000.5", "a a a a"] * 3
 PIECES = st.sampled_from(

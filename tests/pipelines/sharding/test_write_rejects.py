@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.common import exchange
 from pipelines.common.exchange import Files, gather
-from pipelines.formats.rejects import Reason, Reject, to_batch
+from pipelines.formats.base import Reason, Reject, to_batch
 from pipelines.sharding import dataset
 from schemas import arrow
 from schemas.shard_files import parquet

@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModel
 
 from pipelines.sharding import tokenizer as tokens
-from pipelines.sharding.tokenizer import FrozenTokenizer, train_wordpiece
-from pipelines.sharding.words import encode_whole
+from pipelines.sharding.tokenizer import FrozenTokenizer, encode_whole, train_wordpiece
 from schemas.ragged import Ragged
 from tests.bert import write_bert
 from trainer.config import EncoderSection

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import build_data
+from tests.recipes import RECIPES
 from tests.training import train, with_sections
-from trainer.config import recipe_names
 from trainer.config.load import read_recipe
 from trainer.epoch import EpochRunner
 from trainer.loop import Trainer
@@ -24,8 +24,8 @@ def odd(name: str, *overrides: str, facts: Facts = SANE) -> list[str]:
     return [*odd_settings(derive(read_recipe(name, overrides), facts, name).recipe, facts)]
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_no_recipe_that_ships_is_odd(name: str) -> None:
+@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
+def test_no_recipe_is_odd(name: str) -> None:
     assert odd(name) == []
 
 

@@ -1,0 +1,166 @@
+"""Vectors of tables, as search reads them: blocks of labels, and points beside their embeddings.
+
+A block is labels [start, stop) of [0, L), the unit that is indexed, searched and discarded.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import TableError
+from schemas.randomness import sample_rows
+from schemas.shard_files.parquet import matrix_column
+from schemas.table import Table
+from search.block import padded
+from search.exclusions import Exclusions
+
+
+class Batch(NamedTuple):
+    """Rows [first, first + B) of a shard: their `ids`, `queries` float32 [B, D] and the labels to drop for each."""
+
+    first: int
+    ids: pa.Array
+    queries: np.ndarray
+    exclusions: Exclusions
+
+
+@dataclass(frozen=True)
+class Source:
+    """Points that get negatives: `queries`, or `labels` where label texts are training points."""
+
+    name: str
+    queries: Table
+    embeddings: Table
+
+    @property
+    def id_column(self) -> str:
+        """Name of the column of ids."""
+        return self.queries.id_column
+
+    def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
+        """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
+
+        Raises TableError: damaged, embeddings that are not those of these rows, or that are not finite.
+        """
+        first = sum(entry.rows for entry in self.queries.shards[:shard])
+        within = 0
+        columns = [self.id_column, "label_ids", "filter_label_ids"]
+        for table in rechunk(self.aligned(shard, columns), rows):
+            queries = matrix_column(table, "vector")
+            require_finite(queries, first + within, self.embeddings.url)
+            ids = table.column(self.id_column).combine_chunks()
+            yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
+            within += table.num_rows
+
+    def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:
+        """Read the `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
+        tables = self.queries.batches_of(shard, [self.id_column])
+        for table in rechunk(tables, rows):
+            yield table.column(self.id_column).combine_chunks()
+
+    def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
+        """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
+        picked = sample_rows(len(self.embeddings.groups), groups, seed)
+        each = -(-rows // len(picked)) if len(picked) else 0
+        parts = [np.empty((0, dimension), np.float32)]
+        for first, vectors in self.embeddings.vectors(picked):
+            require_finite(vectors[:each], first, self.embeddings.url)
+            parts.append(padded(vectors[:each], dimension))
+        return np.concatenate(parts)
+
+    def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Read row groups of shard `shard` with a column `vector`, and `columns` of the points, or all.
+
+        Raises TableError: damaged, or embeddings that are not those of these rows.
+        """
+        columns = [name for name in self.queries.columns if columns is None or name in columns]
+        for point, embedding in self.queries.aligned_with(self.embeddings, shard, columns):
+            yield point.append_column("vector", embedding.column("vector"))
+
+
+def open_source(name: str, queries: Table, embeddings: Table) -> Source:
+    """Return `embeddings` beside their rows. Raises TableError: of other data, or not aligned."""
+    embeddings.require_made_from("queries", queries)
+    if embeddings.cut != queries.cut:
+        shape, expected = ([shard.rows for shard in table.shards] for table in (embeddings, queries))
+        raise TableError(
+            f"{embeddings.url}: not aligned with {queries.url}: its shards hold {shape} rows in row groups of "
+            f"{embeddings.manifest.row_group_rows}, expected {expected} in row groups of "
+            f"{queries.manifest.row_group_rows}. Make the embeddings again."
+        )
+    return Source(name, queries, embeddings)
+
+
+def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(table)
+        held += table.num_rows
+        if held < rows:
+            continue
+        ready = pa.concat_tables(pending)
+        full = held - held % rows
+        for start in range(0, full, rows):
+            yield ready.slice(start, rows).combine_chunks()
+        pending, held = [ready.slice(full)], held - full
+    if held:
+        yield pa.concat_tables(pending).combine_chunks()
+
+
+_READERS = 2  # threads: each holds a row group, before there is an index and queries
+
+
+def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+    """Cut [start, stop) into `count` half-open ranges in order, sizes equal to within one: range g of G for rank g."""
+    edges = [start + (stop - start) * part // count for part in range(count + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[int, int]]]:
+    """Cut each of `ranges` equal label ranges into as few blocks as `block_rows` allows, equal to within one."""
+    return [
+        equal_ranges(start, stop, -(-(stop - start) // block_rows)) for start, stop in equal_ranges(0, labels, ranges)
+    ]
+
+
+def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: bool = False) -> np.ndarray:
+    """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], two row groups at a time.
+
+    Columns beyond the table's D are zeros; with `drop_bias` its last one, which meets a constant 1, is, too. Raises
+    TableError: damaged, or vectors that are not finite.
+    """
+    block = np.zeros((stop - start, dimension), np.float32)
+    begin = int(table.groups.of_rows(np.array(start)))
+    end = int(np.searchsorted(table.groups.first, stop, side="left"))
+
+    def fill(groups: Iterable[int]) -> None:
+        for first, vectors in table.vectors(groups):
+            low, high = max(start, first), min(stop, first + len(vectors))
+            rows = block[low - start : high - start, : vectors.shape[1]]
+            rows[:] = vectors[low - first : high - first]
+            require_finite(rows, low, table.url)
+            if drop_bias:
+                rows[:, -1] = 0
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(fill, np.array_split(np.arange(begin, end), _READERS)):
+            pass
+    return block
+
+
+def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
+    """Raise TableError that names `url` and the first row of `vectors` [n, D] with an infinity or a NaN."""
+    if np.isfinite(vectors).all():
+        return
+    row = first_row + int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+    raise TableError(
+        f"{url}: the vector of row {row} is not finite, so it has no nearest neighbours. "
+        "The training that wrote it has diverged: lower its learning rate and resume from an earlier checkpoint."
+    )

@@ -1,0 +1,63 @@
+"""Beside a trainer that is not there yet, or no longer: the watcher says for what it waits, and misses nothing."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.dumps import watch_dumps
+from schemas import waits
+from schemas.errors import ExtremisError, InputError, RoomError, StorageError
+
+
+def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is made anew may have the very dumps of the one before; its tables are gone with that one."""
+    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.1)
+    run, lines, made = tmp_path / "run", list[str](), list[int]()
+
+    def dumps() -> dict[int, str]:
+        return {int(path.name): path.read_text() for path in run.glob("[0-9]")}
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if len(lines) in (1, 4):
+            run.mkdir()
+            (run / "config.toml").touch()
+        elif len(lines) in (2, 5):
+            (run / "3").write_text("digest")
+        elif len(lines) == 3:
+            shutil.rmtree(run)
+
+    def make(epoch: int) -> bool:
+        made.append(epoch)
+        if len(made) == 2:
+            (run / "finished.json").touch()
+        return True
+
+    assert watch_dumps(str(run), dumps, make, say, poll_seconds=0.05) == 2
+    assert made == [3, 3]
+    waited = [line.removeprefix("waiting for a ").partition(" ")[0] for line in lines]
+    assert waited == ["run", "dump", "dump", "run", "dump"]
+
+
+@pytest.mark.parametrize("error", [RoomError("full"), StorageError("full"), InputError("wrong")])
+def test_a_disk_without_room_is_tried_again_and_wrong_input_is_not(error: ExtremisError) -> None:
+    made = list[int]()
+
+    def make(epoch: int) -> bool:
+        made.append(epoch)
+        if len(made) < 3:
+            raise error
+        return True
+
+    dumps, lines = {2: "digest"}, list[str]()
+    watch = functools.partial(watch_dumps, "memory://nowhere", lambda: dumps, make, lines.append, 0.001)
+    if type(error) is InputError:
+        with pytest.raises(InputError, match="wrong"):
+            watch()
+    else:
+        assert watch(lambda: len(made) == 3) == 1
+        assert lines == [f"full Trying again ({number} of 5)." for number in (1, 2)]
