@@ -233,7 +233,7 @@ def test_a_run_that_holds_out_rows_goes_on_to_the_same_bits(data: SmallData, sto
     straight = Trainer.start(data.layout.root, whole, recipe(), silent)
     losses = train(straight)
     assert assert_resumes(data.layout.root, cut, recipe(), losses, stop) >= len(losses) - stop
-    assert latest_checkpoint(RunLayout(cut)).manifest.shards == latest_checkpoint(straight.run).manifest.shards
+    assert latest_checkpoint(RunLayout(cut)).table.shards == latest_checkpoint(straight.run).table.shards
 
 
 @pytest.mark.parametrize(
