@@ -74,7 +74,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch() -> None:
-    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer", "search.on_device"}}
+    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer", "search.nearest"}}
     wrong = []
     for module in MODULES:
         for name in imports_of(module):

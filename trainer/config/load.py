@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.layers import applies, explain, lay, left_to_data, section_of, without_auto, without_foreign
+from trainer.config.merging import applies, explain, left_to_data, merge, section_of, without_auto, without_foreign
 from trainer.methods.earlier import renew
 from trainer.methods.kinds import KindSection
 from trainer.methods.recipe import Recipe
@@ -76,10 +76,10 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
-    an override, changes the method or another kind, options that lower layers set for other kinds are left out.
+    an override, changes the method or another kind, options that those before it set for other kinds are left out.
     Raises InputError: no such recipe, not TOML.
     """
-    return _lay(source, overrides, light=False)
+    return _merge(source, overrides, light=False)
 
 
 def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]
 
     Raises InputError.
     """
-    return _lay(source, overrides, light=True)
+    return _merge(source, overrides, light=True)
 
 
 def fitting(source: str, overrides: Iterable[str]) -> list[str]:
@@ -102,14 +102,14 @@ def fitting(source: str, overrides: Iterable[str]) -> list[str]:
     ]
 
 
-def _lay(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
+def _merge(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
-    layers = _read_layers(source)
+    bodies = _read_bodies(source)
     try:
-        top["name"] = renew(layers[-1]).get("name", top["name"])
+        top["name"] = renew(bodies[-1]).get("name", top["name"])
         for override in overrides:
             _override(top, override)
-        return lay([*layers, top], light)
+        return merge([*bodies, top], light)
     except ValueError as error:
         raise InputError(f"recipe {source}: {error}.") from None
 
@@ -174,21 +174,21 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _read_layers(source: str) -> list[dict[str, Any]]:
+def _read_bodies(source: str) -> list[dict[str, Any]]:
     """Read the recipe's TOML and, before it, those that it `extends`: by name, or by a path from its own folder."""
-    layers: dict[str, dict[str, Any]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
         source = str(base)
-        if source in layers:
-            raise InputError(f"recipe {source}: extends itself, by {[*layers][-1]}. Fix one of them.")
-        layers[source] = _parse(_read_text(source), source)
-        base = layers[source].pop("extends", None)
+        if source in bodies:
+            raise InputError(f"recipe {source}: extends itself, by {[*bodies][-1]}. Fix one of them.")
+        bodies[source] = _parse(_read_text(source), source)
+        base = bodies[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
             from schemas.storage import resolve
 
             base = resolve(source[: source.rfind("/") + 1], base)
-    return [*layers.values()][::-1]
+    return [*bodies.values()][::-1]
 
 
 def _read_text(source: str) -> str:

@@ -1,4 +1,4 @@
-"""Options of a recipe as tables: laid over each other, without those of other kinds, and their faults told."""
+"""Options of a recipe before they are checked: merged without those of other kinds, and their faults explained."""
 
 import difflib
 import functools
@@ -11,29 +11,29 @@ from trainer.methods.kinds import KindSection, OneOfKinds
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
 
-Table = Mapping[str, Any]
-Classes = Callable[[], list[type[Options]]]
+Body = Mapping[str, Any]  # options of a recipe or of one of its sections, as TOML has them
+Classes = Callable[[], list[type[Options]]]  # found when they are asked for: to look at an encoder loads its module
 
 
-def lay(layers: Sequence[Table], light: bool = False) -> dict[str, Any]:
-    """Lay options over each other, the last on top, under the keys of today.
+def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
+    """Merge recipes that extend one another, the base first, under the keys of today.
 
-    Where a layer changes the method or another kind, options that layers below set for other kinds alone are left out.
-    `light`: encoders and losses are not looked at, so that what implements them is not loaded.
+    Where a recipe changes the method or another kind, options that those before it set for other kinds alone are left
+    out. `light`: encoders and losses are not looked at, so that what implements them is not loaded.
     """
     renewed, method = [], Recipe.kind_in({})
-    for layer in layers:
-        renewed.append(renew(layer, method))
+    for body in bodies:
+        renewed.append(renew(body, method))
         method = Recipe.kind_in({"method": method, **renewed[-1]})
-    return _lay_section(Recipe, renewed, list, 0, light)
+    return _merge_section(Recipe, renewed, kept_from=0, others=list, light=light)
 
 
-def without_foreign(body: Table, kind_section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
+def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
     """Return the options `body` of a section with kinds, without those of other kinds alone."""
-    return _lay_section(kind_section, [body], list, 1, False)
+    return _merge_section(section, [body], kept_from=1, others=list, light=False)
 
 
-def flatten(options: Table, prefix: str = "") -> dict[str, Any]:
+def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
     """Return the values of `options` by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
@@ -47,47 +47,51 @@ def section_of(options: type[Options], name: str) -> type[Options] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Options) else None
 
 
-def _lay_section(
-    section: type[Options], layers: Sequence[Table], others: Classes, first: int, light: bool
+def _merge_section(
+    section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Lay the tables of a section over each other.
+    """Merge what `bodies` state of a section; its kind is that of the last of them that names one.
 
-    Options that `layers[first:]` do not state are left out where `section` lacks them and one of the `others` has them.
+    An option is foreign where the class of this kind lacks it, and that of another kind, here or among `others`, has
+    it. Foreign options are left out, but for those that bodies[kept_from:] state: they are a mistake, and validation
+    says so. A body that changes the kind raises `kept_from` to itself.
     """
     if not issubclass(section, OneOfKinds):
-        return _lay_options(section, layers, others, first, light)
-    kind, tag = section.kind_in({}), section.PLACE.rpartition(".")[2]
-    for number, layer in enumerate(layers):
-        if layer.get(tag, kind) != kind:
-            kind, first = layer[tag], max(first, number)
-    try:
-        if kind in AUTO or (light and issubclass(section, KindSection)):
-            return functools.reduce(_lay_over, layers, {})
-        options = section.options_of(kind)
-    except ValueError:  # told by validation
-        return functools.reduce(_lay_over, layers, {})
+        return _merge_options(section, bodies, kept_from, others, light)
+    kind, key = section.kind_in({}), section.PLACE.rpartition(".")[2]
+    for number, body in enumerate(bodies):
+        if body.get(key, kind) != kind:
+            kind, kept_from = body[key], max(kept_from, number)
+    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide it, or validation refuses it
+    if not is_known or (light and issubclass(section, KindSection)):
+        return _merged(bodies)
 
-    def with_kinds() -> list[type[Options]]:
+    def of_other_kinds() -> list[type[Options]]:
         return [*others(), *(section.options_of(each) for each in section.KINDS if each != kind)]
 
-    return _lay_options(options, layers, with_kinds, first, light)
+    return _merge_options(section.options_of(kind), bodies, kept_from, of_other_kinds, light)
 
 
-def _lay_options(
-    options: type[Options], layers: Sequence[Table], others: Classes, first: int, light: bool
+def _merge_options(
+    options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    body: dict[str, Any] = functools.reduce(_lay_over, layers, {})
-    stated = {key for layer in layers[first:] for key in layer}
-    for key, value in list(body.items()):
+    """Merge what `bodies` state of the class `options`, section by section, without foreign options."""
+    merged = _merged(bodies)
+    kept = {key for body in bodies[kept_from:] for key in body}
+    for key, value in list(merged.items()):
         section = section_of(options, key)
         if section is not None and isinstance(value, dict):
-            tables = [layer[key] if isinstance(layer.get(key), Mapping) else {} for layer in layers]
-            body[key] = _lay_section(section, tables, functools.partial(_sections_of, others, key), first, light)
-        elif (
-            key not in stated and not _takes(options, key, value) and any(_takes(each, key, value) for each in others())
-        ):
-            del body[key]
-    return body
+            stated = [body[key] if isinstance(body.get(key), Mapping) else {} for body in bodies]
+            classes = functools.partial(_sections_of, others, key)
+            merged[key] = _merge_section(section, stated, kept_from, classes, light)
+        elif key not in kept and _is_foreign(options, others, key, value):
+            del merged[key]
+    return merged
+
+
+def _is_foreign(options: type[Options], others: Classes, key: str, value: Any) -> bool:
+    """Tell whether one of `others` has the option `key`, and `options` have not."""
+    return not _takes(options, key, value) and any(_takes(other, key, value) for other in others())
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
@@ -99,6 +103,7 @@ def _takes(options: type[Options], key: str, value: Any) -> bool:
 
 
 def _sections_of(others: Classes, key: str) -> list[type[Options]]:
+    """Return the classes of the section `key` in the classes `others`."""
     found = (section_of(other, key) for other in others())
     return [each for section in found if section is not None for each in _variants(section)]
 
@@ -110,16 +115,20 @@ def _variants(section: type[Options]) -> list[type[Options]]:
     return [section]
 
 
-def _lay_over(base: Table, top: Table) -> dict[str, Any]:
-    """Return both merged, in tables of their own."""
-    merged = dict(base)
-    for key, value in top.items():
-        under = merged.get(key)
-        merged[key] = _lay_over(under if isinstance(under, dict) else {}, value) if isinstance(value, dict) else value
+def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
+    """Return the options of all `bodies`, the last on top, in tables of their own."""
+    merged: dict[str, Any] = {}
+    for body in bodies:
+        for key, value in body.items():
+            if isinstance(value, dict):
+                below = merged.get(key)
+                merged[key] = _merged([below, value] if isinstance(below, dict) else [value])
+            else:
+                merged[key] = value
     return merged
 
 
-def applies(body: Table, dotted: str) -> bool:
+def applies(body: Body, dotted: str) -> bool:
     """Tell whether an option is of the recipe `body`; True for one that no method has, which validation refuses."""
     section, *path = dotted.split(".")
     if not path or any(_has(options, path) for options in _classes_of(section, body)):
@@ -127,7 +136,7 @@ def applies(body: Table, dotted: str) -> bool:
     return not any(_has(Recipe.options_of(method), [section, *path]) for method in Recipe.KINDS)
 
 
-def left_to_data(body: Table) -> dict[str, FromData]:
+def left_to_data(body: Body) -> dict[str, FromData]:
     """Return the rules of the options that a recipe's `body` leaves to the data, by dotted key."""
     return {
         f"{name}.{key}": mark
@@ -139,7 +148,7 @@ def left_to_data(body: Table) -> dict[str, FromData]:
     }
 
 
-def _classes_of(name: str, body: Table) -> list[type[Options]]:
+def _classes_of(name: str, body: Body) -> list[type[Options]]:
     """Return the class of a section's options; those of all kinds where the data decide the kind."""
     try:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
@@ -151,7 +160,7 @@ def _classes_of(name: str, body: Table) -> list[type[Options]]:
         return []
 
 
-def without_auto(body: Table) -> dict[str, Any]:
+def without_auto(body: Body) -> dict[str, Any]:
     """Return a copy of a recipe's `body` without the options that it leaves to the data, or with what stands for them.
 
     Of a kind that the data decide, the options of the default are left.
@@ -165,7 +174,7 @@ def without_auto(body: Table) -> dict[str, Any]:
     return _without_kinds_of_data(stated, left)
 
 
-def with_values(body: Table, values: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's `body` with `values` by dotted key, without options of other kinds than are among them."""
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
     for dotted, value in values.items():
@@ -183,7 +192,7 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
     return body
 
 
-def explain(fault: Any, body: Table) -> str:
+def explain(fault: Any, body: Body) -> str:
     """Say one of pydantic's faults in a recipe's `body`, with a remedy: the nearest key, or the kind that has it."""
     if fault["type"] != "extra_forbidden":
         text = fault_text(fault)

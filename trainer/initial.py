@@ -1,26 +1,122 @@
-"""First vectors of labels that an earlier run had not: what its own labels' vectors are to their points, or texts.
+"""Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
 
-A trained vector is about c (v - m): v the mean embedding of some of the label's points, or its text's embedding, m the
-mean over all. c is fitted by least squares over labels that the run had, and the bias is such that a mean query's score
-is theirs. New labels then score as those that the run had do, where a vector of the same length along v alone would
-outscore them on every query.
+Labels that an earlier run had not begin as its own labels' vectors are to their points, or texts. A trained vector is
+about c (v - m): v the mean embedding of some of the label's points, or its text's embedding, m the mean over all. c is
+fitted by least squares over labels that the run had, and the bias is such that a mean query's score is theirs. New
+labels then score as those that the run had do, where a vector of the same length along v alone would outscore them on
+every query.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from schemas.layout import DataLayout
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.ranking import embed_texts
+from trainer.evaluation.split import retired_labels
 from trainer.inputs import Inputs
-from trainer.model import Model
+from trainer.model import Model, find_checkpoint, find_earlier
 from trainer.stream import open_queries
+
+
+def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
+    """Take the encoder of the run `train.encoder_from`; whether there is one to take.
+
+    Raises InputError: a frozen encoder that nobody trained, no run or no checkpoint there, one on other data, or one
+    whose encoder is of another make; TableError.
+    """
+    url = recipe.train.encoder_from
+    if not url:
+        if recipe.train.freeze_encoder:
+            raise InputError(
+                "train.freeze_encoder: say whose encoder it is, with --set train.encoder_from=RUN, a run of `ngame` "
+                "or of another recipe with the same encoder."
+            )
+        return False
+    trained, checkpoint = find_checkpoint(data, RunLayout(url))
+    differing = recipe.encoder.differences(trained.encoder)
+    if differing:
+        raise InputError(f"{url}: its encoder is of another make: {'; '.join(differing)}. Set them alike.")
+    model.encoder.load_tensors(checkpoint.tensors("encoder"))
+    return True
+
+
+@torch.no_grad()
+def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
+    """Vector l of this rank's labels becomes the embedding of label l's text, with length `norm`; biases stay.
+
+    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError
+    where labels have not what the encoder reads or the head encodes them anyway, TableError.
+    """
+    head = model.head
+    if not head.has_rows:
+        raise InputError("classifier.initial = 'labels': a head that encodes labels has no vectors to begin with.")
+    for first, z in embed_texts(model, data, head.start, head.stop):
+        start = first - head.start
+        head.vectors[start : start + len(z), : z.shape[1]] = z * norm
+
+
+def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable[[str], None]) -> bool:
+    """Take the parameters of the run `train.start_from`, by label id; whether there is one to take.
+
+    Vectors of labels that its data had not begin as `train.new_labels` says, those of retired ones at zero. Raises
+    InputError: no such run, on other data, or of another make; TableError.
+    """
+    url = recipe.train.start_from
+    if not url:
+        return False
+    trained, checkpoint, parts = find_earlier(data, RunLayout(url))
+    _require_same_make(recipe, trained, url)
+    model.load_encoders(checkpoint)
+    optimizer = recipe.train.start_optimizer
+    if optimizer:
+        for name, encoder in model.encoders.items():
+            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
+    for encoder in model.encoders.values():
+        encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
+    say(f"begins with {url} at step {checkpoint.step}: {checkpoint.labels:,} of {model.head.labels:,} labels")
+    if model.head.has_rows:
+        checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
+        begin_new_labels(model, data, recipe, checkpoint, parts)
+        retired = retired_labels(data)
+        if retired is not None:
+            model.head.vectors[torch.from_numpy(retired[model.head.start : model.head.stop])] = 0
+    return True
+
+
+def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
+    """Yield the training rows of `parts`, texts of labels where they are such, a row group at a time."""
+    tables = [open_queries(data, recipe.data.split)]
+    if recipe.data.label_texts or recipe.encodes_labels:
+        tables.append(Table.open(data.labels, "labels"))
+    for table in tables:
+        for part in table.parts:
+            if part.name in parts:
+                for rows in table.of_parts([part]).batches(model.columns):
+                    yield Inputs.of(rows.select(model.columns))
+
+
+def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
+    """Raise InputError where the model of RUN1 has another shape."""
+    differing = recipe.encoder.differences(trained.encoder)
+    if recipe.encodes_labels != trained.encodes_labels:
+        differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
+    if isinstance(recipe, ClassifierRecipe) and isinstance(trained, ClassifierRecipe):
+        options = ("bias", "optimizer") if recipe.train.start_optimizer else ("bias",)
+        for name in options:
+            before, after = getattr(trained.classifier, name), getattr(recipe.classifier, name)
+            if before != after:
+                differing.append(f"classifier.{name} was {before!r}, now {after!r}")
+    if differing:
+        raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")
+
 
 _BATCH = 1024  # queries embedded at a time
 _FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mixed as all

@@ -1,5 +1,6 @@
-"""Settings of a run that goes on from one on an earlier version: its model's, and those of a refresh."""
+"""Settings of a run on a version of data: what it scores while it trains, and those of a refresh of an earlier run."""
 
+import glob
 import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from trainer.methods.astra import Astra, MinedTables
 from trainer.methods.rules import Setting
 from trainer.model import find_earlier
 
+SPLIT = "val"  # that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
 LEAST, SHARE = 0.1, 1.0  # of the time from nothing: at least, and per share of rows that are new
@@ -100,3 +102,23 @@ def _takes_tables(recipe: Recipe, stated: Container[str]) -> bool:
     if not isinstance(recipe, Astra) or not isinstance(recipe.refresh, MinedTables):
         return recipe.tables is not None
     return bool(recipe.negatives.hard) and (recipe.refresh.by == "labels" or "refresh.source" in stated)
+
+
+def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
+    """Return the split and the part to score of a version, where the body `stated` of a recipe names none.
+
+    It is the newest part of `val` that has rows. Raises TableError.
+    """
+    if "split" in stated.get("validation", {}) or recipe.data.holdout:
+        return {}
+    layout = DataLayout(data)
+    if f"queries/{SPLIT}" not in Table.open(data, "data").parents:
+        return {}
+    parts = [part for part in Table.open(layout.queries(SPLIT), "queries").parts if part.rows]
+    if not parts:
+        return {}
+    newest = parts[-1].name
+    return {
+        "validation.split": Setting(SPLIT, f"its part {newest} is the newest of this version"),
+        "validation.parts": Setting(glob.escape(newest), "the newest that has rows"),
+    }

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.errors import MissingExtra, TableError
-from trainer.evaluation.fusion import Scored
 
 DEPTH = 7
 FORMAT = 2
@@ -91,9 +90,11 @@ class Tree:
         total = label_scores / self.units[0] + scores / self.units[1]
         return self.predict(label_scores, scores, frequency) + total
 
-    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return the fused scores [B, S] of labels with `frequency` [B, S]."""
-        return self(scored.texts, scored.scores, frequency)
+    def fuse(
+        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray
+    ) -> np.ndarray:
+        """Return the fused scores [B, S] of labels with `frequency` [B, S]; votes do not count."""
+        return self(label_scores, scores, frequency)
 
     def to_json(self) -> bytes:
         """Return the tree as a file."""

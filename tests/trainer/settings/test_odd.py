@@ -14,9 +14,8 @@ from trainer.config.load import read_recipe
 from trainer.epoch import EpochRunner
 from trainer.loop import Trainer
 from trainer.methods.rules import Facts, log_odds
-from trainer.settings import oddities
-from trainer.settings.oddities import LossWatch, odd_settings
-from trainer.settings.resolve import derive, resolve
+from trainer.progress import LossWatch
+from trainer.settings.resolve import derive, odd_settings, resolve
 
 SANE = Facts(queries=200_000, labels=30_000, pairs=1_000_000, ngrams=700_000, tokens=20)
 
@@ -111,7 +110,7 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "checkpoint": {"every_epochs": 0},
         "logging": {"tensorboard": False},
     }
-    monkeypatch.setattr(oddities, "_WINDOW", 12)
+    monkeypatch.setattr("trainer.progress._WINDOW", 12)
     factor = EpochRunner.rate_factor
     monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e6 if step == 17 else 1))
     said: list[str] = []
