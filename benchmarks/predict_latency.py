@@ -26,8 +26,7 @@ from schemas.shard_files.parquet import list_array
 from search.index import set_up
 from trainer.config import load_recipe
 from trainer.export.exported import Serving
-from trainer.export.index import choose_index, open_indexes, write_indexes
-from trainer.export.vectors import Vectors
+from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
 from trainer.model import Model
 
 K = 10

@@ -97,18 +97,18 @@ class Model:
         self._exported, self._place = exported, place
         if "feature_ids" in exported.serving.model.columns:
             raise InputError(
-                f"{exported.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
+                f"{exported.table.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
             )
         self._tokenizer = tokenizer_of(exported)
 
     def __repr__(self) -> str:
-        dimension, step = (self._exported.manifest.parameters[name] for name in ("dimension", "step"))
-        return f"{self._exported.url}: {len(self.labels):,} labels, {dimension} dimensions, step {step:,}"
+        dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
+        return f"{self._exported.table.url}: {len(self.labels):,} labels, {dimension} dimensions, step {step:,}"
 
     @property
     def url(self) -> str:
         """URL of the export: of a folder, the one that was current when it was opened."""
-        return self._exported.url
+        return self._exported.table.url
 
     @property
     def is_current(self) -> bool:
@@ -145,7 +145,7 @@ class Model:
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
         parts = [self._exported.serving.embed(rows).float().numpy() for _, rows in self._batches(texts)]
-        dimension = int(self._exported.manifest.parameters["dimension"])
+        dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
     def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:

@@ -19,8 +19,7 @@ from trainer.loop import Trainer
 from trainer.methods.astra import Renee
 from trainer.methods.dexml import EveryText
 from trainer.progress import EpochReport
-from trainer.refresh.adoption import Interrupts
-from trainer.refresh.discard import discard_unfinished_tables
+from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
 
 
 def train(

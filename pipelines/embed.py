@@ -106,7 +106,7 @@ def embed(
     choose_runner(beam_options)  # refuses wrong options before anything is read
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source, recipe.encoder.inputs)
-    parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
+    parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.table.digest}
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
         del parameters["split"]
@@ -124,7 +124,7 @@ def embed(
             return finished
         watch = Watch(staging(build.url), progress or silent)
         watch.expect({_STEP: source.manifest.rows})
-        digest = checkpoint.manifest.digest
+        digest = checkpoint.table.digest
         plan = EmbedPlan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
         runner.check(files[:1], build.url, progress or silent)
         flow = Flow()

@@ -15,8 +15,7 @@ import numpy as np
 from schemas.forking import one_thread_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
-from search.nearest import nearest
-from search.on_device import CPU, DeviceVectors
+from search.nearest import CPU, DeviceVectors, nearest
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not

@@ -1,9 +1,21 @@
-"""Exact nearest vectors, for any number of queries."""
+"""Exact nearest vectors: on a CPU by Faiss, on a GPU by PyTorch, which is imported where there is a GPU to use.
+
+Products are computed in float32.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 
+from schemas.errors import InputError
+
+CPU = "cpu"
+_DRIVER = Path("/dev/nvidiactl")
 _SCORES = 1 << 22  # held at once
+_SCORES_ON_DEVICE = 1 << 28  # 1 GiB
 _MANY = 1024  # queries from which Faiss's blocked search is the faster one; below, it takes up to six times as long
 _MANY_ALONE = 8  # the same where Faiss has one thread: its caller is one of several
 
@@ -47,3 +59,48 @@ def _best(scores: np.ndarray, positions: np.ndarray, count: int) -> tuple[np.nda
         return scores, positions
     picked = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]
     return np.take_along_axis(scores, picked, 1), np.take_along_axis(positions, picked, 1)
+
+
+def find_device(name: str) -> str:
+    """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError where it is not there."""
+    if name == CPU or (name == "auto" and not _DRIVER.exists()):
+        return CPU
+    try:
+        import torch
+    except ImportError:
+        gpus = 0
+    else:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and not gpus:
+        return CPU
+    number = name.partition(":")[2]
+    index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % max(1, gpus)
+    if index >= gpus:
+        raise InputError(f"device {name!r}: PyTorch finds {gpus} GPUs here. Give --device auto or cpu.")
+    return f"cuda:{index}"
+
+
+class DeviceVectors:
+    """`vectors` float32 [n, D] on a device."""
+
+    def __init__(self, vectors: np.ndarray, device: str) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._vectors = torch.from_numpy(np.ascontiguousarray(vectors)).to(device)
+
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Do as the function `nearest`; what a CPU finds up to rounding, which `search.block` settles."""
+        torch, vectors = self._torch, self._vectors
+        x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)
+        scores = x.new_empty(len(x), 0)
+        positions = torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
+        step = max(count, _SCORES_ON_DEVICE // max(1, len(x)))
+        for start in range(0, len(vectors), step):
+            block = x @ vectors[start : start + step].T
+            best, places = block.topk(min(count, block.shape[1]), dim=1)
+            # [B, count] of what came before, beside those of the block
+            scores, positions = torch.cat([scores, best], 1), torch.cat([positions, places + start], 1)
+            scores, order = scores.topk(min(count, scores.shape[1]), dim=1)
+            positions = positions.gather(1, order)
+        return scores.cpu().numpy(), positions.cpu().numpy()

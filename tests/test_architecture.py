@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes", "benchmarks", "tests")
+OURS = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes", "benchmarks", "papers", "tests")
 MAY_IMPORT = {
     "schemas": {"schemas"},
     "search": {"schemas", "search"},
@@ -74,7 +74,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch() -> None:
-    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer", "search.on_device"}}
+    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer", "search.nearest"}}
     wrong = []
     for module in MODULES:
         for name in imports_of(module):

@@ -1,6 +1,7 @@
 """The pages: links lead somewhere, commands parse, examples are what they say, and the site is built."""
 
 import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -19,10 +20,11 @@ from tests.pages import DOCS, FENCE, blocks, commands
 from trainer.config import recipe_names
 
 PAGES = sorted(DOCS.glob("*.md"))
-ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAPERS = sorted((ROOT / "papers").rglob("*.md"))
+ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), *PAPERS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")  # of pages and of images
 # Commands of an earlier version; commands of a project with additions, which tests/test_extending.py runs.
-UNCHECKED = ("results", "extending")
+UNCHECKED = {DOCS / "results.md", DOCS / "extending.md", *PAPERS}
 FOREIGN = ("deploy", "runners")  # pages with options of other programs
 
 
@@ -43,7 +45,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize("page", [page for page in ALL if page.stem not in UNCHECKED], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in ALL if page not in UNCHECKED], ids=lambda page: page.name)
 def test_command_lines_parse(page: Path) -> None:
     for line in commands(page):
         command, *arguments = shlex.split(line, comments=True)
@@ -56,6 +58,7 @@ def test_options_in_the_text_are_those_of_a_command(page: Path) -> None:
     names = {name for option in options for name in (*option.opts, *option.secondary_opts)} | {"--help", "--quick"}
     prose = [line for line in FENCE.sub("", page.read_text()).splitlines() if not line.startswith("    ")]
     spans = [span.partition(" -- ")[0] for line in prose for span in re.findall(r"`([^`]+)`", line)]
+    spans = [span for span in spans if not span.startswith("python -m ")]
     named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
     assert named <= names
 
@@ -75,8 +78,8 @@ def test_the_ways_through_the_code_name_functions_that_exist() -> None:
                 assert span in defined, f"{span}: {step}"
 
 
-def test_the_page_of_papers_names_places_that_exist() -> None:
-    text = (DOCS / "papers.md").read_text()
+def test_the_pages_of_papers_name_places_that_exist() -> None:
+    text = "".join(page.read_text() for page in PAPERS)
     places = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+):([\w.]+)`", text)
     assert len(places) > 50
     for module, name in places:
@@ -85,8 +88,19 @@ def test_the_page_of_papers_names_places_that_exist() -> None:
             defined = _definitions(body)
             assert part in defined, f"{module}:{name}"
             body = getattr(defined[part], "body", [])
-    for path in re.findall(r"`(recipes/[\w-]+\.toml)`", text):
+    pages = "".join(page.read_text() for page in ALL if page.stem != "extending")  # its additions are examples
+    for path in re.findall(r"\b(?:papers/[\w-]+/|papers/|recipes/)[\w-]+\.(?:toml|md)", pages):
         assert (ROOT / path).exists(), path
+
+
+def test_the_pages_name_tables_of_papers_that_exist() -> None:
+    lines = re.findall(
+        r"python -m papers\.(\w+) DATA OUT\d?(?: --table ([\w-]+))?", "".join(p.read_text() for p in ALL)
+    )
+    assert len(lines) > 20
+    for paper, table in lines:
+        tables = importlib.import_module(f"papers.{paper}.__main__").TABLES
+        assert not table or table in tables, f"{paper}: {table}"
 
 
 def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
@@ -155,7 +169,7 @@ def test_messages_that_are_explained_are_said() -> None:
 
 def test_the_comparison_has_the_figures_of_the_results() -> None:
     """Figures of two decimals, and seconds; those that others published are said to be."""
-    results = (DOCS / "results.md").read_text()
+    results = "".join(page.read_text() for page in (DOCS / "results.md", *PAPERS))
     measured = (DOCS / "compared.md").read_text().partition("## Toolkits")[0]
     rows = [line for line in measured.splitlines() if line.startswith("| ") and "as published" not in line]
     figures = {figure for row in rows for figure in re.findall(r"\d+\.\d\d|[\d.]+(?= s\b)", row)}
@@ -165,7 +179,7 @@ def test_the_comparison_has_the_figures_of_the_results() -> None:
 
 def test_no_text_names_a_document_that_is_not_here() -> None:
     """Pages, and the docstrings that the reference shows, name pages of docs/ alone."""
-    packages = ("schemas", "search", "pipelines", "trainer", "extremis", "examples", "recipes")
+    packages = ("schemas", "search", "pipelines", "trainer", "extremis", "examples", "recipes", "papers")
     sources = [path for package in packages for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".toml"}]
     for path in (*ALL, *sources):
         text = path.read_text()

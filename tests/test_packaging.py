@@ -101,7 +101,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
     example = {f"extremis/tate/{path.name}" for path in (ROOT / "examples" / "tate").iterdir()}
     assert recipes | example | {"extremis/reporting/page.html", "trainer/py.typed"} <= set(inside)
-    assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", "examples/"))]
+    assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", "examples/", "papers/"))]
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=tmp_path)
     quick = ("encoder.dimension=16", "encoder.hidden=0", "encoder.residual=false", "negatives.hard=0", "train.epochs=1")

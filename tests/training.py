@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from trainer.config import Recipe
-from trainer.config.layers import lay
+from trainer.config.merging import merge
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
 
@@ -18,7 +18,7 @@ def silent(_: str) -> None:
 
 def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Recipe:
     """Return the recipe `base` with some settings of some sections changed; another kind has none of the base's."""
-    return Recipe.model_validate(lay([base, sections]))
+    return Recipe.model_validate(merge([base, sections]))
 
 
 def train(

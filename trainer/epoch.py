@@ -13,12 +13,11 @@ from trainer.checkpoints.stopping import StoppedError
 from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
-from trainer.progress import EpochReport, Progress
+from trainer.progress import EpochReport, LossWatch, Progress
 from trainer.refresh import true_ranks
 from trainer.refresh.adoption import Adoption, Interrupts
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
-from trainer.settings.oddities import LossWatch
 from trainer.setup import Parts
 from trainer.step import StepResult, take_step
 from trainer.stream import Batch, Source

@@ -15,8 +15,7 @@ from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
-from trainer.refresh.adoption import Interrupts
-from trainer.refresh.discard import discard_refreshes
+from trainer.refresh.adoption import Interrupts, discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Listener
 

@@ -1,5 +1,7 @@
-"""Progress of a run, its checkpoints, and reports of its epochs."""
+"""Progress of a run, its checkpoints, a watch over its loss, and reports of its epochs."""
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +16,8 @@ from trainer.refresh.adoption import Adoption
 from trainer.schedule import Budget
 
 NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
+_WINDOW = 100  # steps that a loss is compared with
+_JUMP = 3.0  # times the largest of them
 
 
 @dataclass
@@ -106,3 +110,19 @@ class EpochReport:
     rows: int
     adoption: Adoption
     metrics: dict[str, float]
+
+
+class LossWatch:
+    """Notices a loss that jumps: far above the largest of the last steps, whose batches may be of different sources."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+
+    def jumped(self, loss: float) -> float | None:
+        """Take in the loss of a step; return the largest before it where it jumped, and then begin anew."""
+        largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
+        if loss > _JUMP * largest:
+            self._losses.clear()
+            return largest
+        self._losses.append(loss)
+        return None

@@ -22,8 +22,7 @@ from trainer.footprint import encoder_bytes, require_memory, require_scratch, ve
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
-from trainer.initial.earlier_run import begin_with_run
-from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
+from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner

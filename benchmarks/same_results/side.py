@@ -22,7 +22,7 @@ def main() -> None:
     failed: set[str] = set()
     for step in json.loads(Path(file).read_text()):
         start = time.monotonic()
-        if failed.intersection(step["needs"]) or not run_step(step):
+        if failed.intersection(step["needs"]) or not run_step(step, checkout):
             failed.add(step["name"])
         outcome = "failed" if step["name"] in failed else "done"
         sys.stderr.write(f"{checkout}: {step['name']} {outcome}, {time.monotonic() - start:.0f} s\n")
@@ -42,16 +42,25 @@ def load_libraries(checkout: str) -> None:
         sys.exit(f"{schemas.__file__}: not in {checkout}")
 
 
-def run_step(step: dict[str, Any]) -> bool:
+def run_step(step: dict[str, Any], checkout: str) -> bool:
     """Run a step's commands until one fails; return whether all of them succeeded."""
     folder = Path(step["name"])
     folder.mkdir(exist_ok=True)
     for number, command in enumerate(step["commands"]):
-        status = run_command(command, folder / f"{number}-{command[0]}")
+        status = run_command(with_recipe(command, checkout), folder / f"{number}-{command[0]}")
         if status:
             (folder / "failed").write_text(f"{' '.join(command)}: status {status}\n")
             return False
     return True
+
+
+def with_recipe(command: list[str], checkout: str) -> list[str]:
+    """Return the command with the path of its recipe where the checkout does not ship it, but has it in papers/."""
+    if "run" not in command[:2]:
+        return command
+    place = command.index("run") + 1
+    paths = [str(path) for path in Path(checkout, "papers").glob(f"*/{command[place]}.toml")]
+    return [*command[:place], *(paths or [command[place]]), *command[place + 1 :]]
 
 
 def run_command(command: list[str], output: Path) -> int:

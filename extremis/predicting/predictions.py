@@ -50,7 +50,7 @@ def write_predictions(
             bar.update(done)
     seconds = time.perf_counter() - began
     counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
-    return {"out": out, "export": exported.url, **counts}
+    return {"out": out, "export": exported.table.url, **counts}
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
@@ -60,7 +60,9 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.T
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            table = table.append_column("input_ids", token_column(tokenizer, rows["text"].to_pylist(), exported.url))
+            table = table.append_column(
+                "input_ids", token_column(tokenizer, rows["text"].to_pylist(), exported.table.url)
+            )
         yield table
 
 
@@ -70,10 +72,10 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
     Their predictions are those that `extremis evaluate` counts: the same batches, the same filter. Raises InputError,
     TableError, StorageError.
     """
-    digest, trained = Table.open(data, "data").digest, exported.manifest.parents["data"]
+    digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
     if digest != trained:
         raise InputError(
-            f"{exported.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
+            f"{exported.table.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
             f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)

@@ -18,8 +18,7 @@ from schemas.table import Table
 from search.block import Block, padded, search
 from search.candidates import best, merge, pack, unpack
 from search.factory import Factory
-from search.index_files import read_index
-from search.params import SearchParams, apply
+from search.index import SearchParams, apply, read_index
 
 KIND = "index"
 

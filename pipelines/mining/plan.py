@@ -24,10 +24,10 @@ from schemas.reuse import Request, find_reusable
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 from schemas.table import Table
-from search import index, params
+from search import index
 from search.candidates import MOST_LABELS
 from search.factory import AUTO, EXACT, Factory, choose
-from search.params import SearchParams
+from search.index import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
@@ -231,7 +231,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     # Every source counts, made already or not: a table is the same after an attempt that was cut off.
     rows = sum(table.rows for table in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
-    params.require_sense(blocks.factory, fixed)
+    index.require_sense(blocks.factory, fixed)
     if not blocks.factory.exact:
         index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
     return MinePlan(
@@ -287,7 +287,7 @@ def sizes_of(
     return Sizes(
         dimension=dimension,
         fetch=fetch,
-        refine=options.refine or params.MOST_REFINE,
+        refine=options.refine or index.MOST_REFINE,
         columns=columns,
         vector_group=memory.group_bytes(vectors, 4 * dimension + 8),
         query_group=max(memory.group_bytes(table, query_bytes) for table in queries),

@@ -38,14 +38,11 @@ from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_array, writing_shard
-from search import params
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
-from search.index import build, set_up
-from search.index_files import write_index
-from search.on_device import find_device
-from search.params import SearchParams
+from search.index import SearchParams, apply, build, set_up, tune, write_index
+from search.nearest import find_device
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
@@ -145,7 +142,7 @@ def load_block(plan: MinePlan, number: int, profile: Profile) -> LoadedBlock:
         block = Block(start, vectors, index, find_device(plan.options.device))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
-    params.apply(block.index, tuned)
+    apply(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     return LoadedBlock(number, block, tuned)
 
@@ -233,7 +230,7 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
     if level is not None and (fixed.refine or not lossy):
         return fixed
     queries = plan.inputs.sources[0].some_queries(_TUNING_QUERIES, plan.options.seed, plan.dimension)[:_TUNING_QUERIES]
-    return params.tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
+    return tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
 
 
 def _search_shard(

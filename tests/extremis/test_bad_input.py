@@ -125,33 +125,6 @@ def test_raw_files_in_a_process_of_its_own_then_mended(tiny: Path, tmp_path: Pat
 
 
 class TestRecipes:
-    @pytest.mark.parametrize(
-        ("setting", "words"),
-        [
-            ("train.epoch=3", ("unknown key 'train.epoch'", "did you mean 'epochs'?")),
-            ("encodr.lr=0.1", ("unknown key 'encodr'", "did you mean 'encoder'?")),
-            ("train.epochs=-1", ("train.epochs", "got -1")),
-            ("train.epochs=many", ("train.epochs", "'many'")),
-            ("order.batch=10", ("order.streams", "does not divide order.batch = 10")),
-            ("train.epochs", ("expected section.key=value", "train.epochs=10")),
-        ],
-    )
-    def test_a_wrong_setting(self, tiny_data: Path, tmp_path: Path, setting: str, words: tuple[str, ...]) -> None:
-        for verb in ("train", "run"):
-            refused(call(verb, "astra", tiny_data, tmp_path / "run", "--set", setting), *words)
-        assert visible(tmp_path) == []
-
-    def test_an_unknown_recipe(self, tiny_data: Path, tmp_path: Path) -> None:
-        done = call("run", "astr", tiny_data, tmp_path / "run")
-        refused(done, "no recipe 'astr'", "expected one of", "Did you mean 'astra'?")
-        refused(call("run", tmp_path / "mine.toml", tiny_data, tmp_path / "run"), "mine.toml: no such file")
-        (tmp_path / "mine.toml").write_text("method = \n")
-        refused(call("run", tmp_path / "mine.toml", tiny_data, tmp_path / "run"), "mine.toml: not TOML")
-        (tmp_path / "mine.toml").write_text("[train]\nepoch = 3\n")
-        done = extremis("run", tmp_path / "mine.toml", tiny_data, tmp_path / "run", check=False)
-        refused(done, "mine.toml", "unknown key 'train.epoch'", "'epochs'")
-        assert visible(tmp_path) == ["mine.toml"]
-
     def test_unknown_propensities_are_said_and_never_guessed(self, tiny_data: Path, tmp_path: Path) -> None:
         losses = []
         for number, weight in enumerate((0.0, 0.5)):

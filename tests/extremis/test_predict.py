@@ -19,8 +19,9 @@ from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from schemas.table import Table
 from tests.bert import write_bert
-from tests.command import call, refused, sets
+from tests.command import TINY, call, refused, sets
 from tests.pipelines.raw import read_lines
+from trainer.config.load import fitting
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
@@ -177,20 +178,18 @@ class TestFused:
         Table.open(str(fused), "export").verify()
 
 
-HEADS = {
-    "classifier": ("astra",),
-    "label-encoder": ("dexml", "--set", "negatives.hard=0"),
-}
+RECIPES = {"classifier": "astra", "label-encoder": "dexml"}
 
 
 class TestWeights:
     """Scores fused by weights: with votes of training points, and with labels' texts where they are not the vectors."""
 
-    @pytest.fixture(scope="class", params=HEADS)
+    @pytest.fixture(scope="class", params=RECIPES)
     def fused(self, request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A folder with run/ and exported/."""
-        folder, (recipe, *more) = tmp_path_factory.mktemp("weights"), HEADS[request.param]
-        options = [*sets("order.batch=128", "train.epochs=2", "data.holdout=0.1"), *more]
+        folder, recipe = tmp_path_factory.mktemp("weights"), RECIPES[request.param]
+        changes = fitting(recipe, [*TINY, "order.batch=128", "train.epochs=2", "data.holdout=0.1"])
+        options = [word for change in changes for word in ("--set", change)]
         for arguments in (
             ("train", recipe, data, folder / "run", *options),
             ("fuse", data, folder / "run", "--shortlist", "30"),

@@ -10,7 +10,8 @@ from extremis.console import Event
 from schemas.errors import InputError
 from tests.command import call, refused
 from tests.pages import DOCS
-from trainer.config import check_keys, load_recipe, recipe_names, stated_options
+from tests.recipes import RECIPES
+from trainer.config import check_keys, load_recipe, stated_options
 from trainer.config.keys_page import page
 
 if sys.version_info >= (3, 11):
@@ -21,7 +22,7 @@ else:
 
 def test_a_copy_is_the_recipe_and_can_be_changed(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
-    for name in ("astra", "dexml", "theta-hard"):
+    for name in ("astra", "dexml", RECIPES["theta-hard"]):
         out.unlink(missing_ok=True)
         assert call("recipes", "copy", name, out).status == 0
         assert load_recipe(str(out)) == load_recipe(name)
@@ -34,8 +35,8 @@ def test_a_copy_is_the_recipe_and_can_be_changed(tmp_path: Path) -> None:
     refused(call("recipes", "list", "astra"), "expected nothing")
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_recipes_that_ship_have_known_keys(name: str) -> None:
+@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
+def test_recipes_have_known_keys(name: str) -> None:
     check_keys(name)
 
 

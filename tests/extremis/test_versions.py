@@ -22,11 +22,11 @@ from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import load_recipe
 from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
-from trainer.initial.earlier_run import begin_with_run
+from trainer.initial import begin_with_run
 from trainer.model import DataSizes, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
-from trainer.settings.refreshing import LEAST
 from trainer.settings.resolve import resolve
+from trainer.settings.versions import LEAST
 
 
 def weights(run: Path) -> torch.Tensor:

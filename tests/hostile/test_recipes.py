@@ -96,6 +96,10 @@ SETTINGS = [
     ("=1", "section.key=value"),
     ("train.epochs", "section.key=value"),
     ("train=1", "train"),
+    ("train.epochs=-1", "got -1"),
+    ("train.epochs=many", "'many'"),
+    ("encodr.lr=0.1", "unknown key 'encodr'"),
+    ("encodr.lr=0.1", "did you mean 'encoder'?"),
     ("encoder.kind=\\u0000", "expected one of"),
     ("loss.kind=__import__('os')", "expected one of"),
     ("encoder.kind=[1]", "expected one of"),
@@ -150,14 +154,18 @@ def test_a_file_that_is_no_recipe(tmp_path: Path) -> None:
     [
         ("random", "encoder.lr=inf", "finite"),
         ("random", "encoder.lr=" + DEEP, "encoder.lr"),
+        ("random", "train.epoch=1", "unknown key 'train.epoch'"),
         ("random", "train.epoch=1", "did you mean 'epochs'"),
-        ("no-such", "train.epochs=1", "no recipe 'no-such'"),
+        ("random", "order.batch=10", "does not divide order.batch = 10"),
+        ("astr", "train.epochs=1", "Did you mean 'astra'?"),
+        ("no/recipe.toml", "train.epochs=1", "no/recipe.toml: no such file"),
         ("random", 'data.mix={"../train"=1.0, labels=1.0}', "no split"),
         ("random", "data.split=../../etc", "no split"),
     ],
 )
 def test_a_command_tells_of_it(recipe: str, setting: str, words: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    run("train", recipe, loop[0] / "data", tmp_path / "run", "--set", setting, words=(words,))
+    for verb in ("train", "run"):
+        run(verb, recipe, loop[0] / "data", tmp_path / "run", "--set", setting, words=(words,))
     assert listing(tmp_path) == []
 
 

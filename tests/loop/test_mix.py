@@ -62,7 +62,7 @@ def test_every_source_of_a_mix_goes_round_the_loop(data: SmallData, tmp_path: Pa
         train(data.layout.root, killed.root, stop=len(losses) - 3)
     rest = train(data.layout.root, killed.root, resume=True)
     assert rest == losses[-len(rest) :]
-    assert latest_checkpoint(killed).manifest.shards == latest_checkpoint(whole).manifest.shards
+    assert latest_checkpoint(killed).table.shards == latest_checkpoint(whole).table.shards
 
 
 def test_a_split_that_is_not_there_is_refused_before_anything_is_written(data: SmallData, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from schemas.manifest import open_manifest
 from tests.command import extremis, sets
+from tests.recipes import RECIPES
 
 CHOICES = sets(
     "order.batch=128", "train.epochs=4", "refresh.every=1", "refresh.stale=wait", "logging.tensorboard=false"
@@ -18,7 +19,7 @@ CHOICES = sets(
     [
         pytest.param("theta-hard", "labels", marks=pytest.mark.slow),
         pytest.param("in-trainer", None, marks=pytest.mark.slow),
-        pytest.param("random+theta-hard", "labels", marks=pytest.mark.slow),
+        pytest.param("random-theta-hard", "labels", marks=pytest.mark.slow),
         pytest.param("theta-curriculum", "labels", marks=pytest.mark.slow),
         pytest.param("curriculum", "classifier", marks=pytest.mark.slow),
         pytest.param("w-hard", "classifier", marks=pytest.mark.slow),
@@ -26,7 +27,7 @@ CHOICES = sets(
 )
 def test_a_strategy_from_end_to_end(data: Path, tmp_path: Path, recipe: str, by: str | None) -> None:
     run = tmp_path / "run"
-    report = extremis("run", recipe, data, run, *CHOICES, "--json").json
+    report = extremis("run", RECIPES[recipe], data, run, *CHOICES, "--json").json
     assert report["epochs"][-1]["loss"] < report["epochs"][0]["loss"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     stale = [record for record in records if record["kind"] == "staleness"]
@@ -63,7 +64,7 @@ def test_clusters_from_end_to_end(data: Path, tmp_path: Path, recipe: str) -> No
         *(() if recipe == "tas" else ("refresh.every=2",)),
     )
     report = extremis(
-        "run", recipe, data, run, *(word for setting in tiny for word in ("--set", setting)), "--json"
+        "run", RECIPES[recipe], data, run, *(word for setting in tiny for word in ("--set", setting)), "--json"
     ).json
     assert report["epochs"][1]["loss"] < report["epochs"][0]["loss"]
     last = 2 if recipe == "tas" else 4

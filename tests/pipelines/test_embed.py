@@ -78,7 +78,7 @@ def test_it_is_aligned_and_knows_its_parents(small: SmallData, run: str, tmp_pat
     assert [shard.rows for shard in manifest.shards] == [shard.rows for shard in queries.shards]
     assert (manifest.rows, manifest.row_group_rows) == (queries.rows, queries.row_group_rows)
     checkpoint = Checkpoint.open(RunLayout(run).checkpoint(manifest.parameters["step"]))
-    assert manifest.parents == {"queries": queries.digest, "checkpoint": checkpoint.manifest.digest}
+    assert manifest.parents == {"queries": queries.digest, "checkpoint": checkpoint.table.digest}
     assert storage.list_names(out) == ["_manifest.json", *(shard.path for shard in manifest.shards)]
 
 

@@ -15,8 +15,7 @@ from search.block import Block, score, search, search_exactly
 from search.candidates import best, merge, unpack
 from search.exclusions import Exclusions, Parts, start_search
 from search.factory import Factory
-from search.index import build, set_up
-from search.params import SearchParams, apply
+from search.index import SearchParams, apply, build, set_up
 from tests.pipelines.mining.world import brute_force, random_rows
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from schemas.errors import InputError
 from search.factory import Factory
-from search.index import build
-from search.params import SearchParams, require_sense
+from search.index import SearchParams, build, require_sense
 
 
 def vectors(rows, dimension, seed=0):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from search import on_device
+from search import nearest
 from search.block import Block, search_exactly
 from search.exclusions import Exclusions, start_search
-from search.on_device import DeviceVectors, find_device
+from search.nearest import DeviceVectors, find_device
 
 DEVICE = "cpu:0"
 
@@ -30,7 +30,7 @@ def test_keys_are_those_of_a_cpu(rows: int, queries: int, width: int, ties: bool
 
 
 def test_blocks_of_vectors_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_device, "_SCORES", 64)
+    monkeypatch.setattr(nearest, "_SCORES_ON_DEVICE", 64)
     draw = np.random.default_rng(0)
     vectors, x = draw.standard_normal((100, 8)).astype(np.float32), draw.standard_normal((4, 8)).astype(np.float32)
     scores, positions = DeviceVectors(vectors, DEVICE).nearest(x, 7)

@@ -12,6 +12,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
+from tests.recipes import RECIPES
 from tests.training import Killed, silent, train, with_sections
 from trainer import epoch as epoch_module
 from trainer.config import Recipe, load_recipe
@@ -163,4 +164,4 @@ def test_seconds_are_kept_only_where_they_decide() -> None:
 
 def test_a_curriculum_needs_a_known_end() -> None:
     with pytest.raises(InputError, match=r"train\.minutes = 5 leaves the number of epochs open"):
-        load_recipe("curriculum", ["train.minutes=5"])
+        load_recipe(RECIPES["curriculum"], ["train.minutes=5"])

@@ -10,6 +10,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import InputError
+from tests.recipes import RECIPES
 from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
 from trainer.config.load import auto_keys, read_recipe
 from trainer.methods.earlier import REMOVED
@@ -20,9 +21,9 @@ def toml(folder: Path, text: str) -> str:
     return str(folder / "mine.toml")
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_that_ships_is_valid_and_comes_back_from_config_toml(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(name)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_valid_and_comes_back_from_config_toml(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(RECIPES[name])
     assert recipe.name == name
     url = str(tmp_path / "config.toml")
     storage.write_bytes(url, dump_config(recipe, data={"digest": "abc"}))
@@ -137,6 +138,11 @@ def test_an_override_below_a_value_is_refused() -> None:
 def test_an_unknown_recipe_names_the_nearest_and_all() -> None:
     with pytest.raises(InputError, match=r"no recipe 'astro': expected one of .*astra.*Did you mean 'astra'\?"):
         load_recipe("astro")
+    for name, path in (("w-hard", "astra/w-hard"), ("random+theta-hard", "astra/random-theta-hard")):
+        with pytest.raises(
+            InputError, match=rf"no recipe .*a line of a paper's table.* papers/{path}\.toml: give that"
+        ):
+            load_recipe(name)
 
 
 def test_a_recipe_from_a_file(tmp_path: Path) -> None:

@@ -18,9 +18,13 @@ RECIPE: dict[str, dict[str, Any]] = {
     "data": {"label_texts": True},
     "order": {"batch": 24, "streams": 6, "window_groups": 2, "threads": 2},
     "encoder": {"dimension": 4, "buckets": 32},
-    "negatives": {"random": 12, "hard": 0, "width": 0},
     "train": {"epochs": 2, "threads": 1},
     "logging": {"tensorboard": False},
+}
+POOLS: dict[str, dict[str, Any]] = {
+    "shared": {"method": "astra", "negatives": {"pool": "shared", "random": 12, "hard": 0}},
+    "own": {"method": "astra", "negatives": {"pool": "own", "random": 12, "hard": 0}},
+    "all": {"method": "renee"},
 }
 
 
@@ -30,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 
 def open_batches(group: Group, data: str, run: str, pool: str) -> GlobalBatches:
-    recipe = Recipe.model_validate({**RECIPE, "negatives": {**RECIPE["negatives"], "pool": pool}})
+    recipe = Recipe.model_validate({**RECIPE, **POOLS[pool]})
     return Trainer.start(data, run, recipe, print, group).parts.batches
 
 
@@ -60,7 +64,7 @@ def ahead_and_in_line(group: Group, data: str, run: str, pool: str) -> None:
         assert sorted(rows) == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("pool", ["shared", "own", "all"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_what_is_made_ahead_is_what_is_made_in_line(data: SmallData, tmp_path: Any, pool: str) -> None:
     on_ranks(3, ahead_and_in_line, data.layout.root, str(tmp_path / "run"), pool)
 

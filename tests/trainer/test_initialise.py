@@ -14,7 +14,7 @@ from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe
 from trainer.heads.classifier import Classifier
-from trainer.initial.encoder_and_texts import begin_at_texts
+from trainer.initial import begin_at_texts
 from trainer.loop import Trainer
 from trainer.model import Model
 

@@ -172,7 +172,7 @@ def outcome(run: RunLayout) -> dict[str, object]:
     return {
         "tables": adoptions,
         "dumps": [open_manifest(url).digest for url in urls],
-        "checkpoint": latest_checkpoint(run).manifest.shards,
+        "checkpoint": latest_checkpoint(run).table.shards,
     }
 
 
@@ -199,7 +199,7 @@ def test_other_sources_of_hard_negatives_resume_as_exactly(
             train(Trainer.start(data.layout.root, resumed.root, options, silent), stop)
         rest = train(Trainer.resume(data.layout.root, resumed.root, options, silent))
         assert rest == losses[-len(rest) :]
-        assert latest_checkpoint(resumed).manifest.shards == latest_checkpoint(whole).manifest.shards
+        assert latest_checkpoint(resumed).table.shards == latest_checkpoint(whole).table.shards
     dumps = [epoch for epoch in range(5) if dump_is_published(whole, epoch)]
     assert dumps == ([] if "refresh" in changes else [0, 2])
 

@@ -61,7 +61,7 @@ def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
     for step, seed in ((None, 9), (5, 5), (9, 9)):
         recipe, model, checkpoint = load_model(data.layout, run, step)
         assert recipe == RECIPE
-        assert checkpoint.url == run.checkpoint(seed)
+        assert checkpoint.table.url == run.checkpoint(seed)
         assert torch.equal(model.embed(tokens_of(tokens)), model_of(data, seed).embed(tokens_of(tokens)))
         assert torch.equal(model.head.vectors, model_of(data, seed).head.vectors)
 

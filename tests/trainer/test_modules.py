@@ -11,6 +11,7 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
+from tests.recipes import RECIPES
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
 from trainer.heads.queries import FrozenQueries
@@ -176,7 +177,7 @@ def test_the_recipes_say_so() -> None:
     assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
     assert not other.clusters
     for name in ("dpr", "ance"):
-        baseline = load_recipe(name)
+        baseline = load_recipe(RECIPES[name])
         assert not baseline.clusters
         assert (baseline.head, baseline.loss, baseline.encoder, baseline.train) == (
             ngame.head,
@@ -184,4 +185,4 @@ def test_the_recipes_say_so() -> None:
             ngame.encoder,
             ngame.train,
         )
-    assert load_recipe("tas").table_epochs() == [2]
+    assert load_recipe(RECIPES["tas"]).table_epochs() == [2]

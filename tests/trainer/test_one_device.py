@@ -11,9 +11,10 @@ import torch
 from schemas.layout import DataLayout
 from tests.bert import write_bert
 from tests.builders import build_data
+from tests.recipes import RECIPES
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
-from trainer.config.load import fitting, recipe_names
+from trainer.config.load import fitting
 from trainer.device import CPU
 from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
@@ -44,7 +45,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def small(name: str, **changes: Any) -> Recipe:
-    """A recipe that ships with the project, with few dimensions and rows a batch."""
+    """A recipe of the project, with few dimensions and rows a batch."""
+    name = RECIPES[name]
     kept = {key: value for key, value in {**SMALL, **changes}.items() if value is not None}
     return load_recipe(name, fitting(name, [f"{key}={value}" for key, value in kept.items()]))
 
@@ -72,7 +74,7 @@ def combination(head: str, loss: str, pool: str, **sections: Any) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_step_of_every_recipe_stays_on_its_device(name: str, data: DataLayout) -> None:
     step_on_meta(data, small(name))
 
@@ -169,7 +171,7 @@ def embedded(step: HeadStep, loss: torch.Tensor) -> None:
     ("fault", "message"), [(read_back, "meta"), (left_behind, "cpu and meta"), (embedded, "cpu and meta")]
 )
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in recipe_names()]
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in RECIPES]
 )
 def test_a_fault_is_caught_in_every_recipe(
     name: str, fault: Callable[[HeadStep, torch.Tensor], None], message: str, data: DataLayout

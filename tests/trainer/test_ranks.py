@@ -247,7 +247,7 @@ def test_a_run_goes_on_on_another_number_of_ranks(
         for result, other in zip(results, expected, strict=True):
             np.testing.assert_array_equal(result["vectors"], other["vectors"])
         actual, reference = (latest_checkpoint(RunLayout(run)) for run in (stopped, straight))
-        assert actual.manifest.shards == reference.manifest.shards
+        assert actual.table.shards == reference.table.shards
         assert untimed(stopped) == untimed(straight)
     for epoch in range(2):
         for name, rows in dumped(stopped, epoch).items():

@@ -15,7 +15,7 @@ from safetensors.torch import load, save_file
 
 from schemas import storage
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import Manifest, Shard, check_shard, describe_file, is_published, unpublish
+from schemas.manifest import Shard, check_shard, describe_file, is_published, unpublish
 from schemas.storage import join
 from schemas.table import Table
 
@@ -27,17 +27,16 @@ _VECTORS = "vectors-"
 class Checkpoint:
     """A published checkpoint; `state` is what the loop needs to go on."""
 
-    url: str
-    manifest: Manifest
+    table: Table
 
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
         """Open the checkpoint at `url`. Raises TableError when there is none, or it is damaged."""
-        return cls(url, Table.open(url, "checkpoint").manifest)
+        return cls(Table.open(url, "checkpoint"))
 
     @property
-    def state(self) -> dict[str, Any]:
-        return self.manifest.parameters
+    def state(self) -> Mapping[str, Any]:
+        return self.table.parameters
 
     @property
     def step(self) -> int:
@@ -47,15 +46,15 @@ class Checkpoint:
     @property
     def labels(self) -> int:
         """L."""
-        return self.manifest.rows
+        return self.table.rows
 
     def has(self, name: str) -> bool:
         """Tell whether there is a part of this name."""
-        return any(shard.path == f"{name}.safetensors" for shard in self.manifest.shards)
+        return any(shard.path == f"{name}.safetensors" for shard in self.table.shards)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Read the tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
-        return self._read(next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))
+        return self._read(next(shard for shard in self.table.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str) -> torch.Tensor:
         """Read the classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
@@ -64,7 +63,7 @@ class Checkpoint:
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Yield (first label, rows by name) of labels [start, stop), a file at a time. Raises TableError."""
         first = 0
-        for shard in self.manifest.shards:
+        for shard in self.table.shards:
             if not shard.path.startswith(_VECTORS):
                 continue
             low, high = max(start, first), min(stop, first + shard.rows)
@@ -80,7 +79,8 @@ class Checkpoint:
                 tensor[first - start : first - start + len(rows[name])] = rows[name]
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
-        return load(check_shard(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it."))
+        url = self.table.url
+        return load(check_shard(url, shard, f"Remove {url} to go on from the checkpoint before it."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:

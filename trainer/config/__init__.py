@@ -1,6 +1,5 @@
 """Recipes: frozen, typed, validated, saved with a run. One TOML file a recipe, changed by `--set a.b=c`."""
 
-from trainer.config.layers import flatten
 from trainer.config.load import (
     check_keys,
     dump_config,
@@ -11,6 +10,7 @@ from trainer.config.load import (
     stated_options,
     validate,
 )
+from trainer.config.merging import flatten
 from trainer.methods.astra import Negatives
 from trainer.methods.kinds import EncoderSection, LossSection
 from trainer.methods.recipe import ClassifierRecipe, Recipe

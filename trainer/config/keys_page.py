@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.options import Options
 from trainer.config import Recipe
-from trainer.config.layers import section_of
+from trainer.config.merging import section_of
 from trainer.methods.kinds import KindSection, OneOfKinds
 from trainer.methods.sections import Classifier
 

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.layers import applies, explain, lay, left_to_data, section_of, without_auto, without_foreign
+from trainer.config.merging import applies, explain, left_to_data, merge, section_of, without_auto, without_foreign
 from trainer.methods.earlier import renew
 from trainer.methods.kinds import KindSection
 from trainer.methods.recipe import Recipe
@@ -23,6 +23,13 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
+# Recipes of earlier releases that are in papers/ of a checkout now, by their folder.
+OF_PAPERS = {
+    "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
+    "lns": ("lns-paper",),
+    "mips_s": ("mips-a",),
+    "ngame": ("ance", "dpr", "tas"),
+}
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
@@ -69,10 +76,10 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
-    an override, changes the method or another kind, options that lower layers set for other kinds are left out.
+    an override, changes the method or another kind, options that those before it set for other kinds are left out.
     Raises InputError: no such recipe, not TOML.
     """
-    return _lay(source, overrides, light=False)
+    return _merge(source, overrides, light=False)
 
 
 def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -80,7 +87,7 @@ def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]
 
     Raises InputError.
     """
-    return _lay(source, overrides, light=True)
+    return _merge(source, overrides, light=True)
 
 
 def fitting(source: str, overrides: Iterable[str]) -> list[str]:
@@ -95,14 +102,14 @@ def fitting(source: str, overrides: Iterable[str]) -> list[str]:
     ]
 
 
-def _lay(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
+def _merge(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
-    layers = _read_layers(source)
+    bodies = _read_bodies(source)
     try:
-        top["name"] = renew(layers[-1]).get("name", top["name"])
+        top["name"] = renew(bodies[-1]).get("name", top["name"])
         for override in overrides:
             _override(top, override)
-        return lay([*layers, top], light)
+        return merge([*bodies, top], light)
     except ValueError as error:
         raise InputError(f"recipe {source}: {error}.") from None
 
@@ -167,27 +174,33 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _read_layers(source: str) -> list[dict[str, Any]]:
+def _read_bodies(source: str) -> list[dict[str, Any]]:
     """Read the recipe's TOML and, before it, those that it `extends`: by name, or by a path from its own folder."""
-    layers: dict[str, dict[str, Any]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
         source = str(base)
-        if source in layers:
-            raise InputError(f"recipe {source}: extends itself, by {[*layers][-1]}. Fix one of them.")
-        layers[source] = _parse(_read_text(source), source)
-        base = layers[source].pop("extends", None)
+        if source in bodies:
+            raise InputError(f"recipe {source}: extends itself, by {[*bodies][-1]}. Fix one of them.")
+        bodies[source] = _parse(_read_text(source), source)
+        base = bodies[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
             from schemas.storage import resolve
 
             base = resolve(source[: source.rfind("/") + 1], base)
-    return [*layers.values()][::-1]
+    return [*bodies.values()][::-1]
 
 
 def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
     if not source.endswith(".toml"):
+        for paper, names in OF_PAPERS.items():
+            if (name := source.replace("+", "-")) in names:
+                raise InputError(
+                    f"no recipe {source!r}: it is a line of a paper's table, and does not ship with Extremis. A "
+                    f"checkout has it as papers/{paper}/{name}.toml: give that path."
+                )
         near = difflib.get_close_matches(source, recipe_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InputError(

@@ -26,9 +26,9 @@ from trainer.evaluation.memory import BUDGET, Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
-from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import scored_columns
 from trainer.methods.sections import Data
+from trainer.methods.tree import DEPTH, Tree
 from trainer.model import Model, load_model
 from trainer.stream.sources import RowShare
 

@@ -34,8 +34,10 @@ class Fusion(Protocol):
     @property
     def reads_texts(self) -> bool: ...
 
-    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return the fused scores [B, S] of labels with `frequency` [B, S]."""
+    def fuse(
+        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray
+    ) -> np.ndarray:
+        """Return the fused scores [B, S] of labels with w.x, E(z).x, votes and `frequency`, [B, S] each."""
 
     def to_json(self) -> bytes:
         """Return what was fitted as a file."""
@@ -128,11 +130,13 @@ class Weights:
         """Return the same weights but one."""
         return Weights(**{**asdict(self), name: value})
 
-    def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
+    def fuse(
+        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the fused scores [B, S]; frequencies do not count."""
-        scores = scored.scores.astype(np.float64)
+        scores = scores.astype(np.float64)
         scores = 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit
-        return scores + self.texts * scored.texts + self.votes * scored.votes
+        return scores + self.texts * label_scores + self.votes * votes
 
     def to_json(self) -> bytes:
         """Return the weights as a file."""
@@ -155,7 +159,7 @@ class Weights:
 
 
 def _ndcg(weights: Weights, scored: Scored, hits: np.ndarray, ideal: np.ndarray) -> float:
-    fused = np.where(scored.ids == PAD, -np.inf, weights.fuse(scored))
+    fused = np.where(scored.ids == PAD, -np.inf, weights.fuse(scored.scores, scored.texts, scored.votes))
     order = np.argsort(-fused, axis=1, kind="stable")[:, :K]
     gains = np.take_along_axis(hits, order, 1) / np.log2(np.arange(order.shape[1]) + 2)
     return float((gains.sum(1) / ideal).mean())
@@ -192,7 +196,8 @@ class Fused:
         [C]: the candidates, which the memory adds no others to; without, all labels.
         """
         scored = self.scorers.score(x, labels, shortlisted, filters, among)
-        fused = np.where(scored.ids == PAD, -np.inf, self.fusion.fuse(scored, self.frequency[scored.ids]))
+        fused = self.fusion.fuse(scored.scores, scored.texts, scored.votes, self.frequency[scored.ids])
+        fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
         missing = ((0, 0), (0, k - order.shape[1]))
         best = np.pad(np.take_along_axis(fused, order, 1), missing, constant_values=-np.inf)

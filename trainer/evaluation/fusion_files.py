@@ -13,8 +13,8 @@ from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics
-from trainer.evaluation.tree import Tree
 from trainer.group import ALONE, Group
+from trainer.methods.tree import Tree
 from trainer.model import Model
 
 KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
@@ -22,26 +22,25 @@ TRAINED = "memory_trained"  # points of the memory that the run trained on: the 
 
 
 class RunFusion(NamedTuple):
-    """Fusion of a run's checkpoint, and its manifest at `url`."""
+    """Fusion of a run's checkpoint, and the table of its files."""
 
     fusion: Fusion
-    manifest: Manifest
-    url: str
+    table: Table
 
     @property
     def shortlist(self) -> int:
         """Labels of the classifier that are ranked again."""
-        return int(self.manifest.parameters["shortlist"])
+        return int(self.table.parameters["shortlist"])
 
     def memory(self, split: str | None = None) -> Memory | None:
         """Read the memory, where one has a weight; for queries of `split` what may vote on them. Raises TableError.
 
         What was held out is not asked about itself: each row would find itself.
         """
-        memory = Memory.read(self.url, self.manifest)
+        memory = Memory.read(self.table)
         if memory is None or split != HOLDOUT:
             return memory
-        return memory.first(int(self.manifest.parameters.get(TRAINED, len(memory.vectors))))
+        return memory.first(int(self.table.parameters.get(TRAINED, len(memory.vectors))))
 
 
 def publish_fusion(
@@ -59,7 +58,7 @@ def publish_fusion(
             Manifest(
                 kind=KIND,
                 shards=(write_file(build.url, name, body), *(memory.write(build.url) if memory else ())),
-                parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+                parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest},
                 parameters=facts,
             )
         )
@@ -89,14 +88,14 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: no fusion is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
-    manifest = Table.open(url, KIND).manifest
-    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
+    table = Table.open(url, KIND)
+    if table.parents["checkpoint"] != checkpoint.table.digest:
         raise InputError(
             f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
             f"`extremis fuse {data} {run}` fits one anew."
         )
-    file = next((shard for shard in manifest.shards if shard.path in (TREE, WEIGHTS)), None)
+    file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
         raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit it again.")
     parse = Weights.parse if file.path == WEIGHTS else Tree.parse
-    return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), manifest, url)
+    return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), table)

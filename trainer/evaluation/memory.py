@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard
+from schemas.manifest import Shard
 from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
-from schemas.shard_files.shards import iterate_shard
+from schemas.table import Table
 from trainer.evaluation.search import top_k
 from trainer.methods.sections import Data
 from trainer.model import Model
@@ -108,10 +108,10 @@ class Memory:
         return Memory(self.vectors[:rows], self.labels.slice(0, rows))
 
     @classmethod
-    def read(cls, url: str, manifest: Manifest) -> "Memory | None":
-        """Read what `write` wrote under `url`; None where `manifest` names no memory. Raises TableError."""
-        shards = [shard for shard in manifest.shards if shard.path.startswith(f"{FOLDER}/")]
-        groups = itertools.chain.from_iterable(iterate_shard(url, shard) for shard in shards)
+    def read(cls, table: Table) -> "Memory | None":
+        """Read what `write` wrote among the files of `table`; None where it has no memory. Raises TableError."""
+        shards = [number for number, shard in enumerate(table.shards) if shard.path.startswith(f"{FOLDER}/")]
+        groups = itertools.chain.from_iterable(map(table.batches_of, shards))
         parts = ((torch.tensor(matrix_column(g, "vector")), list_column(g, "label_ids")) for g in groups)
         return cls._join(parts) if shards else None
 

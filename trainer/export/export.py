@@ -31,15 +31,12 @@ from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, fused_step, open_fusion
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import label_statistics, retired_labels
-from trainer.evaluation.tree import Tree
-from trainer.export.earlier import Earlier
 from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
-from trainer.export.index import EarlierIndex, choose_index, write_indexes
-from trainer.export.label_files import write_label_files
 from trainer.export.thresholds import ScoredPredictions
-from trainer.export.vector_files import RowsOf, Target, write_vector_files
-from trainer.export.vectors import DTYPES
+from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
+from trainer.export.writer import Earlier, RowsOf, Target, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
+from trainer.methods.tree import Tree
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
@@ -90,16 +87,16 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     split = _threshold_split(layout, options.split)
     described = {**_describe(options), "threshold_split": split}
-    parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
+    parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
-        parents["fusion"] = fusion.manifest.digest
+        parents["fusion"] = fusion.table.digest
     earlier = None if options.onto is None else Earlier.open(options.onto, out, layout)
-    require_place(out, "exported", [data, run, None if earlier is None else earlier.url])
+    require_place(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
-    onto = None if earlier is None else earlier.manifest.digest
+    onto = None if earlier is None else earlier.table.digest
     request = Request(KIND, parents, {"options": {**described, **({"onto": onto} if onto else {})}})
 
     def find_finished() -> Manifest | None:
@@ -181,8 +178,8 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
     part, earlier = Version.of(Table.open(plan.data.root, "data").manifest).part, plan.earlier
     if earlier is None:
         return ExportVersion(part)
-    onto = relative(earlier.out, earlier.url)
-    return ExportVersion(part, onto, earlier.manifest.digest, earlier.needs(shards))
+    onto = relative(earlier.out, earlier.table.url)
+    return ExportVersion(part, onto, earlier.table.digest, earlier.needs(shards))
 
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
@@ -292,7 +289,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
 
 def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
     """Return the indexes of the export that this one goes on from; None where it has none."""
-    facts = None if earlier is None else earlier.manifest.parameters["index"]
+    facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
         return None
     vectors, indexes = earlier.files.of(VECTORS), iter(earlier.files.of(INDEX))

@@ -14,7 +14,6 @@ import torch
 
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, TableError
-from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
@@ -25,10 +24,9 @@ from trainer.device import CPU
 from trainer.evaluation.fusion import Fused, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.evaluation.tree import Tree
 from trainer.export.files import Files
-from trainer.export.index import Indexed, open_indexes, search_indexes
-from trainer.export.vectors import Vectors
+from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
+from trainer.methods.tree import Tree
 from trainer.model import Model
 from trainer.rows.threads import set_threads
 
@@ -102,10 +100,9 @@ class Serving:
 
 @dataclass(frozen=True)
 class Exported:
-    """An open export, published at `url`, with its files on a local disk."""
+    """An open export, with its files on a local disk."""
 
-    url: str
-    manifest: Manifest
+    table: Table
     recipe: Recipe
     files: Files
     serving: Serving
@@ -129,71 +126,71 @@ class Exported:
 
     @classmethod
     def _open(cls, url: str, exact: bool, device: torch.device) -> "Exported":
-        manifest = Table.open(url, KIND).manifest
-        recipe = restore_recipe(manifest.parameters["recipe"], url)
+        table = Table.open(url, KIND)
+        recipe = restore_recipe(table.parameters["recipe"], url)
         with _naming_damage(url):
-            require_needed(Table(url, manifest))
-            files = Files(url, manifest)
+            require_needed(table)
+            files = Files(table)
             serving = cls._open_serving(files, recipe, exact, device)
             files.check_all()
-        return cls(url, manifest, recipe, files, serving)
+        return cls(table, recipe, files, serving)
 
     @staticmethod
     def _open_serving(files: Files, recipe: Recipe, exact: bool, device: torch.device) -> Serving:
-        manifest, folder = files.manifest, files.folder
+        table, folder = files.table, files.folder
         vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)]) for part in (VECTORS, TEXTS))
         files.check_all()
-        model = _open_model(recipe, manifest.parameters, folder / ENCODER)
+        model = _open_model(recipe, table.parameters, folder / ENCODER)
         model.encoder.move(device)
-        if vectors.shape != (manifest.rows, manifest.parameters["dimension"]):
+        if vectors.shape != (table.rows, table.parameters["dimension"]):
             raise ValueError(f"vectors of shape {vectors.shape}")
-        if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != manifest.rows:
+        if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
             raise ValueError("another number of labels than of vectors")
         indexed: tuple[Indexed, ...] = ()
-        if manifest.parameters["index"] and not exact:
+        if table.parameters["index"] and not exact:
             paths = [str(files.path(shard)) for shard in files.of(INDEX)]
-            indexed = open_indexes(paths, manifest.parameters["index"], vectors)
+            indexed = open_indexes(paths, table.parameters["index"], vectors)
         fused = None
-        if manifest.parameters.get("shortlist"):
-            scorers = Scorers(texts if len(texts) else None, Memory.read(str(folder), manifest))
+        if table.parameters.get("shortlist"):
+            scorers = Scorers(texts if len(texts) else None, Memory.read(Table(str(folder), table.manifest)))
             tree, weights = folder / TREE, folder / WEIGHTS
             fusion: Weights | Tree
             if weights.exists():
                 fusion = Weights.parse(weights.read_bytes(), str(weights))
             else:
                 fusion = Tree.parse(tree.read_bytes(), str(tree))
-            frequency = files.table(LABELS, ("frequency",))["frequency"].to_numpy()
-            fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
+            frequency = files.read(LABELS, ("frequency",))["frequency"].to_numpy()
+            fused = Fused(fusion, scorers, frequency, table.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
         retired = None
-        if manifest.parameters.get(RETIRED):
-            retired = files.table(LABELS, (RETIRED,))[RETIRED].to_numpy()
+        if table.parameters.get(RETIRED):
+            retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy()
         return Serving(model, vectors, indexed, fused, rows, retired, files)
 
     @property
     def tokens(self) -> int:
         """Greatest number of tokens of a text."""
-        return int(self.manifest.parameters["max_tokens"])
+        return int(self.table.parameters["max_tokens"])
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
-        with _naming_damage(self.url):
-            return self.files.table(LABELS, columns)
+        with _naming_damage(self.table.url):
+            return self.files.read(LABELS, columns)
 
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
 
         Raises InputError for a precision without a threshold.
         """
-        with _naming_damage(self.url):
-            thresholds = self.manifest.parameters["thresholds"]
+        with _naming_damage(self.table.url):
+            thresholds = self.table.parameters["thresholds"]
             rows = thresholds["thresholds"] if thresholds else []
             scores = {float(row["precision"]): float(row["score"]) for row in rows}
         if precision in scores:
             return scores[precision]
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
-            f"{self.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
+            f"{self.table.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
             f"Export with --precision {precision:g} and a split to measure it on, or give --threshold SCORE."
         )
 

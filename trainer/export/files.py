@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.manifest import Manifest, Shard, check_shard, find_shard, read_patch, shard_url
+from schemas.manifest import Shard, check_shard, find_shard, read_patch, shard_url
 from schemas.mapped import Mapped, stamp
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import ViewedShard
 from schemas.sizes import require_room
+from schemas.table import Table
 from trainer.export.vectors import map_vectors, patch_vectors, read_vectors
 
 REMEDY = "Export the run again."
@@ -25,13 +26,13 @@ _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
 class Files:
-    """Files of the export at `url`; those beyond a local disk are copied to TMPDIR when they are asked for.
+    """Files of the export `table`; those beyond a local disk are copied to TMPDIR when they are asked for.
 
     All that is read of them, now or later, is of the files that were checked: TableError where one was written over.
     """
 
-    def __init__(self, url: str, manifest: Manifest) -> None:
-        self.url, self.manifest = url, manifest
+    def __init__(self, table: Table) -> None:
+        self.table, self.url = table, table.url
         self._scratch: Any = None
         self._checked: dict[str, tuple[int, int, int]] = {}
         self._mapped: list[Mapped] = []
@@ -48,7 +49,7 @@ class Files:
 
     def of(self, part: str) -> tuple[Shard, ...]:
         """Return the files of one part of the export, in order."""
-        return tuple(shard for shard in self.manifest.shards if shard.path.startswith(f"{part}/"))
+        return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
         """Return where a file is, checked once. Raises TableError: gone, damaged, or changed since; StorageError."""
@@ -67,7 +68,7 @@ class Files:
 
     def check_all(self) -> None:
         """Check, or fetch, all files; the second time, that none has changed since. Raises TableError, StorageError."""
-        for shard in self.manifest.shards:
+        for shard in self.table.shards:
             self.path(shard)
 
     def require_unchanged(self) -> None:
@@ -95,7 +96,7 @@ class Files:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows
 
-    def table(self, part: str, columns: tuple[str, ...]) -> pa.Table:
+    def read(self, part: str, columns: tuple[str, ...]) -> pa.Table:
         """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
         rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
         for shard in self.of(part):

@@ -81,9 +81,9 @@ class LabelEncoderHead(Head):
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Score the labels of the step's pool that this rank encodes; `backward` takes their gradient on."""
         group, planner = self._group, step.planner
-        batch = planner.drawn(step.batch)
+        batch = step.batch
         drawn = draw_positives(batch, self._options.positives, self._seed)
-        ids = self.pool(batch, drawn)
+        ids = self.pool(batch, planner.of_table(batch), drawn)
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
         candidates = every_query_with(batch, share, planner.positive_weight, drawn)
@@ -108,14 +108,14 @@ class LabelEncoderHead(Head):
         self._pending = None
         labels.backward(gradient)
 
-    def pool(self, batch: Batch, drawn: np.ndarray | None = None) -> np.ndarray | range:
+    def pool(self, batch: Batch, hard: np.ndarray | None = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
         """Return the labels of a step over all ranks, ascending and each once; a rank encodes its share of them.
 
-        Positives that are `drawn` [sum P] are among them, all where it is None.
+        The negatives `hard` [B, k] and positives that are `drawn` [sum P] are among them, all where it is None.
         """
         if self._all_labels:
             return range(self.labels)
-        return labels_of(batch, drawn)
+        return labels_of(batch, hard, drawn)
 
 
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:

@@ -191,7 +191,7 @@ def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
 
 
 def within(batch: Batch, start: int, stop: int) -> Batch:
-    """Keep the batch's labels of [start, stop), counted from start: other positives go, other negatives are pads."""
+    """Keep the batch's positives of [start, stop), counted from start, and no table."""
     import numpy as np
 
     inside = (batch.positives >= start) & (batch.positives < stop)
@@ -200,7 +200,7 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
         batch,
         positives=batch.positives[inside] - start,
         positive_offsets=ends[batch.positive_offsets],
-        hard=None if batch.hard is None else ids_within(batch.hard, start, stop),
+        hard=None,
     )
 
 

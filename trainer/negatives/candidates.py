@@ -12,15 +12,15 @@ from trainer.stream.batch import Batch, Candidates, DrawnLabels
 _NONE = np.empty(0, np.int64)
 
 
-def join_hard(batch: Batch, others: np.ndarray) -> np.ndarray:
-    """Join `others` [B, k] to the batch's hard negatives: each label once a query, and none of its positives."""
+def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
+    """Join `others` [B, k] to hard negatives of the batch: each label once a query, and none of its positives."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
     others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
-    if batch.hard is None:
+    if hard is None:
         return others
-    others[Ragged.from_matrix(batch.hard).contains(others)] = PAD
-    return np.concatenate([batch.hard, others], axis=1)
+    others[Ragged.from_matrix(hard).contains(others)] = PAD
+    return np.concatenate([hard, others], axis=1)
 
 
 def shared_pool(
@@ -98,14 +98,14 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
     return drawn
 
 
-def labels_of(batch: Batch, drawn: np.ndarray | None = None) -> np.ndarray:
-    """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and hard negatives.
+def labels_of(batch: Batch, hard: np.ndarray | None, drawn: np.ndarray | None = None) -> np.ndarray:
+    """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and negatives `hard`.
 
     Of the positives those that are `drawn` [sum P], all where it is None.
     """
-    hard = np.empty(0, np.int64) if batch.hard is None else batch.hard.ravel()
+    negatives = np.empty(0, np.int64) if hard is None else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
-    ids = np.unique(np.concatenate([positives.astype(np.int64), hard]))
+    ids = np.unique(np.concatenate([positives.astype(np.int64), negatives]))
     return ids[ids != PAD]
 
 

@@ -28,7 +28,7 @@ from trainer.stream.transfer import send
 
 if TYPE_CHECKING:
     from search.block import Block
-    from search.params import SearchParams
+    from search.index import SearchParams
 
 TARGET_RECALL = 0.9
 PROBED = 64
@@ -106,8 +106,7 @@ class CopiedIndex(NegativeSource):
         """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
         from search.block import Block, padded
         from search.factory import choose
-        from search.index import build, set_up
-        from search.params import SearchParams, apply, tune
+        from search.index import SearchParams, apply, build, set_up, tune
 
         set_up(None)
         rows, start, kind = len(vectors), self._vectors.start, self._options.kind

@@ -78,8 +78,7 @@ class Planner:
         if candidates is not None:
             yield candidates
             return
-        batch = replace(batch, hard=None)
-        yield from self.options.chunks(self, within(batch, *self.part) if self.part else batch)
+        yield from self.options.chunks(self, self._own(batch))
 
     def draw(self, batch: Batch, count: int, own: bool, reweight: bool) -> tuple[np.ndarray, float | np.ndarray]:
         """Draw `count` labels, for each query its `own`, and return what each of them counts.
@@ -95,20 +94,19 @@ class Planner:
     ) -> Candidates:
         """Merge positives, hard negatives out of `sampled`, and `drawn` labels of `weight`; each once for a query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
-            hard = self._columns_on_device(batch, sampled[0].ids)
-            return drawn_labels(batch, hard, drawn.reshape(len(batch), -1), weight, self._weights)
-        part = self._with_hard(batch, sampled)
+            found = self._columns_on_device(batch, sampled[0].ids)
+            return drawn_labels(batch, found, drawn.reshape(len(batch), -1), weight, self._weights)
+        part, hard = self._own(batch), self._hard(batch, sampled)
         if not own:
-            return shared_pool(part, part.hard, self._pool_within(drawn), weight, self._weights)
+            return shared_pool(part, hard, self._pool_within(drawn), weight, self._weights)
         pool = self._pool_within(drawn, PAD).reshape(len(batch), -1)
         build = own_pool if self.merges else drawn_labels
-        return build(part, part.hard, pool, weight, self._weights)
+        return build(part, hard, pool, weight, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
         """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
-        batch = self.drawn(batch)
         drawn = draw_positives(batch, self.positives, self.seed)
-        ids = labels_of(batch, drawn)
+        ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:
             return every_query_with(batch, ids, self.positive_weight, drawn)
         start, stop = self.part
@@ -120,43 +118,52 @@ class Planner:
         return label_range(batch, start, stop, self._weights)
 
     def gather(self, batch: Batch, group: Group) -> Batch:
-        """Return the global batch, which is those of all ranks laid end to end: rows, positives and hard negatives."""
+        """Return the global batch, which is those of all ranks laid end to end: rows, positives, and their table.
+
+        Of the table those negatives are left that the step counts.
+        """
         if group.ranks == 1:
             return batch
         counts = np.diff(batch.positive_offsets)
-        hard = self.drawn(batch).hard
-        table = [] if hard is None else [np.ascontiguousarray(hard)]
+        counted = self.of_table(batch)
+        table = [] if counted is None else [np.ascontiguousarray(counted)]
         rows, positives, counts, *tables = group.gather_arrays(batch.rows, batch.positives, counts, *table)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Batch(batch.epoch, batch.step, rows, Inputs(), positives, offsets, tables[0] if tables else None)
 
-    def drawn(self, batch: Batch) -> Batch:
-        """Return the batch with the hard negatives of its table that this step counts."""
-        return batch if batch.hard is None else replace(batch, hard=self._columns(batch, batch.hard))
+    def of_table(self, batch: Batch) -> np.ndarray | None:
+        """Return those negatives [B, k_h] of the batch's table [B, K] that this step counts; None without a table."""
+        return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
         """Return the hard negatives [B, k] that a step counts, this rank's, from its first label; -1 pads.
 
         Those on a device are waited for.
         """
-        return self._with_hard(batch, self._sampled(batch, sampled)).hard
+        return self._hard(batch, self._sampled(batch, sampled))
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
         """Return the negatives of all sources."""
         planned = (source.find(batch) for source in self.sources if batch.epoch >= source.first_epoch)
         return [*(each for each in planned if each is not None), *sampled]
 
-    def _with_hard(self, batch: Batch, sampled: Sequence[Sampled]) -> Batch:
-        """Return this rank's part of the batch, with the hard negatives of all sources."""
+    def _own(self, batch: Batch) -> Batch:
+        """Return the batch with the positives that are this rank's."""
+        return batch if self.part is None else within(batch, *self.part)
+
+    def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | None:
+        """Return the hard negatives of all sources that the step counts, this rank's; each label once a query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
-        hard = (ranked[0] if len(ranked) == 1 else np.concatenate(ranked, axis=1)) if ranked else None
-        batch = batch if hard is batch.hard else replace(batch, hard=hard)
-        batch = batch if self.part is None else within(batch, *self.part)
-        if not others:
-            return batch
-        ids = np.concatenate(others, axis=1)
-        return replace(batch, hard=join_hard(batch, ids if self.part is None else ids_within(ids, *self.part)))
+        first, rest = self._labels_within(ranked), self._labels_within(others)
+        return first if rest is None else join_hard(self._own(batch), first, rest)
+
+    def _labels_within(self, found: list[np.ndarray]) -> np.ndarray | None:
+        """Return label ids [B, k] side by side, those of other ranks as pads; None where there are none."""
+        if not found:
+            return None
+        ids = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        return ids if self.part is None else ids_within(ids, *self.part)
 
     def _columns(self, batch: Batch, ranked: np.ndarray) -> np.ndarray:
         """Draw those of ranked negatives [B, K] that this step counts, for each query its own."""

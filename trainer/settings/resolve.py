@@ -1,18 +1,20 @@
-"""Recipes with the options that they leave to the data filled in."""
+"""Recipes with the options that they leave to the data filled in, and what of their settings is odd for it."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.layout import DataLayout
-from trainer.config import Recipe, flatten, validate
-from trainer.config.layers import left_to_data, with_values, without_auto
+from trainer.config import ClassifierRecipe, Recipe, flatten, validate
 from trainer.config.load import read_recipe
-from trainer.methods.rules import Facts, FromData, Setting
+from trainer.config.merging import left_to_data, with_values, without_auto
+from trainer.methods import rules
+from trainer.methods.rules import Facts, FromData, Setting, log_odds
 from trainer.settings.facts import measure
-from trainer.settings.oddities import odd_settings
-from trainer.settings.refreshing import EarlierRun, settings_of_refresh
-from trainer.settings.validating import settings_of_validation
+from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
+
+_FAR_BIAS = 1.0  # from the prior: half of what halves P@1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,28 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
     """Measure the rows that a recipe trains on. Raises InputError, TableError."""
     rows = recipe.data
     return measure(DataLayout(data), rows.split, rows.trained, rows.label_texts, rows.parts)
+
+
+def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """Yield a line for each setting that cannot be meant so for data of these `facts`."""
+    epochs, tables = recipe.train.epochs, recipe.tables
+    start = tables.start if tables and not recipe.clusters else recipe.indexed_from
+    if start is not None and start >= epochs:
+        yield f"negatives.hard is never used: refresh.start = {start} is not below train.epochs = {epochs}"
+    if isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias and recipe.loss.kind == "bce":
+        prior = log_odds(facts.prior)
+        distance = recipe.classifier.initial_bias - prior
+        if abs(distance) > _FAR_BIAS:
+            yield (
+                f"classifier.initial_bias = {recipe.classifier.initial_bias:g} is {abs(distance):.1f} "
+                f"{'above' if distance > 0 else 'below'} the prior of this data, {prior:.1f}: set it to 'prior'"
+            )
+    if facts.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(facts, {}).value):
+        steps = math.ceil(facts.points / recipe.order.batch)
+        yield (
+            f"order.batch = {recipe.order.batch} makes {steps} steps an epoch of {facts.points:,} training points: "
+            "set it to 'auto'"
+        )
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:

@@ -62,7 +62,7 @@ def test_it_comes_back_however_its_rows_are_cut(
     save(run, 7)
     checkpoint = Checkpoint.open(run.checkpoint(7))
     assert_saved(checkpoint, 7)
-    assert sum(shard.path.startswith("vectors-") for shard in checkpoint.manifest.shards) == -(-LABELS // rows_a_file)
+    assert sum(shard.path.startswith("vectors-") for shard in checkpoint.table.shards) == -(-LABELS // rows_a_file)
 
 
 def test_no_file_is_a_pickle(run: RunLayout) -> None:
@@ -86,8 +86,8 @@ def test_the_newest_finished_one_is_taken(run: RunLayout) -> None:
 def test_a_damaged_file_is_named(run: RunLayout) -> None:
     save(run, 3)
     checkpoint = Checkpoint.open(run.checkpoint(3))
-    for shard in checkpoint.manifest.shards:
-        place = join(checkpoint.url, shard.path)
+    for shard in checkpoint.table.shards:
+        place = join(checkpoint.table.url, shard.path)
         content = storage.read_bytes(place)
         storage.write_bytes(place, content[:-1] + bytes([content[-1] ^ 1]))
     for read in (lambda: checkpoint.tensors("encoder"), lambda: checkpoint.vectors("weight")):

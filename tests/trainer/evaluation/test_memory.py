@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.manifest import Manifest, open_manifest, publish
+from schemas.manifest import Manifest, publish
+from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.config import Recipe
@@ -45,8 +46,7 @@ def embedded(data: SmallData, model: Model, split: str) -> torch.Tensor:
 
 
 def read(memory: Memory, url: str) -> Memory | None:
-    manifest = publish(url, Manifest(kind="fusion", shards=tuple(memory.write(url))))
-    return Memory.read(url, manifest)
+    return Memory.read(Table(url, publish(url, Manifest(kind="fusion", shards=tuple(memory.write(url))))))
 
 
 def test_votes_are_those_of_the_nearest_of_all_points(data: SmallData, model: Model) -> None:
@@ -85,7 +85,7 @@ def test_it_votes_the_same_after_it_was_written_and_read(
 
 
 def test_where_a_manifest_names_no_memory_there_is_none(data: SmallData, tmp_path: Path) -> None:
-    assert Memory.read(data.layout.root, open_manifest(data.layout.root)) is None
+    assert Memory.read(Table.open(data.layout.root)) is None
 
 
 def test_a_damaged_file_is_refused(data: SmallData, model: Model, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_refused(data: SmallData, model: Model, tmp_path: Path
     content[20 : len(content) // 2] = bytes(len(content) // 2 - 20)
     storage.write_bytes(place, bytes(content))
     with pytest.raises(TableError, match=manifest.shards[0].path):
-        Memory.read(url, manifest)
+        Memory.read(Table(url, manifest))
 
 
 @pytest.mark.parametrize("budget", [1, 100, 1000, 3000, 10_000, 1 << 30])

@@ -15,6 +15,7 @@ from tests.builders import SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train, with_sections
+from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, fit_tree
@@ -22,9 +23,9 @@ from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
-from trainer.evaluation.tree import Tree
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.tree import Tree
 from trainer.model import Model, load_model
 from trainer.stream import open_queries
 
@@ -134,11 +135,11 @@ class TestFit:
         np.testing.assert_allclose(
             pairs[order], expected_pairs[np.lexsort(expected_pairs.T.round(3))], rtol=1e-3, atol=1e-4
         )
-        tree, opened, _ = open_fusion(data.layout.root, run, checkpoint)
+        tree, opened = open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
-        other = replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"rows": 1}))
+        other_table = replace(checkpoint.table, manifest=checkpoint.table.manifest.model_copy(update={"rows": 1}))
         with pytest.raises(InputError, match="fitted to another checkpoint"):
-            open_fusion(data.layout.root, run, other)
+            open_fusion(data.layout.root, run, Checkpoint(other_table))
         scorer = Scorer.open(
             data.layout,
             model,

@@ -44,7 +44,7 @@ def ndcg(ranked: Rows, relevant: Rows) -> float:
 
 
 def ranked(weights: Weights, scored: Scored) -> Rows:
-    fused = weights.fuse(scored)
+    fused = weights.fuse(scored.scores, scored.texts, scored.votes)
     return [
         sorted(
             (label for label in ids if label >= 0),

@@ -13,19 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import InputError, TableError
-from schemas.manifest import Manifest, Shard, open_manifest, publish
+from schemas.manifest import Manifest, Shard, publish
 from schemas.storage import join, relative
 from schemas.table import Table
 from schemas.version import CURRENT, VERSION, ExportVersion, find_current, follow, require_needed, switch
 from tests.pipelines.test_versions import contents
 from trainer.evaluation.search import top_k
-from trainer.export import index, vector_files
-from trainer.export.earlier import Earlier
+from trainer.export import writer
 from trainer.export.exported import INDEX, KIND, VECTORS
 from trainer.export.files import Files
-from trainer.export.index import EarlierIndex, open_indexes, search_indexes, write_indexes
-from trainer.export.vector_files import Target, write_vector_files
-from trainer.export.vectors import Vectors
+from trainer.export.vectors import EarlierIndex, Vectors, open_indexes, search_indexes, write_indexes
+from trainer.export.writer import Earlier, Target, write_vector_files
 
 DIMENSION = 4
 FACTS = {"vocabulary": 0, "features": 0, "max_tokens": 1, "dimension": DIMENSION, "recipe": {}, "index": None}
@@ -35,14 +33,14 @@ def publish_at(out: str, shards: list[Shard], earlier: Earlier | None, **facts: 
     """Publish an export of `shards` alone."""
     version = ExportVersion(Path(out).name)
     if earlier is not None:
-        onto = relative(out, earlier.url)
-        version = ExportVersion(Path(out).name, onto, earlier.manifest.digest, earlier.needs(shards))
+        onto = relative(out, earlier.table.url)
+        version = ExportVersion(Path(out).name, onto, earlier.table.digest, earlier.needs(shards))
     parameters = {**FACTS, **facts, VERSION: version.stated()}
     return publish(out, Manifest(kind=KIND, shards=tuple(shards), parameters=parameters))
 
 
 def earlier_of(url: str, out: str) -> Earlier:
-    return Earlier(url, out, open_manifest(url))
+    return Earlier(Table.open(url), out)
 
 
 def own_bytes(folder: str) -> int:
@@ -76,7 +74,7 @@ def growing(draw: st.DrawFn) -> list[np.ndarray]:
 def test_vectors_of_a_version_are_those_of_a_whole_export(
     store: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_files, "ROWS_A_FILE", 16)
+    monkeypatch.setattr(writer, "ROWS_A_FILE", 16)
 
     @settings(max_examples=15)
     @given(versions=growing())
@@ -92,14 +90,14 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
                 require_needed(Table(out, manifest))
-                files = Files(out, manifest)
+                files = Files(Table(out, manifest))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
                 for each in (opened, mapped):
                     np.testing.assert_array_equal(each[:].numpy(), expected)
                 earlier = earlier_of(out, join(root, str(number + 1)))
             for number, rows in enumerate(versions):  # none has changed what an earlier one holds
-                files = Files(join(root, str(number)), open_manifest(join(root, str(number))))
+                files = Files(Table.open(join(root, str(number))))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 np.testing.assert_array_equal(opened[:].numpy(), rows.astype(dtype))
 
@@ -216,14 +214,14 @@ def test_versions_may_move_together(tmp_path: Path) -> None:
     publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
     before = contents(second)
     shutil.move(f"{tmp_path}/here", f"{tmp_path}/there")
-    files = Files(f"{tmp_path}/there/2", open_manifest(f"{tmp_path}/there/2"))
+    files = Files(Table.open(f"{tmp_path}/there/2"))
     assert sum(len(files.vectors(shard)) for shard in files.of(VECTORS)) == 309
     assert contents(f"{tmp_path}/there/2") == before
 
 
 def test_ranges_are_searched_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((100, DIMENSION)).astype(np.float32)
-    monkeypatch.setattr(index, "EXACT_LABELS", 20)
+    monkeypatch.setattr("trainer.export.vectors.EXACT_LABELS", 20)
     vectors = Vectors([rows[:50], rows[50:80], rows[80:]])
     _, facts = write_indexes("IVF2,Flat", vectors, torch.from_numpy(rows[:5]), 5, 1.0, str(tmp_path))
     assert [effort is None for effort in facts["efforts"]] == [False, False, True]

@@ -54,10 +54,9 @@ def planner_of(recipe: Recipe) -> Planner:
 
 def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
     recipe, whole_batch = recipe_of("batch", 4), batch()
-    everyone = planner_of(recipe).drawn(whole_batch)
-    ids = head_of(recipe, data).pool(everyone)
+    ids = head_of(recipe, data).pool(whole_batch, planner_of(recipe).of_table(whole_batch))
     assert list(ids) == sorted({*whole_batch.positives.tolist(), *whole_batch.hard.ravel().tolist()} - {PAD})
-    candidates = every_query_with(everyone, ids)
+    candidates = every_query_with(whole_batch, ids)
     pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
     owned = [
         (row, label)
@@ -77,9 +76,9 @@ def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> No
 def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
     recipe = recipe_of("batch", 1)
     head, planner = head_of(recipe, data), planner_of(recipe)
-    pools = [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+    pools = [tuple(head.pool(batch(step), planner.of_table(batch(step)))) for step in range(20)]
     assert len(set(pools)) > 1
-    assert pools == [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+    assert pools == [tuple(head.pool(batch(step), planner.of_table(batch(step)))) for step in range(20)]
 
 
 def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
@@ -96,7 +95,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
         ]
         assert [len(labels) for labels in learnt] == [1] * 8
         choices.add(tuple(int(labels[0]) for labels in learnt))
-        ids = head_of(recipe, data).pool(replace(whole_batch, hard=None), drawn)
+        ids = head_of(recipe, data).pool(whole_batch, None, drawn)
         assert list(ids) == sorted({int(labels[0]) for labels in learnt})
         candidates = every_query_with(whole_batch, np.asarray(ids), None, drawn)
         # It learns what it drew; others of its positives are no negatives of it, whoever brought them.

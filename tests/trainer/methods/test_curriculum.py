@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.recipes import RECIPES
 from trainer.config import Negatives
 from trainer.config.load import read_recipe
 from trainer.methods.rules import Facts
@@ -25,7 +26,7 @@ def test_from_a_warm_up_to_hard_ones_alone() -> None:
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
 def test_the_recipes(name: str) -> None:
     facts = Facts(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's
-    recipe = derive(read_recipe(name), facts, name).recipe
+    recipe = derive(read_recipe(RECIPES[name]), facts, name).recipe
     epochs = recipe.mixtures()
     assert {sum(mixture) for mixture in epochs} == {3240}
     hard = [hard for hard, _ in epochs]

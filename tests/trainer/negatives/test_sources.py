@@ -28,7 +28,7 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
     hard = [data.draw(st.lists(IDS, min_size=width, max_size=width)) for _ in POSITIVES]
     others = [data.draw(st.lists(IDS, min_size=k, max_size=k)) for _ in POSITIVES]
     table = np.array(hard, np.int32).reshape(len(POSITIVES), width)
-    joined = join_hard(batch_of(POSITIVES, table), np.array(others, np.int64).reshape(len(POSITIVES), k))
+    joined = join_hard(batch_of(POSITIVES), table, np.array(others, np.int64).reshape(len(POSITIVES), k))
     np.testing.assert_array_equal(joined[:, :width], table)
     for query, positives in enumerate(POSITIVES):
         new = [label for label in joined[query, width:].tolist() if label != PAD]

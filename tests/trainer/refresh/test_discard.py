@@ -13,7 +13,7 @@ from schemas.manifest import Manifest, is_published, publish, write_file
 from schemas.owners.build import building
 from schemas.storage import join
 from tests.owners import held_elsewhere
-from trainer.refresh.discard import discard_unfinished_tables
+from trainer.refresh.adoption import discard_unfinished_tables
 
 
 def build_and_die(out: str, table: str | None) -> None:

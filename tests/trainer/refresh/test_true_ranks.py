@@ -14,7 +14,7 @@ from trainer.config import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer
-from trainer.negatives.base import within
+from trainer.negatives.base import ids_within
 from trainer.refresh import true_ranks
 from trainer.stream import Batch
 from trainer.tracking import read_metrics
@@ -78,7 +78,8 @@ def test_they_are_those_of_sorting_every_label(seed: int, rows: int, labels: int
 def of_part(group: Group) -> list[int]:
     vectors, x, batch = drawn(3, 20, 50, 4)
     part = label_range(50, group.rank, group.ranks)
-    hard = within(batch, *part).hard
+    assert batch.hard is not None
+    hard = ids_within(batch.hard, *part)
     measured = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
     return measured.tolist()
 

@@ -7,8 +7,9 @@ import pytest
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
+from tests.recipes import RECIPES
 from tests.training import silent, train
-from trainer.config import Recipe, load_config, load_recipe, recipe_names, restore_recipe
+from trainer.config import Recipe, load_config, load_recipe, restore_recipe
 from trainer.config.load import auto_keys, read_recipe, without_auto
 from trainer.loop import Trainer
 from trainer.methods.rules import Facts, log_odds
@@ -56,8 +57,8 @@ def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_that_ships_can_be_resolved_on_any_size(name: str, facts: Facts) -> None:
+@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: Facts) -> None:
     resolved = derived(name, facts)
     assert set(resolved.settings) == {*auto_keys(read_recipe(name))}
     for key, setting in resolved.settings.items():
@@ -149,5 +150,5 @@ def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
 
 def test_without_data_what_is_left_to_it_has_defaults() -> None:
     assert load_recipe("astra").encoder.dimension == Recipe.model_validate({}).encoder.dimension
-    assert load_recipe("curriculum").negatives.hard > 0
+    assert load_recipe(RECIPES["curriculum"]).negatives.hard > 0
     assert load_recipe("astra", ["method=renee"]) == load_recipe("renee", ["name=astra"])

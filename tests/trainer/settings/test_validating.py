@@ -10,7 +10,7 @@ from trainer.config import Validation
 from trainer.evaluation.split import open_split
 from trainer.methods.sections import Data
 from trainer.settings.resolve import resolve
-from trainer.settings.validating import settings_of_validation
+from trainer.settings.versions import settings_of_validation
 
 DAYS = [{"train": 6, "val": 3}, {"train": 4, "val": 2}, {"train": 5}]
 

@@ -237,7 +237,7 @@ def test_a_run_that_holds_out_rows_goes_on_to_the_same_bits(data: SmallData, sto
     rest = train(resumed)
     assert rest == losses[-len(rest) :]
     assert len(rest) >= len(losses) - stop
-    assert latest_checkpoint(resumed.run).manifest.shards == latest_checkpoint(straight.run).manifest.shards
+    assert latest_checkpoint(resumed.run).table.shards == latest_checkpoint(straight.run).table.shards
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_rows_of_a_window_are_dealt_by_age(data: SmallData, case: Case) -> None:
     assert_dealt_by_age(epochs, [part.rows for part in parts], case.half_life, times)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)  # the laws themselves are tested on more of them in test_dataset, test_mixing, test_shares
 @given(cases(), st.integers(0, 5))
 def test_batches_of_a_window_are_the_same_on_any_ranks_and_after_a_resume(
     data: SmallData, case: Case, epoch: int

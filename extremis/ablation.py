@@ -1,0 +1,136 @@
+"""`extremis ablate`: several recipes on the same data, trained one after the other and compared."""
+
+import gc
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+from extremis.console import format_metric, say, table
+from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.reporting.build import build
+from extremis.supervisor import train
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+from schemas.json_files import read_json, write_json
+from schemas.layout import COMPARED, COMPARISON, RunLayout, check_name
+from schemas.owners.place import require_place
+from schemas.storage import join
+from schemas.table import Table
+from trainer.config import Recipe, recipe_names
+from trainer.config.load import fitting
+from trainer.settings.resolve import resolve
+
+SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is installed
+
+Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
+
+
+def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
+    """Load `recipes`, each with those of `overrides` that it has, for `data`.
+
+    A recipe is a name, the path of a file, which gives the line its name, or a folder of files. Raises InputError.
+    """
+    lines: dict[str, str] = {}
+    for recipe in recipes:
+        for each in [recipe] if recipe in recipe_names() else _files_of(recipe):
+            stem = each.rsplit("/", 1)[-1].removesuffix(".toml")
+            lines[check_name("--recipes", stem) if each.endswith(".toml") else each] = each
+    return {line: resolve(recipe, fitting(recipe, overrides), data).recipe for line, recipe in lines.items()}
+
+
+def _files_of(place: str) -> list[str]:
+    """Return the recipes of a folder; `place` itself where there are none: it is a file, or no recipe."""
+    names = [] if place.endswith(".toml") else storage.list_names(place)
+    return [join(place, name) for name in names if name.endswith(".toml")] or [place]
+
+
+def ablate(
+    data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN, retry: bool = False
+) -> dict[str, Any]:
+    """Train each variant into OUT/<name>, evaluate it on `split`, print and write the comparison of `shown` metrics.
+
+    A finished variant is not trained again, and one that was cut off continues. One that failed is skipped unless
+    `retry`; the others are compared. Raises InputError where OUT holds runs on other data or of other recipes.
+    """
+    ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
+    require_place(out, "compared", [data])
+    report: dict[str, Any] = {}
+    _write(out, report, split, shown)
+    for name, recipe in variants.items():
+        report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
+        _write(out, report, split, shown)
+    rows = [[name, *_cells(result, shown)] for name, result in report.items()]
+    table(f"{split}, %, with half of a 95 % interval", ["recipe", *shown, "train s"], rows)
+    files = [COMPARED, COMPARISON]
+    runs = [result["run"] for result in report.values() if result["error"] is None]
+    if runs and find_spec("plotly"):
+        build(runs, join(out, CHARTS), say, queries=0)
+        files.append(CHARTS)
+    say(", ".join(join(out, name) for name in files))
+    return report
+
+
+def _train_and_score(
+    data: str, run: str, recipe: Recipe, split: str, ks: tuple[int, ...], retry: bool
+) -> dict[str, Any]:
+    """Return the result of one variant: of this call, or of an earlier one."""
+    name = run.rsplit("/", 1)[-1]
+    settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
+    made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
+    earlier = _read(run)
+    if earlier is not None and earlier["made_from"] != made_from:
+        raise InputError(
+            f"{run}: holds a run of this name on other data or with other settings. Choose another OUT, or give the "
+            "same --set options as before."
+        )
+    result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
+    if earlier is not None:
+        result |= earlier["result"]
+        measured = result["split"] == split and {f"P@{k}" for k in ks} <= result.get("metrics", {}).keys()
+        if (measured and not result["error"]) or (result["error"] and not retry):
+            say(f"{name}: {'failed' if result['error'] else 'finished'} before")
+            return result
+        result |= {"split": split, "error": None}
+    try:
+        if not storage.exists(RunLayout(run).finished):
+            say(f"{name}: training into {run}")
+            outcome = train(data, run, recipe, resume=True, beam_options=())
+            gc.collect()  # a trainer is a cycle of references: it would stay in memory beside the next one
+            result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
+            result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
+        result |= evaluate(data, run, EvaluateOptions(split, ks=ks))
+    except InputError:
+        raise  # wrong use: nothing was tried
+    except ExtremisError as error:
+        say(f"{name}: {error}")
+        result["error"] = str(error)
+    write_json(join(run, COMPARED), {"made_from": made_from, "result": result}, indent=1)
+    return result
+
+
+def _read(run: str) -> dict[str, Any] | None:
+    try:
+        return read_json(join(run, COMPARED))
+    except FileNotFoundError:
+        return None
+
+
+def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
+    """Format the metrics with half of their intervals, and the seconds of training."""
+    if result["error"] is not None:
+        return ["failed", *[""] * len(shown)]
+    seconds = result["train_seconds"]
+    return [*(format_metric(result, name) for name in shown), "" if seconds is None else f"{seconds:.0f}"]
+
+
+def _write(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
+    """Write the comparison so far, as JSON and as a page."""
+    storage.write_bytes(join(out, COMPARED), json.dumps(report, indent=1, sort_keys=True).encode())
+    lines = [f"Split {split}, %, with half of a 95 % bootstrap interval over queries.", ""]
+    lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]
+    for name, result in report.items():
+        lines.append("| " + " | ".join([f"`{name}`", *_cells(result, shown)]) + " |")
+    failed = [f"- `{name}` failed: {result['error']}" for name, result in report.items() if result["error"]]
+    storage.write_bytes(join(out, COMPARISON), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())

@@ -1,1 +1,0 @@
-"""Several recipes on the same data, and what the papers compare."""

@@ -1,0 +1,1 @@
+"""ASTRA: see README.md."""

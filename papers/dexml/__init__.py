@@ -1,0 +1,1 @@
+"""DEXML: see README.md."""

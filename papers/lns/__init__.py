@@ -1,0 +1,1 @@
+"""LNS: see README.md."""

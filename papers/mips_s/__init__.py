@@ -1,0 +1,1 @@
+"""MIPS-s: see README.md."""

@@ -1,0 +1,96 @@
+"""Score fusion against scikit-learn's own tree, and as a file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.errors import TableError
+from trainer.methods.tree import DEPTH, Tree
+
+DRAW = np.random.default_rng(0)
+SHAPE = (60, 20)
+LABEL_SCORES = DRAW.standard_normal(SHAPE)
+SCORES = LABEL_SCORES + DRAW.standard_normal(SHAPE)
+FREQUENCY = DRAW.integers(0, 50, SHAPE)
+RELEVANT = SCORES + 0.02 * FREQUENCY * (LABEL_SCORES > 0) + 0.3 * DRAW.standard_normal(SHAPE) > 1
+
+
+@pytest.fixture(scope="module")
+def fusion() -> Tree:
+    return Tree.fit(LABEL_SCORES, SCORES, FREQUENCY, RELEVANT)
+
+
+def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Tree) -> None:
+    from sklearn.tree import DecisionTreeRegressor
+
+    described = np.stack([LABEL_SCORES, SCORES, FREQUENCY], -1).reshape(-1, 3).astype(np.float32)
+    tree = DecisionTreeRegressor(max_depth=DEPTH, random_state=0).fit(described, RELEVANT.reshape(-1))
+    others = described + DRAW.standard_normal(described.shape).astype(np.float32)
+    for some in (described, others):
+        np.testing.assert_array_equal(fusion.predict(*some.T), tree.predict(some))
+    assert tree.get_depth() == DEPTH
+
+
+def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Tree) -> None:
+    fused = fusion(LABEL_SCORES, SCORES, FREQUENCY)
+    total = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
+    np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + total)
+    larger = Tree.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
+    np.testing.assert_allclose(larger(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY), fused)
+
+    def precision(scores: np.ndarray) -> float:
+        return float(np.take_along_axis(RELEVANT, np.argsort(-scores, axis=1)[:, :3], 1).mean())
+
+    assert precision(fused) > precision(LABEL_SCORES + SCORES)
+
+
+def test_a_saved_tree_is_read_without_scikit_learn(fusion: Tree, tmp_path: Path) -> None:
+    path = tmp_path / "fusion.json"
+    path.write_bytes(fusion.to_json())
+    np.testing.assert_array_equal(
+        Tree.parse(path.read_bytes(), str(path)).predict(LABEL_SCORES, SCORES, FREQUENCY),
+        fusion.predict(LABEL_SCORES, SCORES, FREQUENCY),
+    )
+    code = (
+        "import sys; from trainer.methods.tree import Tree; import numpy as np\n"
+        f"fusion = Tree.parse(open({str(path)!r}, 'rb').read(), '')\n"
+        "fusion(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_single_leaf_is_a_constant(tmp_path: Path) -> None:
+    fusion = Tree.fit(np.ones(4), np.ones(4), np.ones(4), np.array([True, False, False, False]))
+    np.testing.assert_array_equal(
+        fusion.predict(np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(3)), np.full((2, 3), 0.25)
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 1},
+        {"units": [1, 0]},
+        {"units": [1]},
+        {"feature": [0, -1]},
+        {"feature": [5, -1, -1]},
+        {"left": [0, -1, -1]},
+        {"right": [9, -1, -1]},
+        {"value": ["a", 1, 2]},
+        {"threshold": None},
+    ],
+)
+def test_what_is_no_tree_is_refused(tmp_path: Path, change: dict) -> None:
+    tree = {"feature": [0, -1, -1], "threshold": [0.5, 0, 0], "left": [1, -1, -1], "right": [2, -1, -1]}
+    tree |= {"format": 2, "units": [1, 2]}
+    path = tmp_path / "fusion.json"
+    path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0]}))
+    fusion = Tree.parse(path.read_bytes(), str(path))
+    np.testing.assert_array_equal(fusion.predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])
+    path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0], **change}))
+    with pytest.raises(TableError, match="not a tree of score fusion"):
+        Tree.parse(path.read_bytes(), str(path))

@@ -1,0 +1,226 @@
+"""Options of a recipe before they are checked: merged without those of other kinds, and their faults explained."""
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from schemas.options import Options, fault_text
+from trainer.methods.earlier import REMOVED, renew
+from trainer.methods.kinds import KindSection, OneOfKinds
+from trainer.methods.recipe import Recipe
+from trainer.methods.rules import AUTO, FromData, options_from_data
+
+Body = Mapping[str, Any]  # options of a recipe or of one of its sections, as TOML has them
+Classes = Callable[[], list[type[Options]]]  # found when they are asked for: to look at an encoder loads its module
+
+
+def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
+    """Merge recipes that extend one another, the base first, under the keys of today.
+
+    Where a recipe changes the method or another kind, options that those before it set for other kinds alone are left
+    out. `light`: encoders and losses are not looked at, so that what implements them is not loaded.
+    """
+    renewed, method = [], Recipe.kind_in({})
+    for body in bodies:
+        renewed.append(renew(body, method))
+        method = Recipe.kind_in({"method": method, **renewed[-1]})
+    return _merge_section(Recipe, renewed, kept_from=0, others=list, light=light)
+
+
+def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
+    """Return the options `body` of a section with kinds, without those of other kinds alone."""
+    return _merge_section(section, [body], kept_from=1, others=list, light=False)
+
+
+def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
+    """Return the values of `options` by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def section_of(options: type[Options], name: str) -> type[Options] | None:
+    """Return the class of the section `name`; None where there is no such section."""
+    kind = options.model_fields[name].annotation if name in options.model_fields else None
+    return kind if isinstance(kind, type) and issubclass(kind, Options) else None
+
+
+def _merge_section(
+    section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
+) -> dict[str, Any]:
+    """Merge what `bodies` state of a section; its kind is that of the last of them that names one.
+
+    An option is foreign where the class of this kind lacks it, and that of another kind, here or among `others`, has
+    it. Foreign options are left out, but for those that bodies[kept_from:] state: they are a mistake, and validation
+    says so. A body that changes the kind raises `kept_from` to itself.
+    """
+    if not issubclass(section, OneOfKinds):
+        return _merge_options(section, bodies, kept_from, others, light)
+    kind, key = section.kind_in({}), section.PLACE.rpartition(".")[2]
+    for number, body in enumerate(bodies):
+        if body.get(key, kind) != kind:
+            kind, kept_from = body[key], max(kept_from, number)
+    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide it, or validation refuses it
+    if not is_known or (light and issubclass(section, KindSection)):
+        return _merged(bodies)
+
+    def of_other_kinds() -> list[type[Options]]:
+        return [*others(), *(section.options_of(each) for each in section.KINDS if each != kind)]
+
+    return _merge_options(section.options_of(kind), bodies, kept_from, of_other_kinds, light)
+
+
+def _merge_options(
+    options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
+) -> dict[str, Any]:
+    """Merge what `bodies` state of the class `options`, section by section, without foreign options."""
+    merged = _merged(bodies)
+    kept = {key for body in bodies[kept_from:] for key in body}
+    for key, value in list(merged.items()):
+        section = section_of(options, key)
+        if section is not None and isinstance(value, dict):
+            stated = [body[key] if isinstance(body.get(key), Mapping) else {} for body in bodies]
+            classes = functools.partial(_sections_of, others, key)
+            merged[key] = _merge_section(section, stated, kept_from, classes, light)
+        elif key not in kept and _is_foreign(options, others, key, value):
+            del merged[key]
+    return merged
+
+
+def _is_foreign(options: type[Options], others: Classes, key: str, value: Any) -> bool:
+    """Tell whether one of `others` has the option `key`, and `options` have not."""
+    return not _takes(options, key, value) and any(_takes(other, key, value) for other in others())
+
+
+def _takes(options: type[Options], key: str, value: Any) -> bool:
+    """Tell whether `options` have `key`, and may leave it to the data where `value` says so."""
+    if key not in options.model_fields:
+        return False
+    is_word = options.model_fields[key].annotation is str
+    return is_word or value not in AUTO or key in dict(options_from_data(options))
+
+
+def _sections_of(others: Classes, key: str) -> list[type[Options]]:
+    """Return the classes of the section `key` in the classes `others`."""
+    found = (section_of(other, key) for other in others())
+    return [each for section in found if section is not None for each in _variants(section)]
+
+
+def _variants(section: type[Options]) -> list[type[Options]]:
+    """Return the classes of a section's kinds; encoders and losses, which every method has, by what they share."""
+    if issubclass(section, OneOfKinds) and not issubclass(section, KindSection):
+        return [section.options_of(kind) for kind in section.KINDS]
+    return [section]
+
+
+def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
+    """Return the options of all `bodies`, the last on top, in tables of their own."""
+    merged: dict[str, Any] = {}
+    for body in bodies:
+        for key, value in body.items():
+            if isinstance(value, dict):
+                below = merged.get(key)
+                merged[key] = _merged([below, value] if isinstance(below, dict) else [value])
+            else:
+                merged[key] = value
+    return merged
+
+
+def applies(body: Body, dotted: str) -> bool:
+    """Tell whether an option is of the recipe `body`; True for one that no method has, which validation refuses."""
+    section, *path = dotted.split(".")
+    if not path or any(_has(options, path) for options in _classes_of(section, body)):
+        return True
+    return not any(_has(Recipe.options_of(method), [section, *path]) for method in Recipe.KINDS)
+
+
+def left_to_data(body: Body) -> dict[str, FromData]:
+    """Return the rules of the options that a recipe's `body` leaves to the data, by dotted key."""
+    return {
+        f"{name}.{key}": mark
+        for name, values in body.items()
+        if isinstance(values, Mapping)
+        for options in _classes_of(name, body)
+        for key, mark in options_from_data(options)
+        if key in values and values[key] in AUTO
+    }
+
+
+def _classes_of(name: str, body: Body) -> list[type[Options]]:
+    """Return the class of a section's options; those of all kinds where the data decide the kind."""
+    try:
+        section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
+        if section is None or not issubclass(section, OneOfKinds):
+            return [] if section is None else [section]
+        kind = section.kind_in(body.get(name) or {})
+        return [section.options_of(each) for each in (section.KINDS if kind in AUTO else [kind])]
+    except (TypeError, ValueError):  # told by validation
+        return []
+
+
+def without_auto(body: Body) -> dict[str, Any]:
+    """Return a copy of a recipe's `body` without the options that it leaves to the data, or with what stands for them.
+
+    Of a kind that the data decide, the options of the default are left.
+    """
+    left, stated = left_to_data(body), dict(body)
+    for dotted, mark in left.items():
+        name, _, key = dotted.partition(".")
+        stated[name] = {each: value for each, value in stated[name].items() if each != key}
+        if mark.meanwhile is not None:
+            stated[name][key] = mark.meanwhile
+    return _without_kinds_of_data(stated, left)
+
+
+def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's `body` with `values` by dotted key, without options of other kinds than are among them."""
+    filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
+    for dotted, value in values.items():
+        section, _, option = dotted.partition(".")
+        filled.setdefault(section, {})[option] = value
+    return _without_kinds_of_data(filled, values)
+
+
+def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of the sections whose kind is among `keys` the options of other kinds."""
+    for name in {key.partition(".")[0] for key in keys}:
+        section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
+        if section is not None and issubclass(section, OneOfKinds) and section.PLACE in keys:
+            body[name] = without_foreign(body[name], section)
+    return body
+
+
+def explain(fault: Any, body: Body) -> str:
+    """Say one of pydantic's faults in a recipe's `body`, with a remedy: the nearest key, or the kind that has it."""
+    if fault["type"] != "extra_forbidden":
+        text = fault_text(fault)
+        return f"{text}; the data cannot decide it" if fault["input"] in AUTO else text
+    *path, key = (str(part) for part in fault["loc"])
+    where = ".".join([*path, key])
+    if where in REMOVED:
+        return f"{where} = {fault['input']!r}: this option was removed, leave it out"
+    options: type[Options] = Recipe
+    levels = list[tuple[type[OneOfKinds], Any, list[str]]]()
+    for depth in range(len(path) + 1):
+        if issubclass(options, OneOfKinds):
+            levels.append((options, options.kind_in(body), [*path[depth:], key]))
+            options = options.options_of(options.kind_in(body))
+        if depth < len(path):
+            options, body = section_of(options, path[depth]) or Options, body[path[depth]]
+    for kinds, kind, rest in reversed(levels):
+        having = [each for each in kinds.KINDS if _has(kinds.options_of(each), rest)]
+        if having:
+            return f"{where} is of {kinds.PLACE} = {' or '.join(map(repr, having))}, and this is {kind!r}: leave it out"
+    near = difflib.get_close_matches(key, options.model_fields, n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(options.model_fields)}"
+    return f"unknown key {where!r}{hint}"
+
+
+def _has(options: type[Options], path: Sequence[str]) -> bool:
+    """Tell whether an option is at `path` below `options`."""
+    if len(path) == 1:
+        return path[0] in options.model_fields
+    section = section_of(options, path[0])
+    return section is not None and any(_has(each, path[1:]) for each in _variants(section))

@@ -1,0 +1,275 @@
+"""Files of labels and vectors of an export: whole, or onto an earlier export, whose files stay where little changed."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, shard_name
+from schemas.manifest import Patch, Shard, View, describe_file
+from schemas.mapped import Mapped
+from schemas.shard_files.parquet import encode, writing_shard
+from schemas.shard_files.shards import iterate_shard
+from schemas.shard_files.viewed import POSITION, RETIRED
+from schemas.storage import join, relative, resolve
+from schemas.table import Table
+from schemas.version import ExportVersion, follow, moved, parts_since, require_needed
+from trainer.export.exported import KIND, LABELS
+from trainer.export.files import Files
+from trainer.export.vectors import DTYPES, Vectors, changed_rows, map_vectors, write_patch, write_vectors
+
+_SMALL = 8  # of the labels: what versions have added is written anew with what this one adds while it is less
+ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
+MOST_CHANGED = 4  # of a file of which more than a quarter has changed none stays
+_COLUMNS = ("label_id", "key", "text", "frequency")  # of labels
+_OVER = ("frequency", RETIRED)  # columns that change for many labels at once
+_PATCH_ROWS = 1 << 16  # of a row group
+
+
+class Range(NamedTuple):
+    """Rows [start, stop) of a part of an export; `entry`: the file of the earlier export with these rows, if it stays.
+
+    `number` is its place among the files, of which there are `files`.
+    """
+
+    start: int
+    stop: int
+    number: int
+    files: int
+    entry: Shard | None = None
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The export `table`, which the one at `out` goes on from."""
+
+    table: Table
+    out: str
+
+    @classmethod
+    def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
+        """Open the export at `onto`, or the current one of a folder; made from `data` or a version before it.
+
+        Where OUT is current already, it is the one that OUT went on from. Raises InputError, TableError.
+        """
+        url = resolve(follow(onto), ".")
+        if url == resolve(out, "."):
+            before = Table.find(out, KIND)
+            place = None if before is None else ExportVersion.of(before.manifest).onto
+            if place is None:
+                raise InputError(f"--onto {onto}: this is OUT itself. Name the export to go on from.")
+            url = resolve(out, place)
+        export = Table.open(url, KIND)
+        require_needed(export)
+        if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
+            raise InputError(
+                f"--onto {url}: made from other data than {data.root} or a version before it. Name an export of these, "
+                "or leave --onto out."
+            )
+        return cls(export, out)
+
+    @cached_property
+    def files(self) -> Files:
+        """Its files on a local disk."""
+        return Files(self.table)
+
+    @cached_property
+    def version(self) -> ExportVersion:
+        """Its place among versions."""
+        return ExportVersion.of(self.table.manifest)
+
+    def named(self, shard: Shard, first: int = 0, group_rows: int = 1) -> Shard:
+        """Return one of its files as the new export names it, without patches.
+
+        `first`: its first label; `group_rows`: rows of its row groups, where it has any.
+        """
+        view = shard.view and moved(shard.view, self.table.url, self.out)
+        view = view or View(
+            table=relative(self.out, self.table.url),
+            part=self.version.part,
+            first=first,
+            rows=shard.rows,
+            row_group_rows=group_rows,
+        )
+        bare = view.model_copy(update={"gone": None, "columns": None, "changed": None})
+        return shard.model_copy(update={"view": bare})
+
+    def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
+        """Return (part, place, digest) of the exports whose files are among `shards`."""
+        places = {entry.view.table for entry in shards if entry.view is not None}
+        own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
+        return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
+
+    def ranges(self, part: str, labels: int, rows_a_file: int) -> list[Range]:
+        """Return the files of `part` over all `labels`: its own that stay, and new ones over what versions added."""
+        kept = list(self.files.of(part))
+        covered = sum(shard.rows for shard in kept)
+        if self.version.onto is not None and covered < labels:
+            while kept and kept[-1].view is None and _SMALL * (labels - covered + kept[-1].rows) < labels:
+                covered -= kept.pop().rows
+        return plan_ranges(kept, labels, rows_a_file)
+
+
+def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Range]:
+    """Return the ranges of files over `labels`: those of `kept`, and files of at most `rows_a_file` rows behind."""
+    bounds = [0]
+    for shard in kept:
+        bounds.append(bounds[-1] + shard.rows)
+    while bounds[-1] < labels or len(bounds) == 1:
+        bounds.append(min(bounds[-1] + rows_a_file, labels))
+    entries = [*kept, *[None] * (len(bounds) - 1 - len(kept))]
+    return [Range(bounds[n], bounds[n + 1], n, len(entries), entry) for n, entry in enumerate(entries)]
+
+
+RowsOf = Callable[[int, int], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Place of vectors: OUT, their `dtype`, and a local folder for copies of them where OUT is remote.
+
+    `earlier`: the export that OUT goes on from.
+    """
+
+    out: str
+    dtype: str
+    scratch: Path
+    earlier: Earlier | None = None
+
+
+def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
+    """Write files of rows [labels, D] and map them: from OUT where it is a local disk, or from copies.
+
+    `rows_of(start, stop)` [stop - start, D]: a range of them, one held at a time.
+    """
+    earlier = target.earlier
+    ranges = plan_ranges([], labels, ROWS_A_FILE) if earlier is None else earlier.ranges(folder, labels, ROWS_A_FILE)
+    shards, mapped = [], []
+    for piece in ranges:
+        rows = rows_of(piece.start, piece.stop).detach().to(DTYPES[target.dtype])
+        kept = _keep(folder, piece, rows.cpu().numpy(), target)
+        shard, array = kept or _write(folder, piece, rows, target)
+        shards.append(shard)
+        mapped.append(array)
+    return shards, Vectors(mapped)
+
+
+def _write(folder: str, piece: Range, rows: torch.Tensor, target: Target) -> tuple[Shard, np.ndarray]:
+    name = f"{folder}/{shard_name(piece.number, piece.files, 'safetensors')}"
+    url = join(target.out, name)
+    local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{piece.number}"
+    with storage.writing(url) as path:
+        write_vectors(Path(path), rows, piece.start, target.dtype)
+        shard = describe_file(path, name, len(rows))
+        if not storage.is_local(url):
+            shutil.copyfile(path, local)
+    return shard, map_vectors(Mapped(str(local), private=True))
+
+
+def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
+    """Return the earlier file of these rows with a patch over those that have changed; None where too many have."""
+    earlier = target.earlier
+    if earlier is None or piece.entry is None:
+        return None
+    before = map_vectors(Mapped(str(earlier.files.path(piece.entry)), private=True))
+    if (before.shape, before.dtype) != (rows.shape, rows.dtype):
+        return None
+    changed = changed_rows(before, rows)
+    if MOST_CHANGED * len(changed) > len(rows):
+        return None
+    shard = earlier.named(piece.entry, piece.start)
+    if len(changed):
+        place = f"{folder}/_changed-{piece.number:05d}.safetensors"
+        with storage.writing(join(target.out, place)) as path:
+            write_patch(Path(path), changed, rows[changed])
+            written = describe_file(path, place, len(changed))
+        patch = Patch(place=place, bytes=written.bytes, sha256=written.sha256)
+        assert shard.view is not None
+        shard = shard.model_copy(update={"view": shard.view.model_copy(update={"changed": patch})})
+        before[changed] = rows[changed]
+    return shard, before
+
+
+def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
+    """Write the labels of `data` under `out`, shard by shard; with `earlier` what is new or has changed alone."""
+    labels = Table.open(data.labels, "labels")
+    columns = (*_COLUMNS, *(name for name in labels.columns if name == RETIRED))
+    if earlier is not None:
+        yield from _write_changes(labels, columns, out, earlier)
+        return
+    for number in range(len(labels.shards)):
+        groups = labels.batches_of(number, columns)
+        first = next(groups, None)
+        if first is None:
+            continue
+        group_rows = labels.manifest.group_rows(number)
+        with writing_shard(join(out, LABELS), number, len(labels.shards), first.schema, group_rows) as table:
+            for group in itertools.chain([first], groups):
+                table.write(group)
+        yield _in_folder(table.entry)
+
+
+def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: Earlier) -> Iterator[Shard]:
+    ranges = earlier.ranges(LABELS, labels.rows, max(1, labels.rows))
+    for piece, table in zip(ranges, _cut(labels.batches(columns), ranges), strict=True):
+        if piece.entry is not None:
+            yield _patched(piece, table, out, earlier)
+        elif table.num_rows:
+            place, size = join(out, LABELS), labels.manifest.row_group_rows or _PATCH_ROWS
+            with writing_shard(place, piece.number, piece.files, table.schema, size) as writer:
+                writer.write(table)
+            yield _in_folder(writer.entry)
+
+
+def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
+    """Return the earlier file of these labels, with patches over what has changed in `after` since it was written."""
+    assert piece.entry is not None
+    metadata = pq.read_metadata(earlier.files.path(piece.entry))
+    size = metadata.row_group(0).num_rows if metadata.num_row_groups else 1
+    shard = earlier.named(piece.entry, piece.start, size)
+    before = pa.concat_tables(iterate_shard(earlier.out, shard, [*_COLUMNS, RETIRED]))
+    if RETIRED not in after.column_names:
+        after = after.append_column(RETIRED, pa.array(np.zeros(len(after), bool)))
+    patches = {}
+    if any(not np.array_equal(before[name].to_numpy(), after[name].to_numpy()) for name in _OVER):
+        patches["columns"] = _write_patch(piece, "columns", after.select([*_OVER]), out)
+    texts = [pc.not_equal(before[name], after[name]).combine_chunks() for name in ("key", "text")]
+    changed = np.flatnonzero(pc.or_(*texts).to_numpy(zero_copy_only=False))
+    if len(changed):
+        rows = after.select(["key", "text"]).take(changed).add_column(0, POSITION, pa.array(changed))
+        patches["changed"] = _write_patch(piece, "changed", rows, out)
+    assert shard.view is not None
+    return shard.model_copy(update={"view": shard.view.model_copy(update=patches)})
+
+
+def _write_patch(piece: Range, kind: str, rows: pa.Table, out: str) -> Patch:
+    place, content = f"{LABELS}/_{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
+    storage.write_bytes(join(out, place), content)
+    return Patch(place=place, bytes=len(content), sha256=storage.sha256(content))
+
+
+def _cut(groups: Iterator[pa.Table], ranges: list[Range]) -> Iterator[pa.Table]:
+    """Yield the rows of each range."""
+    pending = next(groups, None)
+    for piece in ranges:
+        size = piece.stop - piece.start
+        while pending is not None and len(pending) < size:
+            pending = pa.concat_tables([pending, next(groups)])
+        if pending is not None:
+            yield pending.slice(0, size)
+            pending = pending.slice(size)
+
+
+def _in_folder(shard: Shard) -> Shard:
+    return shard.model_copy(update={"path": f"{LABELS}/{shard.path}"})

@@ -1,0 +1,222 @@
+"""Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
+
+Labels that an earlier run had not begin as its own labels' vectors are to their points, or texts. A trained vector is
+about c (v - m): v the mean embedding of some of the label's points, or its text's embedding, m the mean over all. c is
+fitted by least squares over labels that the run had, and the bias is such that a mean query's score is theirs. New
+labels then score as those that the run had do, where a vector of the same length along v alone would outscore them on
+every query.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.shard_files.parquet import list_column
+from schemas.table import Table
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import ClassifierRecipe, Recipe
+from trainer.evaluation.ranking import embed_texts
+from trainer.evaluation.split import retired_labels
+from trainer.inputs import Inputs
+from trainer.model import Model, find_checkpoint, find_earlier
+from trainer.stream import open_queries
+
+
+def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
+    """Take the encoder of the run `train.encoder_from`; whether there is one to take.
+
+    Raises InputError: a frozen encoder that nobody trained, no run or no checkpoint there, one on other data, or one
+    whose encoder is of another make; TableError.
+    """
+    url = recipe.train.encoder_from
+    if not url:
+        if recipe.train.freeze_encoder:
+            raise InputError(
+                "train.freeze_encoder: say whose encoder it is, with --set train.encoder_from=RUN, a run of `ngame` "
+                "or of another recipe with the same encoder."
+            )
+        return False
+    trained, checkpoint = find_checkpoint(data, RunLayout(url))
+    differing = recipe.encoder.differences(trained.encoder)
+    if differing:
+        raise InputError(f"{url}: its encoder is of another make: {'; '.join(differing)}. Set them alike.")
+    model.encoder.load_tensors(checkpoint.tensors("encoder"))
+    return True
+
+
+@torch.no_grad()
+def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
+    """Vector l of this rank's labels becomes the embedding of label l's text, with length `norm`; biases stay.
+
+    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError
+    where labels have not what the encoder reads or the head encodes them anyway, TableError.
+    """
+    head = model.head
+    if not head.has_rows:
+        raise InputError("classifier.initial = 'labels': a head that encodes labels has no vectors to begin with.")
+    for first, z in embed_texts(model, data, head.start, head.stop):
+        start = first - head.start
+        head.vectors[start : start + len(z), : z.shape[1]] = z * norm
+
+
+def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable[[str], None]) -> bool:
+    """Take the parameters of the run `train.start_from`, by label id; whether there is one to take.
+
+    Vectors of labels that its data had not begin as `train.new_labels` says, those of retired ones at zero. Raises
+    InputError: no such run, on other data, or of another make; TableError.
+    """
+    url = recipe.train.start_from
+    if not url:
+        return False
+    trained, checkpoint, parts = find_earlier(data, RunLayout(url))
+    _require_same_make(recipe, trained, url)
+    model.load_encoders(checkpoint)
+    optimizer = recipe.train.start_optimizer
+    if optimizer:
+        for name, encoder in model.encoders.items():
+            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
+    for encoder in model.encoders.values():
+        encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
+    say(f"begins with {url} at step {checkpoint.step}: {checkpoint.labels:,} of {model.head.labels:,} labels")
+    if model.head.has_rows:
+        checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
+        begin_new_labels(model, data, recipe, checkpoint, parts)
+        retired = retired_labels(data)
+        if retired is not None:
+            model.head.vectors[torch.from_numpy(retired[model.head.start : model.head.stop])] = 0
+    return True
+
+
+def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
+    """Yield the training rows of `parts`, texts of labels where they are such, a row group at a time."""
+    tables = [open_queries(data, recipe.data.split)]
+    if recipe.data.label_texts or recipe.encodes_labels:
+        tables.append(Table.open(data.labels, "labels"))
+    for table in tables:
+        for part in table.parts:
+            if part.name in parts:
+                for rows in table.of_parts([part]).batches(model.columns):
+                    yield Inputs.of(rows.select(model.columns))
+
+
+def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
+    """Raise InputError where the model of RUN1 has another shape."""
+    differing = recipe.encoder.differences(trained.encoder)
+    if recipe.encodes_labels != trained.encodes_labels:
+        differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
+    if isinstance(recipe, ClassifierRecipe) and isinstance(trained, ClassifierRecipe):
+        options = ("bias", "optimizer") if recipe.train.start_optimizer else ("bias",)
+        for name in options:
+            before, after = getattr(trained.classifier, name), getattr(recipe.classifier, name)
+            if before != after:
+                differing.append(f"classifier.{name} was {before!r}, now {after!r}")
+    if differing:
+        raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")
+
+
+_BATCH = 1024  # queries embedded at a time
+_FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mixed as all
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fit of trained vectors to `v - mean`: `slope` times it; `level`: the median score of a mean query."""
+
+    mean: torch.Tensor
+    slope: float
+    level: float
+
+    @classmethod
+    def of(cls, v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor) -> "Fit":
+        """Fit vectors w [S, D + 1], a bias last, to v [S, D]; `query` [D] is a mean one."""
+        centred, width = v - mean, v.shape[1]
+        slope = float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12))
+        slope = max(slope, 0.0)
+        level = float((w[:, :width] @ query + w[:, width]).median())
+        return cls(mean, slope, level)
+
+    def vectors(self, v: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Return vectors [n, D + 1] of labels at v [n, D], a bias last."""
+        w = self.slope * (v - self.mean)
+        return torch.cat([w, (self.level - w @ query)[:, None]], 1)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Embeddings `v` [n, D] that vectors are estimated by, of those labels that `is_there` [n] names; a mean one."""
+
+    v: torch.Tensor
+    is_there: torch.Tensor
+    mean: torch.Tensor
+
+
+@torch.no_grad()
+def begin_new_labels(
+    model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
+) -> None:
+    """Give this rank's labels from the checkpoint's L on their first vectors, the same whatever the ranks.
+
+    As `train.new_labels` says: at their points in `parts`, where they have any, else at their texts. Where there is
+    nothing to fit to they stay as they are. Raises TableError.
+    """
+    head, stop = model.head, checkpoint.labels
+    new = range(max(head.start, stop), head.stop)
+    fitted = range(min(_FITTED, stop))
+    if recipe.train.new_labels == "initial" or not new or not fitted:
+        return
+    points = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
+    trained = _trained(model, checkpoint, len(fitted))
+    vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
+    begun = torch.zeros(len(new), dtype=torch.bool, device=model.device)
+    estimates = [points] if recipe.train.new_labels == "points" else []
+    if {*model.columns} <= {*Table.open(data.labels, "labels").columns}:
+        estimates.append(texts_of(model, data, fitted, new))
+    for estimate in estimates:
+        has_fit, rest = estimate.is_there[: len(fitted)], estimate.is_there[len(fitted) :] & ~begun
+        if has_fit.any() and rest.any():
+            fit = Fit.of(estimate.v[: len(fitted)][has_fit], trained[has_fit], estimate.mean, points.mean)
+            vectors[rest] = fit.vectors(estimate.v[len(fitted) :][rest], points.mean)
+            begun |= rest
+    if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
+        vectors = torch.nn.functional.normalize(vectors, dim=1)
+    rows = head.vectors[new.start - head.start :]
+    rows[begun.to(rows.device)] = vectors[begun, : rows.shape[1]].to(rows)
+
+
+def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray) -> Estimate:
+    """Return the mean embeddings of the points of `labels` [n], ascending, in `parts` of a split."""
+    total = torch.zeros(len(labels), model.encoder.dimension, device=model.device)
+    counts = torch.zeros(len(labels), 1, device=model.device)
+    every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
+    table = open_queries(data, split)
+    for part in [part for part in table.parts if part.name in parts]:
+        for rows in table.of_parts([part]).batches([*model.columns, "label_ids"]):
+            positives = list_column(rows, "label_ids")
+            for begin in range(0, rows.num_rows, _BATCH):
+                x = model.embed(Inputs.of(rows.select(model.columns).slice(begin, _BATCH)))[:, : total.shape[1]].float()
+                every, rows_seen = every + x.sum(0), rows_seen + len(x)
+                some = positives.slice(begin, begin + len(x))
+                place = np.minimum(np.searchsorted(labels, some.entries), len(labels) - 1)
+                wanted = np.flatnonzero(labels[place] == some.entries)
+                ids = torch.from_numpy(place[wanted]).to(model.device)
+                total.index_add_(0, ids, x[torch.from_numpy(some.row_of()[wanted]).to(model.device)])
+                counts.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
+    return Estimate(total / counts.clamp(min=1), counts[:, 0] > 0, every / max(1, rows_seen))
+
+
+def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
+    """Return the embeddings of the texts of labels, ranges laid end to end."""
+    parts = [torch.zeros(0, model.encoder.dimension, device=model.device)]
+    parts += [z for labels in ranges for _, z in embed_texts(model, data, labels.start, labels.stop)]
+    z = torch.cat(parts)
+    return Estimate(z, z.norm(dim=1) > 0, z.mean(0))
+
+
+def _trained(model: Model, checkpoint: Checkpoint, labels: int) -> torch.Tensor:
+    """Return the first vectors of the checkpoint, [labels, D + 1] float32: a bias last, 0 where there is none."""
+    w = torch.cat([rows["weight"].float() for _, rows in checkpoint.rows(0, labels)]).to(model.device)
+    return w if model.head.bias else torch.cat([w, w.new_zeros(len(w), 1)], 1)

@@ -1,1 +1,0 @@
-"""Initial values of a model: from another run, or from the texts of its labels."""

@@ -1,0 +1,140 @@
+"""Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
+
+The paper's scores are cosines, so that the tree's values in [0, 1] count beside them. Scores of any size are added in
+units of the largest that the tree was learned from. It is learned by scikit-learn and kept as plain arrays in JSON, so
+that reading it takes neither scikit-learn nor pickle.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.errors import MissingExtra, TableError
+
+DEPTH = 7
+FORMAT = 2
+_LEAF = -1
+_NAMES = {
+    "feature": np.int64,
+    "threshold": np.float64,
+    "left": np.int64,
+    "right": np.int64,
+    "value": np.float64,
+    "units": np.float64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] where d[feature] <= threshold, else `right`; 0 is the root.
+
+    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: what
+    both scores are divided by before they are added to T(d).
+    """
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    value: np.ndarray
+    units: np.ndarray
+    reads_texts = True
+
+    @classmethod
+    def fit(
+        cls,
+        label_scores: np.ndarray,
+        scores: np.ndarray,
+        frequency: np.ndarray,
+        relevant: np.ndarray,
+        depth: int = DEPTH,
+    ) -> "Tree":
+        """Learn to tell which pairs of a validation shortlist are `relevant` [n] bool.
+
+        `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
+        the label. Raises InputError without scikit-learn, ValueError for no pairs.
+        """
+        try:
+            from sklearn.tree import DecisionTreeRegressor
+        except ImportError:
+            raise MissingExtra("score fusion by a tree needs scikit-learn", "fusion") from None
+
+        described = _describe(label_scores, scores, frequency).reshape(-1, 3)
+        tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_
+        leaf = tree.children_left < 0
+        return cls(
+            feature=np.where(leaf, _LEAF, tree.feature).astype(np.int64),
+            threshold=np.where(leaf, 0.0, tree.threshold),
+            left=tree.children_left.astype(np.int64),
+            right=tree.children_right.astype(np.int64),
+            value=tree.value[:, 0, 0].astype(np.float64),
+            units=np.array([_largest(label_scores), _largest(scores)]),
+        )
+
+    def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+        """Return T(d), float64 of the arrays' common shape: all pairs go down one level at a time."""
+        described = _describe(label_scores, scores, frequency)
+        flat = described.reshape(-1, 3)
+        node = np.zeros(len(flat), np.int64)
+        going = np.flatnonzero(self.feature[node] != _LEAF)
+        while len(going):
+            inner = node[going]
+            goes_left = flat[going, self.feature[inner]] <= self.threshold[inner]
+            node[going] = np.where(goes_left, self.left[inner], self.right[inner])
+            going = going[self.feature[node[going]] != _LEAF]
+        return self.value[node].reshape(described.shape[:-1])
+
+    def __call__(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+        """Return the fused score T(d) + E(z).x + w.x, both in their units."""
+        total = label_scores / self.units[0] + scores / self.units[1]
+        return self.predict(label_scores, scores, frequency) + total
+
+    def fuse(
+        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray
+    ) -> np.ndarray:
+        """Return the fused scores [B, S] of labels with `frequency` [B, S]; votes do not count."""
+        return self(label_scores, scores, frequency)
+
+    def to_json(self) -> bytes:
+        """Return the tree as a file."""
+        return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, place: str) -> "Tree":
+        """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
+        try:
+            body = json.loads(data)
+            arrays = {name: np.array(body[name], kind) for name, kind in _NAMES.items()}
+            if body["format"] != FORMAT:
+                raise ValueError(f"format {body['format']}, expected {FORMAT}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{place}: not a tree of score fusion: {error}. Fit it again.") from None
+        tree = cls(**arrays)
+        tree._require_whole(place)
+        return tree
+
+    def _require_whole(self, place: str) -> None:
+        """Check that every node is complete and comes before its children, so that every path ends. TableError."""
+        nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
+        equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
+        if (
+            equal
+            and nodes
+            and self.units.shape == (2,)
+            and (self.units > 0).all()
+            and ((self.feature >= _LEAF) & (self.feature < 3)).all()
+        ):
+            children = np.stack([self.left[inner], self.right[inner]])
+            if ((children > inner) & (children < nodes)).all():
+                return
+        raise TableError(f"{place}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
+
+
+def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+    """Return d, float32 [..., 3]."""
+    return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
+
+
+def _largest(scores: np.ndarray) -> float:
+    return float(np.abs(scores).max(initial=0.0)) or 1.0
