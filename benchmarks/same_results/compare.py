@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import tomllib
 VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
 SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed")
 PARSED = (".json", ".toml", ".out")
+OF_PAPERS = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may know by its name
 
 
 @dataclass
@@ -73,13 +75,15 @@ def _values(path: Path) -> dict[str, str]:
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             return {name: hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in arrays.files}
-    text = path.read_text()
+    text = OF_PAPERS.sub(r"\1", path.read_text())
     if path.suffix == ".toml":
         return _flatten(tomllib.loads(text))
     if path.suffix == ".json":
         body = json.loads(text)
         if isinstance(body, dict) and body.get("kind") == "export":
             del body["digest"]  # also of the recipe's options, which are compared one by one
+        if path.name == "commands.json":
+            body.pop("crc32", None)  # of the commands, also of a recipe's path
         return _flatten(body)
     if path.suffix == ".out":  # standard output: the object on the last line
         body = json.loads(text.splitlines()[-1]) if text else {}
