@@ -8,9 +8,8 @@ ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines ea
 import contextlib
 import functools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,10 @@ from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.vectors import Source
 from pipelines.mining import steps
-from pipelines.mining.audit import Profile, find_previous, release
+from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.plan import MinePlan, Task, make_plan
+from pipelines.mining.plan import MinePlan, make_plan
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas import storage
@@ -35,10 +34,6 @@ from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
-
-
-# Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
-_ONE_ITEM = threading.Lock()
 
 
 def mine(
@@ -154,42 +149,10 @@ def _steps(plan: MinePlan) -> dict[str, int | None]:
 def _flow(plan: MinePlan, index_url: str | None) -> Flow:
     flow = Flow()
     tasks = flow.create("Blocks", plan.tasks(keep=index_url is not None))
-    candidates = tasks.flat_map("Search blocks", search_block, plan, index_url).group("Group by shard")
-    merged = candidates.map("Merge shards", merge_shard, plan).group("Group by table")
-    merged.map("Sum up", write_summary, plan)
+    candidates = tasks.flat_map("Search blocks", steps.search_block, plan, index_url).group("Group by shard")
+    merged = candidates.map("Merge shards", steps.merge_shard, plan).group("Group by table")
+    merged.map("Sum up", steps.write_summary, plan)
     return flow
-
-
-def search_block(
-    task: Task, plan: MinePlan, index_url: str | None
-) -> Iterator[tuple[tuple[int, int], steps.BlockCandidates]]:
-    """Yield ((source, shard), candidates): an index is built, searched for all shards of the task, and discarded."""
-    number, keep, shards = task
-    with _ONE_ITEM:
-        profile = Profile()
-        block = steps.load_block(plan, number, profile)
-        if keep and index_url is not None:
-            with profile.stage("keep index"):
-                steps.keep_block(plan, index_url, block)
-        yield from steps.search_shards(plan, block, shards, profile)
-        del block
-        release()
-
-
-def merge_shard(
-    element: tuple[tuple[int, int], Iterable[steps.BlockCandidates]], plan: MinePlan
-) -> tuple[int, steps.MergedShard]:
-    """Write the table's shard from ((source, shard), candidates of each block): (source, merged shard)."""
-    (source, shard), candidates = element
-    with _ONE_ITEM:
-        return source, steps.merge_shard(plan, plan.sources[source], shard, candidates)
-
-
-def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: MinePlan) -> None:
-    """Leave the summary of a table, from (source, its shards), for the launching process."""
-    source = plan.sources[element[0]]
-    body = steps.summarize(plan, source, element[1])
-    storage.write_sealed(plan.summary(source), json.dumps(body).encode())
 
 
 def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:

@@ -7,6 +7,7 @@ worker holds is one block and one batch of queries, however many queries and lab
 import contextlib
 import itertools
 import json
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +27,12 @@ from pipelines.mining.audit import (
     measure,
     merge_audits,
     overlaps,
+    release,
     stack,
     weakest_positives,
 )
 from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
-from pipelines.mining.plan import MinePlan
+from pipelines.mining.plan import MinePlan, Task
 from schemas import PAD, storage
 from schemas.layout import shard_name
 from schemas.manifest import Shard
@@ -47,6 +49,8 @@ _TUNING_QUERIES = 512
 _PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
+# Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
+_ONE_ITEM = threading.Lock()
 T = TypeVar("T")
 Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
@@ -94,6 +98,35 @@ class MergedShard(NamedTuple):
     overlaps: np.ndarray | None
     params: dict[int, SearchParams]
     profile: Profile
+
+
+def search_block(
+    task: Task, plan: MinePlan, index_url: str | None
+) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
+    """Yield ((source, shard), candidates): an index is built, searched for all shards of the task, and discarded."""
+    number, keep, shards = task
+    with _ONE_ITEM:
+        profile = Profile()
+        block = load_block(plan, number, profile)
+        if keep and index_url is not None:
+            with profile.stage("keep index"):
+                keep_block(plan, index_url, block)
+        yield from search_shards(plan, block, shards, profile)
+        del block
+        release()
+
+
+def merge_shard(element: tuple[tuple[int, int], Iterable[BlockCandidates]], plan: MinePlan) -> tuple[int, MergedShard]:
+    """Write a shard of a table from ((source, shard), candidates of each block): (source, merged shard)."""
+    (source, shard), candidates = element
+    with _ONE_ITEM:
+        return source, _merge(plan, plan.sources[source], shard, candidates)
+
+
+def write_summary(element: tuple[int, Iterable[MergedShard]], plan: MinePlan) -> None:
+    """Leave the summary of a table, from (source, its shards), for the launching process."""
+    source = plan.sources[element[0]]
+    storage.write_sealed(plan.summary(source), json.dumps(_summarize(plan, source, element[1])).encode())
 
 
 def load_block(plan: MinePlan, number: int, profile: Profile) -> LoadedBlock:
@@ -144,7 +177,7 @@ def search_shards(
             yield shard, wait()
 
 
-def merge_shard(plan: MinePlan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
+def _merge(plan: MinePlan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
     """Write the best of all blocks for every row of the shard, aligned with its queries."""
     blocks = sorted(candidates, key=lambda offer: offer.block)
     profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
@@ -164,7 +197,7 @@ def merge_shard(plan: MinePlan, source: Source, shard: int, candidates: Iterable
     return MergedShard(shard, written, counters, _exact_rows(plan, blocks, len(rows)), shares, tuned, profile)
 
 
-def summarize(plan: MinePlan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
+def _summarize(plan: MinePlan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
     shards = sorted(merged, key=lambda shard: shard.shard)
     audit = stack([shard.audit for shard in shards], plan.columns)

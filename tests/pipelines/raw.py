@@ -1,4 +1,4 @@
-"""Raw input for tests: files in the XC form, written and read in the plainest way."""
+"""Raw input for tests, files in the XC form, and what was made of it, read in the plainest way."""
 
 import gzip
 import json
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from schemas.shard_files import shards
+from schemas.table import Table
 
 TATE = Path(__file__).parents[2] / "examples" / "tate"
 
@@ -52,3 +55,15 @@ def write_tate(folder: Path, rows: int, test_rows: int) -> Path:
         write_lines(folder / f"{name}.json.gz", points)
     write_lines(folder / "lbl.json.gz", read_lines(TATE / "lbl.json.gz")[: largest + 1])
     return folder
+
+
+def rows_of(url: str) -> list[dict[str, Any]]:
+    """All rows of a table, whose files are those of its manifest."""
+    table = Table.open(url)
+    table.verify()
+    return [row for group in shards.iterate(url, table.manifest) for row in group.to_pylist()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

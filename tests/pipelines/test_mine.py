@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.dumps import RETRIES
 from pipelines.mine import MineOptions, mine, watch
 from schemas import storage
-from schemas.errors import InputError, StorageError, TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish
 from schemas.owners import claim
@@ -136,17 +135,6 @@ def test_the_same_input_gives_the_same_bytes(world, index):
     storage.remove(world.layout.negatives_root, recursive=True)
     mine(world.data, world.run, options=options)
     assert contents(url) == first
-
-
-def test_blocks_do_not_show_in_an_exact_table(world):
-    url = world.layout.negatives(5, "queries")
-    tables = []
-    for block_rows in (40, 14, 4):
-        storage.remove(world.layout.negatives_root, recursive=True)
-        manifest = mine(world.data, world.run, options=MineOptions(block_rows=block_rows))["queries"]
-        assert manifest.parameters["blocks"] == -(-40 // block_rows)
-        tables.append([contents(url)[shard.path] for shard in manifest.shards])
-    assert tables[0] == tables[1] == tables[2]
 
 
 def test_recall_and_scores_are_measured_truthfully(tmp_path):
@@ -337,11 +325,6 @@ class TestWatch:
         assert named == ["epoch 3"] * 3 + ["epoch 8"] * 3
         assert len([line for line in lines if line.startswith("steps: ")]) == 2
 
-    def test_it_stops_when_told(self, world):
-        assert watch(world.data, world.run, until=lambda: True) == 0
-        checks = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 1
-
     def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world):
         mine(world.data, world.run)
         checks = iter([False, False, True])
@@ -350,29 +333,6 @@ class TestWatch:
         world.write_vectors(["queries", "labels"])
         checks = iter([False, False, True])
         assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 1
-
-    @pytest.mark.parametrize("failures", [2, 6])
-    def test_what_may_pass_is_tried_again_some_times(self, world, monkeypatch, failures):
-        """A worker was killed, or the store did not answer for longer than a request is retried."""
-        left = iter(range(failures))
-
-        def failing(*arguments):
-            if next(left, None) is not None:
-                raise StorageError("could not read s3://gone: no answer; fix the cause and run again.")
-            return mine(*arguments)
-
-        monkeypatch.setattr("pipelines.mine.mine", failing)
-        lines: list[str] = []
-        done = iter([False] * (failures + 1) + [True])
-        watching = lambda: watch(world.data, world.run, poll_seconds=0, until=lambda: next(done), progress=lines.append)  # noqa: E731
-        if failures > RETRIES:
-            with pytest.raises(StorageError, match="no answer"):
-                watching()
-        else:
-            assert watching() == 1
-        assert [line.rsplit("(", 1)[-1] for line in lines if "Trying again" in line] == [
-            f"{number + 1} of 5)." for number in range(min(failures, RETRIES))
-        ]
 
     def test_a_dump_that_another_process_mines_is_left_to_it(self, world, monkeypatch):
         """And its tables are taken for its own when they are there."""
@@ -384,12 +344,6 @@ class TestWatch:
                 mine(world.data, world.run)
             assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0
         assert mine(world.data, world.run).keys() == {"queries", "labels"}
-
-    def test_a_dump_that_is_wrong_ends_it(self, world):
-        world.vectors[3] = np.nan
-        world.write_vectors(["queries", "labels"])
-        with pytest.raises(TableError, match="row 3 is not finite"):
-            watch(world.data, world.run, poll_seconds=0)
 
     @staticmethod
     def wait_for(url: str) -> None:

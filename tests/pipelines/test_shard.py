@@ -10,27 +10,18 @@ from tokenizers import Tokenizer
 
 from pipelines.common import exchange
 from pipelines.common.exchange import Packet
+from pipelines.formats import choose
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import queries, read
+from pipelines.sharding import plans, queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.owners.place import MARK
-from schemas.shard_files import shards
 from schemas.table import Table
-from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
+from tests.pipelines.raw import contents, point, read_lines, rows_of, write_lines, write_tate, write_tiny
 
 OPTIONS = ShardOptions(tokenizer="train:300")
-
-
-def rows_of(url: str) -> list[dict[str, Any]]:
-    return [row for group in shards.iterate(url, open_manifest(url)) for row in group.to_pylist()]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` by its path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.fixture
@@ -252,20 +243,12 @@ def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
     assert "lbl.json.gz, line 7: the field 'title' is missing" in message
 
 
-def test_an_empty_label_text_is_legal(tiny: Path) -> None:
-    write_lines(tiny / "lbl.json.gz", [{"title": ""}] * 7)
-    manifest = shard(str(tiny), str(tiny.parent / "data"), OPTIONS)
-    assert manifest.parameters["labels"] == 7
-    assert open_manifest(f"{tiny.parent}/data/labels").counters["empty_texts"] == 7
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("trn.json.gz", b"{}\n", "trn.json.gz: not a gzip file"),
         ("tst.json.gz", b"", "tst.json.gz: empty"),
         ("filter_labels_test.txt", b"15 0\n", "filter_labels_test.txt, line 1: row 15 does not exist"),
-        ("filter_labels_train.txt", b"0 7\n", "filter_labels_train.txt, line 1: label 7 does not exist"),
         ("trn.raw.json.gz", b"", "both trn.json.gz and trn.raw.json.gz are here"),
     ],
 )
@@ -330,9 +313,7 @@ def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
     assert manifest.parameters["rows"] == {"val": len(parts["val"]), "train": len(parts["train"]), "test": 50}
 
 
-def test_validation_share_beside_a_validation_file_is_refused(tmp_path: Path) -> None:
-    raw = write_tate(tmp_path / "raw", 40, 10)
-    (raw / "val.json.gz").write_bytes((raw / "tst.json.gz").read_bytes())
+def test_validation_share_beside_a_validation_file_is_refused(tiny: Path) -> None:
+    (tiny / "val.json.gz").write_bytes((tiny / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="validation split already"):
-        shard(str(raw), str(tmp_path / "data"), OPTIONS.model_copy(update={"validation_share": 0.1}))
-    assert not (tmp_path / "data" / "_manifest.json").exists()
+        plans.check(choose(str(tiny)).find(str(tiny)), OPTIONS.model_copy(update={"validation_share": 0.1}))

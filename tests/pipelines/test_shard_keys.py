@@ -15,7 +15,7 @@ from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import read
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
-from schemas.shard_files import shards
+from tests.pipelines.raw import rows_of
 
 OPTIONS = ShardOptions(
     tokenizer="train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5
@@ -57,10 +57,6 @@ def write(folder: Path, raw: Raw, files: int = 1) -> Path:
             place = folder / (f"{name}.jsonl" if files == 1 else f"{name}-{number}.jsonl")
             place.write_text("".join(json.dumps(row) + "\n" for row in rows[number::files]))
     return folder
-
-
-def rows_of(url: str) -> list[dict[str, Any]]:
-    return [row for group in shards.iterate(url, open_manifest(url)) for row in group.to_pylist()]
 
 
 @pytest.fixture(scope="module")

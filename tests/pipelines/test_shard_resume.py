@@ -16,7 +16,7 @@ from pipelines.sharding import flows, labels, queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
-from tests.pipelines.test_shard import contents
+from tests.pipelines.raw import contents
 
 OPTIONS = ShardOptions(tokenizer="train:200", shards=3, row_group_rows=4)
 

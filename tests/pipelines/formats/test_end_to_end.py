@@ -22,9 +22,9 @@ from pipelines.shard import ShardOptions, shard
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
-from schemas.shard_files import shards
 from schemas.table import Table
 from tests.pipelines.formats.forms import write
+from tests.pipelines.raw import contents, rows_of
 
 Points = dict[str, list[dict[str, Any]]]
 LABELS, FEATURES = 11, 40
@@ -171,11 +171,6 @@ FORMS: dict[str, tuple[Callable[[Path], None], str, bool, bool, bool, bool]] = {
 }
 
 
-def rows_of(url: str) -> list[dict[str, Any]]:
-    Table.open(url).verify()
-    return [row for group in shards.iterate(url, open_manifest(url)) for row in group.to_pylist()]
-
-
 @pytest.fixture(scope="module")
 def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of the data set made from the form called so; each is made once."""
@@ -224,10 +219,6 @@ def test_tables_hold_what_was_written(make_once: Callable[[str], Path], name: st
                 assert "feature_ids" not in row
     counts = Counter(wanted[label] for point in POINTS["train"] for label in point["labels"])
     assert [row["frequency"] for row in labels] == [counts[label] for label in range(LABELS)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize(("first", "second"), [("jsonl", "pairs"), ("jsonl", "parquet")])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from pipelines.sharding import tokenizer, words
+from pipelines.sharding import tokenizer
 from pipelines.sharding.tokenizer import Encoder, encode_whole
 
 CORPUS = ["The boat, on the sea!", "Été à la plage: İstanbul 海 と 空", "##s [SEP] x-ray don't 1,000.5", "a a a a"] * 3
@@ -49,7 +49,7 @@ def test_words_make_the_tokens_of_whole_texts(texts: list[str], kind: tuple[str,
     encoder, reference = KINDS[kind]
     assert encoder._around is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "_SLICE_BYTES", slice_bytes)
+        patch.setattr(tokenizer, "_SLICE_BYTES", slice_bytes)
         column = pa.array(["left out", *texts], pa.string()).slice(1)
         made = encoder.encode(column)
     for got, expected in zip(made, encode_whole(reference, texts), strict=True):

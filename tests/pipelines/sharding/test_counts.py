@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pipelines.common.exchange import split_by
 from pipelines.options import default_row_group_rows, default_shards
-from pipelines.sharding.labels import count_labels, sum_counts
+from pipelines.sharding.labels import count_labels, count_tokens, sum_counts
 
 
 def test_defaults() -> None:
@@ -33,3 +33,8 @@ def test_counts_by_shard_add_up(batches: list[list[int]], cuts: list[int]) -> No
         for shard in range(len(first) - 1)
     ]
     assert np.concatenate(total).tolist() == [sum(ids.count(label) for ids in batches) for label in range(23)]
+
+
+def test_rows_without_tokens_are_counted() -> None:
+    table = pa.table({"input_ids": [[1, 2], [], []], "feature_ids": [[], [3], []]})
+    assert count_tokens(table) == {"tokens": 2, "features": 1, "empty_texts": 1}
