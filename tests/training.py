@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from trainer.config import Recipe
 from trainer.config.merging import merge
 from trainer.loop import Trainer
@@ -36,3 +38,17 @@ def train(
         if on_epoch is not None:
             on_epoch(report)
     return losses
+
+
+def assert_resumes(
+    data: str, run: str, options: Recipe, losses: list[float], stop: int, resumed_with: Recipe | None = None
+) -> int:
+    """Train RUN on DATA, end it after global step `stop`, resume it, and check that the rest is that of `losses`.
+
+    `losses`: those of a run that was never stopped. Returns the number of steps of the rest.
+    """
+    with pytest.raises(Killed):
+        train(Trainer.start(data, run, options, silent), stop)
+    rest = train(Trainer.resume(data, run, resumed_with or options, silent))
+    assert rest == losses[-len(rest) :]
+    return len(rest)

@@ -12,7 +12,7 @@ from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
-from tests.training import Killed, silent, train, with_sections
+from tests.training import assert_resumes, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
 from trainer.heads.queries import FrozenQueries
 from trainer.loop import Trainer
@@ -82,10 +82,7 @@ def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallDat
 def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(data: SmallData, first: str, tmp_path: Path) -> None:
     root, options = data.layout.root, second(first)
     straight = train(Trainer.start(root, str(tmp_path / "straight"), options, silent))
-    with pytest.raises(Killed):
-        train(Trainer.start(root, str(tmp_path / "killed"), options, silent), stop_after=5)
-    resumed = train(Trainer.resume(root, str(tmp_path / "killed"), options, silent))
-    assert resumed == straight[-len(resumed) :]
+    assert_resumes(root, str(tmp_path / "killed"), options, straight, 5)
 
 
 def test_a_frozen_encoder_encodes_each_query_once(

@@ -14,7 +14,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import is_published
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
-from tests.training import Killed, silent, train, with_sections
+from tests.training import assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
@@ -96,10 +96,7 @@ def test_a_killed_run_ends_at_the_same_step(
 ) -> None:
     whole, cut = next(runs), next(runs)
     losses = train(Trainer.start(data.layout.root, whole.root, recipe(2), silent))
-    with pytest.raises(Killed):
-        train(Trainer.start(data.layout.root, cut.root, recipe(2), silent), min(stop, len(losses) - 1))
-    rest = train(Trainer.resume(data.layout.root, cut.root, recipe(2), silent))
-    assert rest == losses[-len(rest) :]
+    assert_resumes(data.layout.root, cut.root, recipe(2), losses, min(stop, len(losses) - 1))
     assert storage.read_bytes(cut.finished) == storage.read_bytes(whole.finished)
     assert latest_checkpoint(cut).state == latest_checkpoint(whole).state
     assert train(Trainer.resume(data.layout.root, cut.root, recipe(2), silent)) == []

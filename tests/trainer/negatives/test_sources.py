@@ -11,7 +11,8 @@ from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from tests.builders import SmallData, batch_of, build_data
-from tests.trainer.test_loop import Killed, recipe, silent, train
+from tests.trainer.test_loop import recipe
+from tests.training import assert_resumes, silent, train
 from trainer.config import Recipe, load_recipe, validate
 from trainer.group import Group
 from trainer.loop import Trainer
@@ -65,10 +66,7 @@ def test_a_run_with_hash_tables_goes_on_to_the_same_bits(data: SmallData) -> Non
     steps = len(losses) // 4
     for stop in (2, steps + 1, 2 * steps, 3 * steps + 2):
         run = fresh()
-        with pytest.raises(Killed):
-            train(Trainer.start(data.layout.root, run, mixed, silent), stop)
-        rest = train(Trainer.resume(data.layout.root, run, mixed, silent))
-        assert rest == losses[-len(rest) :]
+        assert_resumes(data.layout.root, run, mixed, losses, stop)
     # What the tables find is scored: with fewer tables the same steps have other losses.
     assert train(Trainer.start(data.layout.root, fresh(), lns(tables=1), silent)) != losses
 
