@@ -25,6 +25,9 @@ from trainer.inputs import Inputs
 from trainer.model import Model, find_checkpoint, find_earlier
 from trainer.stream import open_queries
 
+_BATCH = 1024  # queries embedded at a time
+_FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mixed as all
+
 
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Take the encoder of the run `train.encoder_from`; whether there is one to take.
@@ -116,10 +119,6 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
                 differing.append(f"classifier.{name} was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")
-
-
-_BATCH = 1024  # queries embedded at a time
-_FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mixed as all
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.clustering.plan import worker_bytes
-from pipelines.mining.plan import Blocks, settle, sizes_of
+from pipelines.mining.memory import Blocks, settle, sizes_of
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
 from schemas import arrow
 from schemas.errors import InputError

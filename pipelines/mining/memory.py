@@ -1,14 +1,20 @@
-"""Memory of one worker process, estimated before the run: one block, its index, one batch of queries.
+"""Blocks of labels, an index and a batch of queries that fit into the memory of one worker process.
 
-Neither N nor L is in these sums. The constants are measured (docs/mining.md) and a little above what was seen.
+Memory is estimated before the run: one block, its index, one batch of queries; neither N nor L is in these sums. The
+constants are measured (docs/mining.md) and a little above what was seen.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from pipelines.common.vectors import block_bounds
+from pipelines.options import MineOptions
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
-from search.factory import Factory
+from search.factory import EXACT, Factory, choose
+from search.index import MOST_REFINE
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
@@ -51,6 +57,22 @@ class Estimate:
     def __str__(self) -> str:
         parts = ", ".join(f"{field.name} {say_bytes(getattr(self, field.name))}" for field in fields(self))
         return f"{say_bytes(self.total)} ({parts})"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
+
+    `range_of` names the range of each, `block_rows` is the most vectors of any, `batch` the queries searched at a time.
+    `estimate` is of the largest block.
+    """
+
+    factory: Factory
+    batch: int
+    block_rows: int
+    bounds: tuple[tuple[int, int], ...]
+    range_of: tuple[int, ...]
+    estimate: Estimate
 
 
 def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
@@ -120,3 +142,52 @@ def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
 def group_bytes(table: Manifest, row_bytes: float) -> int:
     """Estimate the bytes of one row group of `table`, held about twice while it is decoded."""
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
+
+
+def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
+    """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
+
+    Raises InputError: it is too little, or `spec` is no index.
+    """
+    most = min(options.block_rows or labels, -(-labels // options.ranges))
+    largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))
+
+    def price(factory: Factory) -> float | None:
+        """Cost of an index whose blocks are as large as the memory allows; None where it does not fit."""
+        if (options.nprobe or options.refine) and not factory.lists:
+            return math.inf  # these options are for inverted lists
+        batch = options.query_batch or fit_batch(factory, options.memory, sizes)
+        fits = options.block_rows or fit_rows(factory, most, batch, options.memory, sizes)
+        if fits < min(most, SMALLEST_BLOCK) and not factory.exact:
+            return None
+        blocks = -(-labels // max(1, min(fits, most)))
+        return factory.cost(-(-labels // blocks), blocks, queries, sizes.fetch, options.nprobe)
+
+    factory = choose(spec, largest, price=price, dimension=sizes.dimension)
+    batch = options.query_batch or fit_batch(factory, options.memory, sizes)
+    rows = options.block_rows and most
+    if not rows:
+        least = min(most, SMALLEST_BLOCK)
+        rows = max(least, fit_rows(factory, most, batch, options.memory, sizes))
+    parts = block_bounds(labels, options.ranges, rows)
+    bounds = tuple(block for part in parts for block in part)
+    range_of = tuple(number for number, part in enumerate(parts) for _ in part)
+    longest = max(stop - start for start, stop in bounds)
+    need = require_fit(factory, longest, batch, options.memory, sizes)
+    return Blocks(factory, batch, rows, bounds, range_of, need)
+
+
+def sizes_of(
+    dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
+) -> Sizes:
+    """Return the sizes of an estimate from the manifests of the tables."""
+    query_bytes = 8.0 + 8 * LABELS_A_ROW + 4 * dimension  # id, labels and embedding
+    return Sizes(
+        dimension=dimension,
+        fetch=fetch,
+        refine=options.refine or MOST_REFINE,
+        columns=columns,
+        vector_group=group_bytes(vectors, 4 * dimension + 8),
+        query_group=max(group_bytes(table, query_bytes) for table in queries),
+        table_group=max(group_bytes(table, 6 * columns + 8) for table in queries),
+    )

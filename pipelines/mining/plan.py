@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
-from pipelines.common.vectors import Source, block_bounds, equal_ranges
-from pipelines.mining import memory
+from pipelines.common.vectors import Source, equal_ranges
 from pipelines.mining.candidates import fetched
 from pipelines.mining.inputs import MineInputs
-from pipelines.mining.memory import Estimate, Sizes
+from pipelines.mining.memory import Blocks, settle, sizes_of
 from pipelines.options import MineOptions
 from schemas import arrow
 from schemas.errors import InputError
@@ -26,7 +25,7 @@ from schemas.storage import join
 from schemas.table import Table
 from search import index
 from search.candidates import MOST_LABELS
-from search.factory import AUTO, EXACT, Factory, choose
+from search.factory import AUTO
 from search.index import SearchParams
 
 _FEWEST_AUDITED = 200
@@ -36,22 +35,6 @@ SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
 _RANK_OPTIONS = ("skip_top", "window", "margin", "relative_margin", "audit_queries")
 
 Task = tuple[int, bool, list[tuple[int, int]]]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
-
-    `range_of` names the range of each, `block_rows` is the most vectors of any, `batch` the queries searched at a time.
-    `estimate` is of the largest block.
-    """
-
-    factory: Factory
-    batch: int
-    block_rows: int
-    bounds: tuple[tuple[int, int], ...]
-    range_of: tuple[int, ...]
-    estimate: Estimate
 
 
 @dataclass(frozen=True)
@@ -243,53 +226,4 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
         params=fixed,
         previous=previous,
         options=options,
-    )
-
-
-def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
-    """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
-
-    Raises InputError: it is too little, or `spec` is no index.
-    """
-    most = min(options.block_rows or labels, -(-labels // options.ranges))
-    largest = max(1, memory.fit_rows(Factory(EXACT), most, memory.SMALLEST_BATCH, options.memory, sizes))
-
-    def price(factory: Factory) -> float | None:
-        """Cost of an index whose blocks are as large as the memory allows; None where it does not fit."""
-        if (options.nprobe or options.refine) and not factory.lists:
-            return math.inf  # these options are for inverted lists
-        batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
-        fits = options.block_rows or memory.fit_rows(factory, most, batch, options.memory, sizes)
-        if fits < min(most, memory.SMALLEST_BLOCK) and not factory.exact:
-            return None
-        blocks = -(-labels // max(1, min(fits, most)))
-        return factory.cost(-(-labels // blocks), blocks, queries, sizes.fetch, options.nprobe)
-
-    factory = choose(spec, largest, price=price, dimension=sizes.dimension)
-    batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
-    rows = options.block_rows and most
-    if not rows:
-        least = min(most, memory.SMALLEST_BLOCK)
-        rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
-    parts = block_bounds(labels, options.ranges, rows)
-    bounds = tuple(block for part in parts for block in part)
-    range_of = tuple(number for number, part in enumerate(parts) for _ in part)
-    longest = max(stop - start for start, stop in bounds)
-    need = memory.require_fit(factory, longest, batch, options.memory, sizes)
-    return Blocks(factory, batch, rows, bounds, range_of, need)
-
-
-def sizes_of(
-    dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
-) -> Sizes:
-    """Return the sizes of an estimate from the manifests of the tables."""
-    query_bytes = 8.0 + 8 * memory.LABELS_A_ROW + 4 * dimension  # id, labels and embedding
-    return Sizes(
-        dimension=dimension,
-        fetch=fetch,
-        refine=options.refine or index.MOST_REFINE,
-        columns=columns,
-        vector_group=memory.group_bytes(vectors, 4 * dimension + 8),
-        query_group=max(memory.group_bytes(table, query_bytes) for table in queries),
-        table_group=max(memory.group_bytes(table, 6 * columns + 8) for table in queries),
     )

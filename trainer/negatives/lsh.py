@@ -18,7 +18,7 @@ from schemas.randomness import HashTablesStream, Purpose, generator
 from trainer.negatives.base import NegativeSource, Sampled, State, ids_from, within
 from trainer.negatives.draws import scrambled
 from trainer.negatives.hash_functions import code_type, open_hashes
-from trainer.negatives.lsh_section import LshSection, Policy
+from trainer.negatives.lsh_section import LshSection
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch
 
 _FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
+GROWTH = 1.1  # of the steps from one time that touched rows are hashed again to the next
 _HASHED = 1 << 16  # rows of the classifier at a time
 
 
@@ -44,7 +45,7 @@ class HashedNegatives(NegativeSource):
         self._vectors, self._touched = vectors, list[np.ndarray]()
         self.labels, dimension = vectors.vectors.shape
         self.hashes = open_hashes(options.family, dimension, options.bits, options.tables, seed, options.width)
-        self.tables = HashTables(self.labels, options.tables, self.hashes.buckets, options.capacity, options.policy)
+        self.tables = HashTables(self.labels, options.tables, self.hashes.buckets, options.capacity)
         self._started = False
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
@@ -69,7 +70,7 @@ class HashedNegatives(NegativeSource):
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
         """Hash touched rows again if it is due after `global_step` steps."""
-        if is_due(global_step, self.options.every, self.options.growth):
+        if is_due(global_step, self.options.every):
             self.rehash(epoch, step)
 
     def rehash(self, epoch: int, step: int) -> int:
@@ -118,24 +119,22 @@ class HashedNegatives(NegativeSource):
         return int(generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.KEPT).integers(0, 2**63))
 
 
-def is_due(step: int, every: int, growth: float) -> bool:
-    """Tell whether touched rows are hashed again after `step` steps: number k comes growth**k * `every` after the last.
+def is_due(step: int, every: int) -> bool:
+    """Tell whether touched rows are hashed again after `step` steps: number k comes GROWTH**k * `every` after the last.
 
     LNS, section 3.3: every 50 iterations at first, exponentially less often then.
     """
-    return _rehashed(step, every, growth) > _rehashed(step - 1, every, growth)
+    return _rehashed(step, every) > _rehashed(step - 1, every)
 
 
-def _rehashed(step: int, every: int, growth: float) -> int:
+def _rehashed(step: int, every: int) -> int:
     """Count the times that rows were hashed again in `step` steps: the largest k with
-    every (growth**k - 1) / (growth - 1) <= step.
+    every (GROWTH**k - 1) / (GROWTH - 1) <= step.
     """
     if step <= 0:
         return 0
-    if growth == 1:
-        return step // every
     # A step more than the sum asks for is better than one that rounding takes away.
-    return int(math.log1p(step * (growth - 1) / every) / math.log(growth) + 1e-9)
+    return int(math.log1p(step * (GROWTH - 1) / every) / math.log(GROWTH) + 1e-9)
 
 
 class TableArrays(NamedTuple):
@@ -156,14 +155,13 @@ class TableArrays(NamedTuple):
 class HashTables:
     """Rows [0, N) in L tables of buckets.
 
-    'fifo' keeps the newest rows of a bucket; 'reservoir' keeps a uniform sample, through deletions too: a deletion is
-    made up for by a later insertion (random pairing, Gemulla, Lehner and Haas, VLDB 2006).
+    A bucket keeps a uniform sample of its rows, through deletions too: a deletion is made up for by a later insertion
+    (random pairing, Gemulla, Lehner and Haas, VLDB 2006).
     """
 
-    def __init__(self, rows: int, tables: int, buckets: int, capacity: int, policy: Policy = "reservoir") -> None:
+    def __init__(self, rows: int, tables: int, buckets: int, capacity: int) -> None:
         if not 0 <= rows < 1 << 31 or capacity < 1:
             raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, and 1 or more a bucket")
-        self.policy = policy
         held, members, owed = np.zeros((3, tables, buckets), np.int32)
         slots = np.full((tables, buckets, capacity), -1, np.int32)
         self.arrays = TableArrays(np.zeros((rows, tables), code_type(buckets)), slots, held, members, owed)
@@ -213,11 +211,11 @@ class HashTables:
         self.codes[first : first + len(codes)] = codes
         for start in range(first, first + len(codes), _FILLED):
             stop = min(start + _FILLED, first + len(codes))
-            _insert_rows(start, stop, np.uint64(key), self.policy == "fifo", self.arrays)
+            _insert_rows(start, stop, np.uint64(key), self.arrays)
 
     def move(self, rows: np.ndarray, codes: np.ndarray, key: int) -> None:
         """Put `rows` [n], each once and all of them in already, into the buckets of their new `codes` [n, L]."""
-        _move_rows(rows, codes, np.uint64(key), self.policy == "fifo", self.arrays)
+        _move_rows(rows, codes, np.uint64(key), self.arrays)
 
     def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
         """Return the union of the buckets that `codes` [B, L] name: rows int32, each once a query.
@@ -240,35 +238,28 @@ def _filled(counts: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert_rows(first: int, stop: int, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
+def _insert_rows(first: int, stop: int, key: np.uint64, tables: TableArrays) -> None:
     for table in range(len(tables.slots)):
         for row in range(first, stop):
-            _insert(row, table, tables.codes[row, table], key, fifo, tables)
+            _insert(row, table, tables.codes[row, table], key, tables)
 
 
 @numba.njit(nogil=True, cache=True)
-def _move_rows(rows: np.ndarray, codes: np.ndarray, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
+def _move_rows(rows: np.ndarray, codes: np.ndarray, key: np.uint64, tables: TableArrays) -> None:
     for i in range(len(rows)):
         row = rows[i]
         for table in range(len(tables.slots)):
             if tables.codes[row, table] != codes[i, table]:
-                _delete(row, table, tables.codes[row, table], fifo, tables)
+                _delete(row, table, tables.codes[row, table], tables)
                 tables.codes[row, table] = codes[i, table]
-                _insert(row, table, codes[i, table], key, fifo, tables)
+                _insert(row, table, codes[i, table], key, tables)
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert(row: int, table: int, code: int, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
+def _insert(row: int, table: int, code: int, key: np.uint64, tables: TableArrays) -> None:
     held, members, owed = tables.held, tables.members, tables.owed
     bucket, count, capacity = tables.slots[table, code], held[table, code], tables.slots.shape[2]
     members[table, code] += 1
-    if fifo:
-        if count == capacity:
-            _shift(bucket, 0, count)
-            count -= 1
-        bucket[count] = row
-        held[table, code] = count + 1
-        return
     chance = (scrambled(key, np.uint64(table), np.uint64(row)) >> np.uint64(11)) * 2.0**-53
     debt = owed[table, code]
     if debt:  # it makes up for a deletion: one from the sample, or one from the rest
@@ -287,28 +278,17 @@ def _insert(row: int, table: int, code: int, key: np.uint64, fifo: bool, tables:
 
 
 @numba.njit(nogil=True, cache=True)
-def _delete(row: int, table: int, code: int, fifo: bool, tables: TableArrays) -> None:
+def _delete(row: int, table: int, code: int, tables: TableArrays) -> None:
     held, members, owed = tables.held, tables.members, tables.owed
     bucket, count = tables.slots[table, code], held[table, code]
     members[table, code] -= 1
-    if not fifo:
-        owed[table, code] = owed[table, code] + 1 if members[table, code] else 0  # an empty bucket begins anew
+    owed[table, code] = owed[table, code] + 1 if members[table, code] else 0  # an empty bucket begins anew
     for slot in range(count):
         if bucket[slot] == row:
-            if fifo:
-                _shift(bucket, slot, count)
-            else:
-                bucket[slot] = bucket[count - 1]
+            bucket[slot] = bucket[count - 1]
             bucket[count - 1] = -1
             held[table, code] = count - 1
             return
-
-
-@numba.njit(nogil=True, cache=True)
-def _shift(bucket: np.ndarray, slot: int, count: int) -> None:
-    """Close the gap that entry `slot` of `count` leaves, in their order."""
-    for i in range(slot, count - 1):
-        bucket[i] = bucket[i + 1]
 
 
 @numba.njit(nogil=True, cache=True)

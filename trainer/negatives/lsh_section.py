@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from schemas.options import Options
 
 Family = Literal["simhash", "dwta"]
-Policy = Literal["reservoir", "fifo"]
 MOST_BYTES = 4 << 30  # of a run's hash tables without their codes, for any number of labels
 
 
@@ -28,10 +27,12 @@ class LshSection(Options):
     bits: int = Field(6, ge=1, le=28, description="K functions to a code")
     tables: int = Field(50, ge=1, description="L hash tables")
     width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")
-    capacity: int = Field(128, ge=1, description="labels that a bucket keeps")
-    policy: Policy = Field("reservoir", description="which they are: a uniform sample, or the newest")
-    every: int = Field(50, ge=1, description="steps until touched rows are hashed again for the first time")
-    growth: float = Field(1.1, ge=1, description="of the steps from one time to the next")
+    capacity: int = Field(128, ge=1, description="labels that a bucket keeps, a uniform sample of those in it")
+    every: int = Field(
+        50,
+        ge=1,
+        description="steps until touched rows are hashed again for the first time; each time 1.1 times as many",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> LshSection:

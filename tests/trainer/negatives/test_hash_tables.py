@@ -1,7 +1,5 @@
 """HashTables against a dictionary of lists; reservoirs against the uniform law."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,6 @@ from scipy.stats import chisquare
 
 from schemas.ragged import Ragged
 from trainer.negatives.lsh import HashTables
-from trainer.negatives.lsh_section import Policy
 
 ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3
 CODES = st.lists(st.integers(0, BUCKETS - 1), min_size=TABLES, max_size=TABLES)
@@ -28,9 +25,9 @@ def histories(draw: st.DrawFn) -> tuple[np.ndarray, list[tuple[np.ndarray, np.nd
     return first, moves
 
 
-def filled(history: tuple, capacity: int, policy: str) -> HashTables:
+def filled(history: tuple, capacity: int) -> HashTables:
     first, moves = history
-    buckets = HashTables(ROWS, TABLES, BUCKETS, capacity, policy)
+    buckets = HashTables(ROWS, TABLES, BUCKETS, capacity)
     buckets.insert(0, first[:5], 1)
     buckets.insert(5, first[5:], 2)
     for number, (rows, codes) in enumerate(moves):
@@ -46,14 +43,13 @@ def contents(buckets: HashTables) -> dict[tuple[int, int], list[int]]:
     }
 
 
-@pytest.mark.parametrize("policy", get_args(Policy))
 @given(histories())
-def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -> None:
-    moved = filled(history, ROWS, policy)  # nothing overflows
+def test_moved_rows_lie_where_a_rebuild_puts_them(history: tuple) -> None:
+    moved = filled(history, ROWS)  # nothing overflows
     codes = history[0].copy()
     for rows, new in history[1]:
         codes[rows] = new
-    rebuilt = HashTables(ROWS, TABLES, BUCKETS, ROWS, policy)
+    rebuilt = HashTables(ROWS, TABLES, BUCKETS, ROWS)
     rebuilt.insert(0, codes, 9)
     np.testing.assert_array_equal(moved.codes, rebuilt.codes)
     np.testing.assert_array_equal(moved.arrays.members, rebuilt.arrays.members)
@@ -61,10 +57,9 @@ def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -
     assert buckets == expected
 
 
-@pytest.mark.parametrize("policy", get_args(Policy))
 @given(histories())
-def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history: tuple) -> None:
-    buckets = filled(history, CAPACITY, policy)
+def test_a_full_bucket_holds_some_of_its_members_each_once(history: tuple) -> None:
+    buckets = filled(history, CAPACITY)
     for (table, code), rows in contents(buckets).items():
         members = np.flatnonzero(buckets.codes[:, table] == code).tolist()
         assert buckets.arrays.members[table, code] == len(members)
@@ -75,28 +70,6 @@ def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history:
     assert (buckets.arrays.owed >= 0).all()
     if not history[1]:
         np.testing.assert_array_equal(buckets.arrays.held, np.minimum(buckets.arrays.members, CAPACITY))
-
-
-@given(histories())
-def test_fifo_holds_the_newest_in_their_order(history: tuple) -> None:
-    buckets = filled(history, CAPACITY, "fifo")
-    model: dict[tuple[int, int], list[int]] = {key: [] for key in contents(buckets)}
-    codes = history[0].copy()
-
-    def put(row: int, table: int) -> None:
-        model[table, codes[row, table]] = [*model[table, codes[row, table]], row][-CAPACITY:]
-
-    for row in range(ROWS):
-        for table in range(TABLES):
-            put(row, table)
-    for rows, new in history[1]:
-        for row, code in zip(rows, new, strict=True):
-            for table in np.flatnonzero(codes[row] != code):
-                old = model[table, codes[row, table]]
-                model[table, codes[row, table]] = [other for other in old if other != row]
-                codes[row, table] = code[table]
-                put(row, table)
-    assert contents(buckets) == model
 
 
 def test_a_reservoir_is_a_uniform_sample_through_deletions() -> None:
@@ -132,7 +105,7 @@ def queries(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]]]:
 def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
     history: tuple, batch: tuple, most: int, order: list
 ) -> None:
-    buckets, (codes, without) = filled(history, CAPACITY, "reservoir"), batch
+    buckets, (codes, without) = filled(history, CAPACITY), batch
     excluded = Ragged(np.array([row for rows in without for row in rows], np.int64), np.cumsum([0, *map(len, without)]))
     results, offsets = buckets.find(codes, np.array(order), excluded, most)
     for query, excluded_rows in enumerate(without):
@@ -142,11 +115,10 @@ def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
     assert len(offsets) == len(codes) + 1
 
 
-@pytest.mark.parametrize("policy", get_args(Policy))
 @given(histories())
-def test_tables_from_a_state_go_on_as_those_that_it_is_of(policy: str, history: tuple) -> None:
-    whole = filled(history, CAPACITY, policy)
-    loaded = HashTables(ROWS, TABLES, BUCKETS, CAPACITY, policy)
+def test_tables_from_a_state_go_on_as_those_that_it_is_of(history: tuple) -> None:
+    whole = filled(history, CAPACITY)
+    loaded = HashTables(ROWS, TABLES, BUCKETS, CAPACITY)
     loaded.insert(0, np.ones((ROWS, TABLES), np.uint8), 5)  # something to forget
     loaded.load({name: array.copy() for name, array in whole.state().items()})
     for buckets in (whole, loaded):
