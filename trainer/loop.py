@@ -75,7 +75,7 @@ class Trainer:
         started = restore_recipe(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
-            require_same_recipe(started, recipe, run)
+            require_same_recipe(config["recipe"], started, recipe, run)
         parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
         if checkpoint is None:
             initialise_model(parts)

@@ -1,8 +1,9 @@
 """Setup of a run: its parts opened and built as the recipe asks, or refused."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from schemas.sizes import require_room
 from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config import ClassifierRecipe, Recipe, flatten
+from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
 from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
@@ -269,8 +270,16 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
         raise InputError(f"{data}: a training table without row groups cannot be streamed. Shard it again.")
 
 
-def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
-    """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
+def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recipe, run: str) -> None:
+    """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs.
+
+    `started` is read from the options `saved`, which may be those of an earlier release.
+    """
+    if lost := lost_options(saved, started):
+        raise InputError(
+            f"{run}: this run was started with {', '.join(lost)}, which this release no longer has. Finish it with the "
+            "release that its config.toml names, or choose another RUN."
+        )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"

@@ -12,8 +12,17 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.merging import applies, explain, left_to_data, merge, section_of, without_auto, without_foreign
-from trainer.methods.earlier import renew
+from trainer.config.merging import (
+    applies,
+    explain,
+    flatten,
+    left_to_data,
+    merge,
+    section_of,
+    without_auto,
+    without_foreign,
+)
+from trainer.methods.earlier import REMOVED, renew
 from trainer.methods.kinds import KindSection
 from trainer.methods.recipe import Recipe
 
@@ -120,6 +129,17 @@ def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
     Options of other kinds are left out, and removed ones that do not shape the model. Raises InputError.
     """
     return validate(without_foreign(renew(body, restores=True)), source)
+
+
+def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """List the options that decided how a run of the saved `body` was trained, and that its `recipe` no longer has."""
+    stated, kept = flatten(body), flatten(recipe.model_dump())
+    without_effect = flatten(REMOVED) | {"negatives.hard": 0, "negatives.lsh.hard": 0, "order.cluster": 1}
+    return [
+        f"{key} = {stated[key]!r}"
+        for key, value in without_effect.items()
+        if key not in kept and stated.get(key, value) != value
+    ]
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:

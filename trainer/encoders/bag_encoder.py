@@ -50,6 +50,9 @@ class BagSection(EncoderSection):
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
+    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
+    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
     hidden: Annotated[int, FromData(rules.hidden)] = Field(
@@ -141,24 +144,27 @@ class BagEncoder(Encoder):
         self._table.weight[admitted.to(self._table.device)] = 0
 
     def _weights_by(self, frequency: np.ndarray, documents: int) -> np.ndarray:
-        """Return the weight of each feature by how many `documents` have it; 1 of sparse features: they have values."""
+        """Return the weight of each feature by how many `documents` have it; 1 of kinds that are not weighed so."""
         weights = inverse_document_frequency(frequency, documents)
         if not self._config.idf:
             weights[: self._sparse_from] = 1
-        weights[self._sparse_from :] = 1
+        if not self._config.feature_idf:
+            weights[self._sparse_from :] = 1
         return weights
 
     def _given_weights(self) -> torch.Tensor:
         """Return the weights of features before documents are counted."""
         weights = torch.ones(self._features)
         weights[self._vocabulary : self._sparse_from] = self._config.ngram_weight
+        weights[self._sparse_from :] = self._config.feature_weight
         return weights
 
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> BagInputs:
-        # Weights stay on the host.
-        rows, first = normalize_rows(scale_features(self._features_of(inputs), self._weights.numpy())), 0
+        rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0  # weights stay on the host
+        if self._config.unit_features:
+            rows = normalize_rows(rows)
         if dropout_key is not None:
             first = before(rows.rows)
             rows = self._drop_features(rows, dropout_key, before)

@@ -10,9 +10,6 @@ from typing import Any
 # Options that were removed, by dotted key, with the value that had no effect: recipes and configs may still have it.
 REMOVED: dict[str, Any] = {
     "classifier.decay": "touched",
-    "encoder.feature_idf": False,
-    "encoder.feature_weight": 1.0,
-    "encoder.unit_features": True,
     "head.query_batch": 0,
     "negatives.cache": 0,
     "negatives.cache_steps": 32,

@@ -23,7 +23,7 @@ FORMS = [
     {"residual": True},
     {"residual": True, "normalize": True, "scale": 3.0, "dropout": 0.4, "weight_decay": 0.1},
     {"residual": True, "hidden": 11, "initial_scale": 2.5, "weight_decay": 0.1},
-    {"feature_dropout": 0.5, "idf": False, "ngrams": 1},
+    {"feature_dropout": 0.5, "unit_features": False, "idf": False, "ngrams": 1},
 ]
 
 
@@ -57,7 +57,8 @@ def dense_features(config: EncoderSection, idf: torch.Tensor, kept: np.ndarray |
     rows = count_ngrams(batch(), ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
     matrix = np.zeros((rows.rows, len(idf)))
     matrix[rows.row_of(), rows.ids] = rows.values * idf.numpy()[rows.ids]
-    matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
+    if config.unit_features:
+        matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
     if kept is not None:
         gone = np.zeros_like(matrix, bool)
         gone[rows.row_of()[~kept], rows.ids[~kept]] = True
@@ -235,9 +236,11 @@ def sparse(rows: int = 9, seed: int = 0) -> SparseRows:
     return SparseRows(ids, draw.normal(size=len(ids)).astype(np.float32), offsets)
 
 
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("idf", [False, True])
 @pytest.mark.parametrize("inputs", ["features", "both"])
-def test_features_add_their_rows_times_their_values(inputs: str) -> None:
-    form = {"inputs": inputs, "ngrams": 1}
+def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
+    form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
     encoder = build_encoder(EncoderSection.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
     rows = Inputs(batch() if inputs == "both" else None, sparse())
     encoder.fit([rows])
@@ -253,11 +256,13 @@ def test_features_add_their_rows_times_their_values(inputs: str) -> None:
                 expected[row, token] += 1
         for entry in range(rows.features.offsets[row], rows.features.offsets[row + 1]):
             feature = rows.features.ids[entry]
-            assert weights[shift + feature] == 1
+            rarity = np.log(10 / (1 + counted[feature])) + 1 if idf else 1
+            assert weights[shift + feature] == pytest.approx(1.5 * rarity)
             expected[row, shift + feature] = rows.features.values[entry] * weights[shift + feature]
     tokens = expected[:, :shift]
     expected[:, :shift] = np.where(tokens > 0, 1 + np.log(np.maximum(tokens, 1)), 0) * weights[:shift]
-    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    if unit:
+        expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
     x = encoder.encode(encoder.prepare(rows)).numpy()
     np.testing.assert_allclose(x, expected @ table, rtol=1e-4, atol=1e-5)
     assert (weights[shift:][counted == 0] == 0).all()

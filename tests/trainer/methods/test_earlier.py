@@ -1,6 +1,7 @@
 """Recipes of the release before there were methods, as its runs saved them: read, and with the numbers of today's."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 
 from schemas.errors import InputError
 from tests.recipes import RECIPES
-from trainer.config import flatten, load_recipe, restore_recipe
+from trainer.config import flatten, load_recipe, lost_options, restore_recipe
 from trainer.config.load import read_recipe
 from trainer.methods.rules import Facts
 from trainer.settings.resolve import derive
+from trainer.setup import require_same_recipe
 
 WORDNET = Facts(82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0)  # as the saved recipes were resolved for
 SAVED = json.loads((Path(__file__).parent / "earlier_recipes.json").read_text())  # others as changes of astra's
@@ -37,11 +39,33 @@ def test_a_saved_recipe_comes_back_with_its_numbers(name: str) -> None:
     before = flatten(saved(name))
     changed = {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if before.get(key) != value}
     assert {*changed} <= {"name", "method"}
+    assert lost_options(saved(name), recipe) == []
     path = RECIPES.get(name.replace("+", "-"))
     if path:
         facts = WORDNET if recipe.data.label_texts else replace(WORDNET, label_texts=0)
         today = derive(read_recipe(path), facts, name).recipe
         assert today.model_copy(update={"name": recipe.name}) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "changes", "lost"),
+    [
+        ("astra", "negatives", {"in_batch": {"hard": 4}}, ["negatives.in_batch.hard = 4"]),
+        ("astra", "order", {"tail": "drop"}, ["order.tail = 'drop'"]),
+        ("lns", "negatives", {"hard": 5}, ["negatives.hard = 5"]),
+        ("astra", "order", {"cluster": 16}, ["order.cluster = 16"]),
+    ],
+)
+def test_a_run_by_removed_options_is_read_and_does_not_go_on_without_them(
+    name: str, section: str, changes: dict[str, Any], lost: list[str]
+) -> None:
+    body = saved(name)
+    body[section] |= changes
+    recipe = restore_recipe(body, "run")
+    assert lost_options(body, recipe) == lost
+    with pytest.raises(InputError, match=f"run: this run was started with {re.escape(lost[0])}, which this release"):
+        require_same_recipe(body, recipe, recipe, "run")
+    require_same_recipe(saved(name), recipe, recipe, "run")
 
 
 @pytest.mark.parametrize(
