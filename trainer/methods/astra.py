@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from schemas import LABEL_TEXTS
 from trainer.methods import rules
 from trainer.methods.kinds import LossSection, OneOfKinds
-from trainer.methods.recipe import ClassifierRecipe, Labels
+from trainer.methods.recipe import MOST, ClassifierRecipe, Labels, TableLabels
 from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Setting
 from trainer.methods.tables import LEAD, Tables
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trainer.negatives.planner import Planner
     from trainer.stream.batch import Batch, Candidates
 
-MOST = 1 << 24  # labels of a query or of a pool
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
@@ -116,13 +115,12 @@ class RandomNegatives(Labels):
         return self.random
 
 
-class Negatives(RandomNegatives):
+class Negatives(TableLabels, RandomNegatives):
     """Hard negatives and random ones: k_h and k_r of each query."""
 
     hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
         0, ge=0, le=MOST, description="k_h hard negatives a query, out of the table's K"
     )
-    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
     warmup: Annotated[int, FromData(warmup_from_data)] = Field(
         0,
         ge=0,
@@ -139,14 +137,6 @@ class Negatives(RandomNegatives):
     def sections(self) -> list[SourceSection]:
         """Sections of the sources that are used beside tables."""
         return used_sections(self)
-
-    @property
-    def table_width(self) -> int:
-        return self.width or self.hard
-
-    @property
-    def most(self) -> int:
-        return self.hard
 
     def columns(self, planner: Planner, epoch: int) -> int:
         """Return k_h of `epoch`."""
@@ -178,8 +168,6 @@ class Negatives(RandomNegatives):
 
     @model_validator(mode="after")
     def _check(self) -> Negatives:
-        if self.width and self.width < self.hard:
-            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
         if not (self.random or self.hard or self.sections):
             raise ValueError("no negatives at all: set negatives.random or negatives.hard, or method = 'renee'")
         if self.curriculum and not self.hard:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.options import Options
-from trainer.methods.astra import MOST
 from trainer.methods.kinds import OneOfKinds
-from trainer.methods.recipe import Labels, Recipe
+from trainer.methods.recipe import Labels, Recipe, TableLabels
 from trainer.methods.tables import Tables
 
 if TYPE_CHECKING:
@@ -87,33 +86,14 @@ class EveryText(Pool):
         return batch * _BLOCK
 
 
-class OfBatch(Pool):
-    """Positives of the batch, and m of each query's nearest labels: B(1 + m) at most (section 5.4, Table 3)."""
+class OfBatch(TableLabels, Pool):
+    """Positives of the batch, and m = `hard` nearest labels of each query: B(1 + m) (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
-    hard: int = Field(0, ge=0, le=MOST, description="m hard negatives a query, drawn from the table's K each step")
-    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
-
-    @property
-    def table_width(self) -> int:
-        return self.width or self.hard
-
-    @property
-    def most(self) -> int:
-        return self.hard
-
-    def columns(self, planner: Planner, epoch: int) -> int:
-        return self.hard
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
         """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
         return planner.of_batch(batch)
-
-    @model_validator(mode="after")
-    def _check(self) -> OfBatch:
-        if self.width and self.width < self.hard:
-            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
-        return self
 
 
 Pool.KINDS = {"all": EveryText, "batch": OfBatch}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch, Candidates
 
 
+MOST = 1 << 24  # labels of a query or of a pool
+
+
 class Labels(Options):
     """Labels that a query is scored against besides its positives: the base of each method's section `negatives`."""
 
@@ -69,6 +72,30 @@ class Labels(Options):
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         """Yield candidates of a batch, one chunk of labels after the other."""
         raise NotImplementedError
+
+
+class TableLabels(Labels):
+    """Labels of a query's row of a table that the method asks for: `hard` of its K columns a step."""
+
+    hard: int = Field(0, ge=0, le=MOST, description="hard negatives a query, drawn from the table's K each step")
+    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
+
+    @property
+    def table_width(self) -> int:
+        return self.width or self.hard
+
+    @property
+    def most(self) -> int:
+        return self.hard
+
+    def columns(self, planner: Planner, epoch: int) -> int:
+        return self.hard
+
+    @model_validator(mode="after")
+    def _check_width(self) -> TableLabels:
+        if self.width and self.width < self.hard:
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
+        return self
 
 
 class Recipe(OneOfKinds):

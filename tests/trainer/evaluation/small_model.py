@@ -1,5 +1,6 @@
 """A small model with classifier vectors, its embeddings of queries, and the scores of all pairs by brute force."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from torch.nn.functional import normalize
 
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, ragged, tokens_of
+from tests.ranks import on_ranks
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.model import Model
@@ -37,3 +39,16 @@ def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndar
     """E(z).x and w.x of all pairs, [B, L]."""
     z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
     return (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
+
+
+def assert_two_ranks_rank_as_one(
+    top: Callable[[Group, SmallData], tuple[np.ndarray, np.ndarray]], data: SmallData
+) -> None:
+    """Check that `top(group, data)`, scores and ids of the best labels, is on two ranks as on one."""
+    (scores, ids), (others, other_ids) = on_ranks(2, top, data)
+    np.testing.assert_array_equal(ids, other_ids)
+    np.testing.assert_array_equal(scores, others)
+    expected_scores, expected = top(ALONE, data)
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
+    assert ids.max() >= data.labels // 2 > ids.min()  # both ranks have some of them

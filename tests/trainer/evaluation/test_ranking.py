@@ -12,8 +12,13 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged
-from tests.ranks import on_ranks
-from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
+from tests.trainer.evaluation.small_model import (
+    SECTIONS,
+    assert_two_ranks_rank_as_one,
+    brute_force,
+    model_of,
+    queries,
+)
 from tests.training import silent, train, with_sections
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
@@ -23,7 +28,7 @@ from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
-from trainer.group import ALONE, Group
+from trainer.group import Group
 from trainer.loop import Trainer
 from trainer.methods.tree import Tree
 from trainer.model import Model, load_model
@@ -90,13 +95,7 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_two_ranks_fuse_as_one(data: SmallData) -> None:
-    (scores, ids), (others, other_ids) = on_ranks(2, fused_top, data)
-    np.testing.assert_array_equal(ids, other_ids)
-    np.testing.assert_array_equal(scores, others)
-    expected_scores, expected = fused_top(ALONE, data)
-    np.testing.assert_array_equal(ids, expected)
-    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
-    assert ids.max() >= data.labels // 2 > ids.min()  # both ranks have some of them
+    assert_two_ranks_rank_as_one(fused_top, data)
 
 
 class TestFit:

@@ -17,8 +17,13 @@ from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
-from tests.ranks import on_ranks
-from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
+from tests.trainer.evaluation.small_model import (
+    SECTIONS,
+    assert_two_ranks_rank_as_one,
+    brute_force,
+    model_of,
+    queries,
+)
 from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
@@ -178,13 +183,7 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_two_ranks_fuse_as_one(data: SmallData) -> None:
-    (scores, ids), (others, other_ids) = on_ranks(2, fused_top, data)
-    np.testing.assert_array_equal(ids, other_ids)
-    np.testing.assert_array_equal(scores, others)
-    expected_scores, expected = fused_top(ALONE, data)
-    np.testing.assert_array_equal(ids, expected)
-    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
-    assert ids.max() >= data.labels // 2 > ids.min()  # both ranks have some of them
+    assert_two_ranks_rank_as_one(fused_top, data)
 
 
 HEADS = {
