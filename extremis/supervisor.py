@@ -16,8 +16,6 @@ from trainer.checkpoints.stopping import GRACE, stopping_on_signal
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
-from trainer.methods.astra import Renee
-from trainer.methods.dexml import EveryText
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
 
@@ -89,7 +87,7 @@ def _describe(report: EpochReport) -> dict[str, Any]:
 
 
 def _line(report: EpochReport, recipe: Recipe) -> str:
-    if isinstance(recipe, Renee) or isinstance(recipe.negatives, EveryText):
+    if recipe.negatives.all_labels:
         table = "every label"
     elif recipe.indexed_from is not None and report.epoch >= recipe.indexed_from:
         table = "own index"

@@ -17,7 +17,7 @@ from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.losses import build_loss
-from trainer.methods.dexml import DualEncoder, EveryText
+from trainer.methods.dexml import DualEncoder
 from trainer.negatives.candidates import draw_positives, every_query_with, labels_of
 from trainer.stream.batch import Batch
 
@@ -35,7 +35,7 @@ class LabelEncoderHead(Head):
     def __init__(self, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> None:
         assert isinstance(recipe, DualEncoder)
         self._options, self._seed = recipe.head, recipe.train.seed
-        self._all_labels = isinstance(recipe.negatives, EveryText)
+        self._all_labels = recipe.negatives.all_labels
         self._texts, self._group = context.texts, context.group
         self._label_encoder = encoder if recipe.head.shared else context.build_encoder()
         self._loss = build_loss(recipe.loss)

@@ -310,6 +310,7 @@ class Astra(ClassifierRecipe):
 class EveryLabel(Labels):
     """Every label for every query, a chunk of labels after the other (equation 1)."""
 
+    all_labels = True
     chunk: int = Field(4096, ge=1, description="labels scored at a time")
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:

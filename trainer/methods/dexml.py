@@ -77,6 +77,7 @@ class Pool(Labels, OneOfKinds):
 class EveryText(Pool):
     """Every label (section 4): the paper's loss, without sampling."""
 
+    all_labels = True
     pool: Literal["all"] = "all"
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:

@@ -27,6 +27,8 @@ MOST = 1 << 24  # labels of a query or of a pool
 class Labels(Options):
     """Labels that a query is scored against besides its positives: the base of each method's section `negatives`."""
 
+    all_labels: ClassVar[bool] = False  # True: every query is scored against every label
+
     @property
     def table_width(self) -> int:
         """K, labels of a row of the table that the method asks for; 0: it asks for none."""
