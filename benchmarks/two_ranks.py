@@ -164,7 +164,7 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     dimension, columns = recipe.encoder.dimension, trainer.model.head.vectors.shape[1]
     dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
     positives, entries = averages(trainer)
-    hard = recipe.negatives.most
+    hard = recipe.negatives.most_hard
     summed = 2 * others / ranks  # a ring sends each part twice, but for its own
     parts = {
         "row ids, positives, hard negatives": rows * others * (8 + 8 + 4 * positives + 4 * hard),

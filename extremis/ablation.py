@@ -18,7 +18,7 @@ from schemas.owners.place import require_place
 from schemas.storage import join
 from schemas.table import Table
 from trainer.config import Recipe, recipe_names
-from trainer.config.load import fitting
+from trainer.config.load import applicable_overrides
 from trainer.settings.resolve import resolve
 
 SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
@@ -37,7 +37,9 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
         for each in [recipe] if recipe in recipe_names() else _files_of(recipe):
             stem = each.rsplit("/", 1)[-1].removesuffix(".toml")
             lines[check_name("--recipes", stem) if each.endswith(".toml") else each] = each
-    return {line: resolve(recipe, fitting(recipe, overrides), data).recipe for line, recipe in lines.items()}
+    return {
+        line: resolve(recipe, applicable_overrides(recipe, overrides), data).recipe for line, recipe in lines.items()
+    }
 
 
 def _files_of(place: str) -> list[str]:

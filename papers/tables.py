@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from extremis.ablation import SHOWN, Variants, ablate
 from schemas.errors import ExtremisError, InputError
-from trainer.config.load import fitting
+from trainer.config.load import applicable_overrides
 from trainer.settings.resolve import facts_of, resolve
 
 Settings: TypeAlias = Sequence[str]  # section.key=value
@@ -24,7 +24,7 @@ class Comparison:
 
 def change(recipe: str, changes: Mapping[str, Settings], data: str, settings: Settings = ()) -> Variants:
     """Load `recipe` once for each name, with its changes; `settings` come last and win. Raises InputError."""
-    options = {name: fitting(recipe, [*keys, *settings]) for name, keys in changes.items()}
+    options = {name: applicable_overrides(recipe, [*keys, *settings]) for name, keys in changes.items()}
     return {name: resolve(recipe, keys, data).recipe for name, keys in options.items()}
 
 

@@ -12,7 +12,7 @@ from extremis.supervisor import train
 from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
-from trainer.config.load import fitting
+from trainer.config.load import applicable_overrides
 from trainer.evaluation.baselines import measure_baselines
 from trainer.evaluation.split import HOLDOUT
 from trainer.methods.sections import Data
@@ -104,7 +104,7 @@ class TrialData:
             "logging.mlflow=",
             f"refresh.start={self.epochs}",  # no table: a miner takes longer to start than a trial to end
         ]
-        return resolve(contender.recipe, fitting(contender.recipe, changes), self.data).recipe
+        return resolve(contender.recipe, applicable_overrides(contender.recipe, changes), self.data).recipe
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """Return the metrics of baselines on the first of the rows that trials are scored on, by name."""

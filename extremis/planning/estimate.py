@@ -286,7 +286,7 @@ def _step_seconds(workload: Workload, encoder_bytes: int) -> float:
     recipe, columns = workload.recipe, workload.columns
     negatives, batch = recipe.negatives, recipe.order.batch
     pool = negatives.pool_size(batch, workload.labels_per_query, workload.labels)
-    own = batch * (workload.labels_per_query + negatives.most) + (0 if pool else negatives.draws(batch))
+    own = batch * (workload.labels_per_query + negatives.most_hard) + (0 if pool else negatives.draws(batch))
     tokens = batch * workload.tokens
     if recipe.encodes_labels:
         tokens += min(own + pool, workload.labels) * workload.label_tokens

@@ -103,7 +103,7 @@ class Flow:
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
         return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
-    def read_by_nobody(self) -> list[Output]:
+    def unread(self) -> list[Output]:
         """List the outputs that no stage reads."""
         read = {
             output for stage in self.stages for outputs in (stage.reads, *stage.sides.values()) for output in outputs

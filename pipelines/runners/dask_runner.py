@@ -78,7 +78,7 @@ def _tasks(flow: Flow, run: str, partitions: int) -> list[Delayed]:
             bundles = [_task(run_bundle)(run, stage, part, sides) for part in inputs]
             for place, tag in enumerate(stage.tags):
                 parts[Output(number, tag)] = [bundle[place] for bundle in bundles]
-    return [_task(len)(part) for output in flow.read_by_nobody() for part in parts[output]]
+    return [_task(len)(part) for output in flow.unread() for part in parts[output]]
 
 
 def run_bundle(run: str, stage: Stage, elements: Elements, sides: dict[int, list[Elements]]) -> list[Elements]:

@@ -87,7 +87,7 @@ class LocalRunner(Runner):
             self._started = [Worker() for _ in range(self._workers)]
             for worker in self._started:
                 self._idle.put(worker)
-        do = self._give if self._started else Piece.__call__
+        do = self._on_idle_worker if self._started else Piece.__call__
         pool = ThreadPoolExecutor(self._workers, "extremis-worker")
         try:
             _carry_out(flow, lambda pieces: _results([pool.submit(do, piece) for piece in pieces]), self._workers)
@@ -98,7 +98,7 @@ class LocalRunner(Runner):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _give(self, piece: Piece) -> Outputs:
+    def _on_idle_worker(self, piece: Piece) -> Outputs:
         worker = self._idle.get()
         try:
             return worker.do(piece)
@@ -186,12 +186,12 @@ class Worker:
 def end_with_parent() -> None:
     """End this process with the one that started it: a worker that outlived a run would write beside the next one."""
 
-    def look(parent: int) -> None:
+    def watch_parent(parent: int) -> None:
         for _ in waiting("", every=_LOOK_SECONDS):
             if os.getppid() != parent:
                 os._exit(1)
 
-    threading.Thread(target=look, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def serve(place: int) -> None:

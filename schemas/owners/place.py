@@ -38,7 +38,7 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
     _require_apart(out, reads)
     if storage.is_stream(out) or storage.exists(out):
         raise InputError(f"{out}: a file, where a folder is written. Give another place.")
-    present = _doing_at(out, storage.list_names(out))
+    present = _kind_at(out, storage.list_names(out))
     if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
@@ -70,7 +70,7 @@ def mark(out: str, doing: str) -> bool:
 def unmark(out: str, doing: str) -> None:
     """Remove the mark where something else tells what is at `out`, or nothing is left there."""
     names = [name for name in storage.list_names(out) if name != MARK]
-    if ".staging" not in names and (names_manifest(names) or _doing_at(out, names) in (None, doing)):
+    if ".staging" not in names and (names_manifest(names) or _kind_at(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
 
 
@@ -82,10 +82,10 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
             raise InputError(f"{out}: lies within {read}, which the command reads. Give a place outside of it.")
 
 
-def _doing_at(url: str, names: list[str]) -> str | None:
+def _kind_at(url: str, names: list[str]) -> str | None:
     """Return what is made at `url`, which holds `names`; None for nothing. Raises TableError, StorageError."""
     if names_manifest(names):
-        return _doing_of(url)
+        return _kind_of(url)
     if _RECIPE in names:
         return "trained"
     if COMPARISON in names:
@@ -95,12 +95,12 @@ def _doing_at(url: str, names: list[str]) -> str | None:
         return None
     if MARK in names:
         return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
-    below = {_doing_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
+    below = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
     made = below - {"indexed"} or below  # an index may lie beside the tables that it served
     return _OTHER if len(made) > 1 else made.pop() if made else None
 
 
-def _doing_of(url: str) -> str:
+def _kind_of(url: str) -> str:
     """Return how the finished table at `url` is made. Raises TableError."""
     table = Table.open(url)
     made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"

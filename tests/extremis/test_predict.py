@@ -21,7 +21,7 @@ from schemas.table import Table
 from tests.bert import write_bert
 from tests.command import TINY, call, refused, sets
 from tests.pipelines.raw import read_lines
-from trainer.config.load import fitting
+from trainer.config.load import applicable_overrides
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
@@ -188,7 +188,7 @@ class TestWeights:
     def fused(self, request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A folder with run/ and exported/."""
         folder, recipe = tmp_path_factory.mktemp("weights"), RECIPES[request.param]
-        changes = fitting(recipe, [*TINY, "order.batch=128", "train.epochs=2", "data.holdout=0.1"])
+        changes = applicable_overrides(recipe, [*TINY, "order.batch=128", "train.epochs=2", "data.holdout=0.1"])
         options = [word for change in changes for word in ("--set", change)]
         for arguments in (
             ("train", recipe, data, folder / "run", *options),

@@ -14,7 +14,7 @@ from tests.builders import build_data
 from tests.recipes import RECIPES
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
-from trainer.config.load import fitting
+from trainer.config.load import applicable_overrides
 from trainer.device import CPU
 from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
@@ -48,7 +48,7 @@ def small(name: str, **changes: Any) -> Recipe:
     """A recipe of the project, with few dimensions and rows a batch."""
     name = RECIPES[name]
     kept = {key: value for key, value in {**SMALL, **changes}.items() if value is not None}
-    return load_recipe(name, fitting(name, [f"{key}={value}" for key, value in kept.items()]))
+    return load_recipe(name, applicable_overrides(name, [f"{key}={value}" for key, value in kept.items()]))
 
 
 METHODS = {

@@ -99,7 +99,7 @@ def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]
     return _merge(source, overrides, light=True)
 
 
-def fitting(source: str, overrides: Iterable[str]) -> list[str]:
+def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
     """Return those of `overrides` that are options of the method of the recipe `source`, or of no method.
 
     Where several recipes are compared, each takes what it has. Raises InputError.

@@ -18,7 +18,7 @@ class HashedLabels(RandomNegatives):
     lsh: LshSection = LshSection()
 
     @property
-    def most(self) -> int:
+    def most_hard(self) -> int:
         return self.lsh.most
 
 

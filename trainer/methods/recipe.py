@@ -44,17 +44,17 @@ class Labels(Options):
         return 0
 
     @property
-    def most(self) -> int:
+    def most_hard(self) -> int:
         """Labels of a query, at most, besides its positives and what is drawn."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
         """Estimate how many candidates a step of `batch` queries with so many positives each has."""
-        return batch * (self.most + positives) + self.draws(batch)
+        return batch * (self.most_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
         """Estimate how many labels, of all `labels`, every query of such a step is scored against."""
-        return min(labels, batch * (self.most + positives))
+        return min(labels, batch * (self.most_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
         """Estimate how many scores such a step holds at a time."""
@@ -87,7 +87,7 @@ class TableLabels(Labels):
         return self.width or self.hard
 
     @property
-    def most(self) -> int:
+    def most_hard(self) -> int:
         return self.hard
 
     def columns(self, planner: Planner, epoch: int) -> int:
