@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
-MOST_WEIGHT = 8
+HEAVIEST_DRAW = 8
 
 
 # What the data decide, where a recipe says "auto".
@@ -36,7 +36,7 @@ MOST_WEIGHT = 8
 def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """One pool for a batch while its draws weigh little, then one for each query (variance against cost)."""
     weight = facts.labels / SHARED_DRAWS
-    if weight <= MOST_WEIGHT:
+    if weight <= HEAVIEST_DRAW:
         return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
     return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
 
