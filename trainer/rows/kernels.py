@@ -9,8 +9,7 @@ random bits are a hash of (key, row, column): no state, and the same whatever th
 or ranks, and after a resume. See docs/decisions/0012.
 
 Parts go over a block of rows each, and are compiled into the loops that call them: rows of 64 columns take less time
-than a call. A loop over columns does one thing: of two, no vector instructions are made. What every step of a
-classifier does with every row is in lanes.py.
+than a call. A loop over columns does one thing: of two, no vector instructions are made.
 """
 
 import math
@@ -23,7 +22,6 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from trainer.instructions import prefetch_to_write
-from trainer.rows import lanes
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
@@ -74,7 +72,8 @@ class Queries(NamedTuple):
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 # Of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
-(_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in lanes.LOWBIAS[:2])
+LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
+(_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in LOWBIAS[:2])
 _SIGN = np.uint32(0x8000)
 _BLOCK = 8  # rows in hand at a time
 _AHEAD = 32  # rows on their way from memory meanwhile
@@ -113,12 +112,9 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
     elif form == BFLOAT16:
-        (source, width), (target, wide) = _lines(vectors), _lines(bits)
-        tiles = columns // lanes.LANES
         for i in range(start, stop):
             row, place = ids[i], i - before
-            lanes.widen_bfloat16(source + row * width, target + place * wide, tiles)
-            for j in range(tiles * lanes.LANES, columns):
+            for j in range(columns):
                 bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
     else:
         for i in range(start, stop):
@@ -197,9 +193,6 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
         return
     # One word serves a column of the first half and one of the second.
     half = (columns + 1) // 2
-    (source, wide), (target, width) = _lines(bits), _lines(vectors)
-    tiles = (columns - half) // lanes.LANES if form == BFLOAT16 else 0
-    done = tiles * lanes.LANES
     for i in range(start, stop):
         row, place = ids[i], i - before
         mixed = np.uint64(np.uint64(row + origin) * _GOLDEN + np.uint64(key))
@@ -207,17 +200,15 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
         mixed = np.uint64((mixed ^ (mixed >> _S2)) * _F2)
         mixed = np.uint64(mixed ^ (mixed >> np.uint64(31)))
         first, stride = np.uint32(mixed), np.uint32(np.uint32(mixed >> np.uint64(32)) | np.uint32(1))
-        if tiles:
-            lanes.round_bfloat16(source + place * wide, target + row * width, first, stride, half, tiles)
-        for j in range(done, half):
+        for j in range(half):
             word = np.uint32(first + np.uint32(count[j] * stride))
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R1)) * _M1)
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R2)) * _M2)
             words[j] = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
         if form == BFLOAT16:
-            for j in range(done, half):
+            for j in range(half):
                 vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
-            for j in range(done, columns - half):
+            for j in range(columns - half):
                 vectors[row, half + j] = _bfloat16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
         else:
             for j in range(half):
@@ -240,7 +231,6 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
     first, second, scalar = matrix.first, matrix.second, matrix.scalar
     w, g = block
     columns, whole = w.shape[1], np.float32(1)
-    (rows, wide), (gradients, _), tiles = _lines(w), _lines(g), columns // lanes.LANES
     for i in range(start, stop):
         row, place = ids[i], i - before
         if keep != whole:
@@ -260,8 +250,7 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
                 square += g[place, j] * g[place, j]
             scalar[row] += square / np.float32(columns)
             slowed = rate / (np.sqrt(scalar[row]) + eps)
-            lanes.subtract_scaled(rows + place * wide, gradients + place * wide, slowed, tiles)
-            for j in range(tiles * lanes.LANES, columns):
+            for j in range(columns):
                 w[place, j] -= slowed * g[place, j]
         else:
             scalar[row] += whole

@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.kernels import ADAGRAD, MOMENTUM, SGD, Rule
-from trainer.rows.lanes import LOWBIAS
+from trainer.rows.kernels import ADAGRAD, LOWBIAS, MOMENTUM, SGD, Rule
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
