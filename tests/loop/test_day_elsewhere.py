@@ -82,8 +82,8 @@ def test_a_day_on_a_store_makes_what_it_makes_on_a_disk(
         }
     (tmp_path / "texts.txt").write_text("text 1\nt3 u9\n")
     answers = []
-    for place in (f"{root}/exports", str(local / "exports")):
-        out = tmp_path / "out.jsonl"
+    for number, place in enumerate((f"{root}/exports", str(local / "exports"))):
+        out = tmp_path / f"out-{number}.jsonl"
         assert extremis("predict", place, tmp_path / "texts.txt", out, "--json", env=env).json["export"] == f"{place}/1"
         answers.append(out.read_text())
     assert answers[0] == answers[1]

@@ -100,6 +100,7 @@ def test_the_same_decisions_give_the_same_model(data: Path, tmp_path: Path) -> N
     disturbed(data, run, choices, 5, 6, 1, seconds=12)
     for part in (RunLayout("").adoptions, RunLayout("").negatives_root):
         shutil.copytree(run / part, told / part)
-    extremis("train", "astra", data, told, *choices)
+    shutil.copy(run / RunLayout("").config, told / RunLayout("").config)
+    extremis("train", "astra", data, told, *choices, "--resume")
     assert [r for r in records(told) if r["kind"] == "train"] == [r for r in records(run) if r["kind"] == "train"]
     assert last_checkpoint(told) == last_checkpoint(run)

@@ -9,9 +9,8 @@ from schemas.manifest import open_manifest
 from tests.command import extremis, sets
 from tests.recipes import RECIPES
 
-CHOICES = sets(
-    "order.batch=128", "train.epochs=4", "refresh.every=1", "refresh.stale=wait", "logging.tensorboard=false"
-)
+CHOICES = sets("order.batch=128", "train.epochs=4", "logging.tensorboard=false")
+TABLES = sets("refresh.every=1", "refresh.stale=wait")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ CHOICES = sets(
 )
 def test_a_strategy_from_end_to_end(data: Path, tmp_path: Path, recipe: str, by: str | None) -> None:
     run = tmp_path / "run"
-    report = extremis("run", RECIPES[recipe], data, run, *CHOICES, "--json").json
+    report = extremis("run", RECIPES[recipe], data, run, *CHOICES, *(TABLES if by else ()), "--json").json
     assert report["epochs"][-1]["loss"] < report["epochs"][0]["loss"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     stale = [record for record in records if record["kind"] == "staleness"]
