@@ -30,7 +30,7 @@ class Purpose(IntEnum):
     POSITIVES = 14  # (epoch, step)
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
-    LINEAR = 17  # order of labels before clusters of a linear ranker
+    LABEL_TREE = 17  # order of labels before they are clustered
 
 
 class InitialWeights(IntEnum):

@@ -263,7 +263,7 @@ class TestFullDisk:
         small = disk(67)  # the room that is asked for beforehand is there, all that is written has none
         arguments = ("train", "astra", tiny_data, small / "run", *sets("train.epochs=1", "order.batch=16"))
         refused(extremis(*arguments, check=False), str(small), *self.WORDS, status=1)
-        for manifest in small.rglob("_manifest.json"):  # of the checkpoint, where it was the log that had no room
+        for manifest in small.rglob("_manifest.json"):  # a checkpoint that had room is whole
             assert call("inspect", manifest.parent, "--verify").status == 0
         assert not list(small.rglob(".tmp-*"))
         _grow(small)

@@ -4,6 +4,7 @@ import numpy as np
 
 from schemas.ragged import Ragged, SparseRows, offsets_of
 
+PAIR_BUCKETS = 1 << 20  # of pairs of words
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FINISH = np.uint64(0xD6E8FEB86659FD93)
 
@@ -52,6 +53,11 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) ->
     features = np.bincount(key // size, minlength=rows.rows)
     weights = (1 + np.log(counts)).astype(np.float32)
     return SparseRows(key % size, weights, offsets_of(features))
+
+
+def count_words(rows: Ragged, vocabulary: int) -> SparseRows:
+    """Count tokens in [0, vocabulary) and pairs of tokens in [vocabulary, vocabulary + PAIR_BUCKETS)."""
+    return count_ngrams(rows, ngrams=2, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
 
 
 def inverse_document_frequency(document_frequency: np.ndarray, documents: int) -> np.ndarray:

@@ -7,10 +7,9 @@ import scipy.sparse
 
 from schemas import PAD
 from schemas.ragged import Ragged
-from trainer.encoders.features import count_ngrams, inverse_document_frequency
+from trainer.encoders.features import PAIR_BUCKETS, count_words, inverse_document_frequency
 from trainer.evaluation.memory import NEIGHBOURS, best_votes, count_votes
 
-_BUCKETS = 1 << 20  # for pairs of tokens
 _BATCH = 200  # queries that are compared at a time
 
 
@@ -59,12 +58,12 @@ class Vectorizer:
     @classmethod
     def of(cls, texts: Ragged, vocabulary: int) -> "Vectorizer":
         """Learn document frequencies."""
-        counted = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_BUCKETS)
-        frequency = np.bincount(counted.ids, minlength=vocabulary + _BUCKETS)
+        counted = count_words(texts, vocabulary)
+        frequency = np.bincount(counted.ids, minlength=vocabulary + PAIR_BUCKETS)
         return cls(vocabulary, inverse_document_frequency(frequency, texts.rows))
 
     def __call__(self, texts: Ragged) -> scipy.sparse.csr_matrix:
-        counted = count_ngrams(texts, ngrams=2, vocabulary=self.vocabulary, buckets=_BUCKETS)
+        counted = count_words(texts, self.vocabulary)
         values = counted.values * self.weights[counted.ids]
         rows = scipy.sparse.csr_matrix((values, counted.ids, counted.offsets), shape=(texts.rows, len(self.weights)))
         norms = np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())

@@ -1,26 +1,19 @@
 """The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and the tree over them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged, SparseRows
-from trainer.encoders.features import (
-    count_ngrams,
-    inverse_document_frequency,
-    normalize_rows,
-    offsets_of,
-    scale_features,
-)
+from trainer.encoders.features import count_words, inverse_document_frequency, normalize_rows, scale_features
 from trainer.inputs import Inputs
 from trainer.linear.tree import LabelTree
 
-_BUCKETS = 1 << 20  # for pairs of tokens
-
 
 @dataclass(frozen=True, eq=False)
-class WordFeatures:
+class RowFeatures:
     """Rows to unit vectors over the features `seen` [F] in training, with their `factors` [F].
 
     `vocabulary`: tokens, whose pairs are counted too; 0 for rows that have features of their own.
@@ -31,7 +24,7 @@ class WordFeatures:
     factors: np.ndarray
 
     @classmethod
-    def of(cls, inputs: Inputs, vocabulary: int) -> "WordFeatures":
+    def of(cls, inputs: Inputs, vocabulary: int) -> "RowFeatures":
         """Learn the features of training rows, and the document frequencies of words."""
         rows = _count(inputs, vocabulary)
         seen, frequency = np.unique(rows.ids, return_counts=True)
@@ -41,16 +34,15 @@ class WordFeatures:
     def __call__(self, inputs: Inputs) -> SparseRows:
         """Return unit rows with features numbered [0, F); a feature that no training row had is left out."""
         rows = _count(inputs, self.vocabulary)
-        place = np.minimum(np.searchsorted(self.seen, rows.ids), max(len(self.seen) - 1, 0))
-        known = self.seen[place] == rows.ids if len(self.seen) else np.zeros(len(rows.ids), bool)
-        counts = np.bincount(rows.row_of()[known], minlength=rows.rows)
-        kept = SparseRows(place[known].astype(np.int32), rows.values[known], offsets_of(counts))
+        place = np.searchsorted(self.seen, rows.ids)
+        known = np.append(self.seen, -1)[place] == rows.ids
+        kept = rows.keep(known)._replace(ids=place[known].astype(np.int32))
         return normalize_rows(scale_features(kept, self.factors))
 
 
 def _count(inputs: Inputs, vocabulary: int) -> SparseRows:
     if vocabulary and inputs.tokens is not None:
-        return count_ngrams(inputs.tokens, ngrams=2, vocabulary=vocabulary, buckets=_BUCKETS)
+        return count_words(inputs.tokens, vocabulary)
     if inputs.features is not None:
         return inputs.features
     raise InputError(
@@ -62,7 +54,7 @@ def _count(inputs: Inputs, vocabulary: int) -> SparseRows:
 class LinearRanker:
     """Labels of a row by the words that it has."""
 
-    words: WordFeatures
+    words: RowFeatures
     tree: LabelTree
 
     @classmethod
@@ -70,7 +62,7 @@ class LinearRanker:
         cls, inputs: Inputs, labels: Ragged, count: int, vocabulary: int, texts: Inputs | None = None
     ) -> "LinearRanker":
         """Fit to training rows with `labels` of [0, `count`); `texts`: those of all labels, which say what is alike."""
-        words = WordFeatures.of(inputs, vocabulary)
+        words = RowFeatures.of(inputs, vocabulary)
         x = words(inputs)
         centroids = _sum_of_points(x, len(words.seen), labels, count)
         if texts is not None:
@@ -84,22 +76,21 @@ class LinearRanker:
 
 def _sum_of_points(x: SparseRows, features: int, labels: Ragged, count: int) -> SparseRows:
     """Return for each label the unit sum of its points (Yu et al., 2022, PIFA)."""
-    import scipy.sparse
-
-    points = scipy.sparse.csr_matrix((x.values, x.ids, x.offsets), shape=(x.rows, features))
-    ones = np.ones(len(labels.entries), np.float32)
-    of_label = scipy.sparse.csr_matrix((ones, labels.entries, labels.offsets), shape=(x.rows, count))
-    return _unit(of_label.T.tocsr() @ points)
+    listed = SparseRows(labels.entries, np.ones(len(labels.entries), np.float32), labels.offsets - labels.offsets[0])
+    return _unit_rows(_matrix(listed, count).T @ _matrix(x, features))
 
 
 def _add(left: SparseRows, right: SparseRows, features: int) -> SparseRows:
+    return _unit_rows(_matrix(left, features) + _matrix(right, features))
+
+
+def _matrix(rows: SparseRows, columns: int) -> Any:
     import scipy.sparse
 
-    both = [scipy.sparse.csr_matrix((r.values, r.ids, r.offsets), shape=(r.rows, features)) for r in (left, right)]
-    return _unit(both[0] + both[1])
+    return scipy.sparse.csr_matrix((rows.values, rows.ids, rows.offsets), shape=(rows.rows, columns))
 
 
-def _unit(rows: object) -> SparseRows:
-    matrix = rows.tocsr()  # type: ignore[attr-defined]
-    parts = SparseRows(matrix.indices.astype(np.int32), matrix.data.astype(np.float32), matrix.indptr.astype(np.int64))
-    return normalize_rows(parts)
+def _unit_rows(matrix: Any) -> SparseRows:
+    matrix = matrix.tocsr()
+    rows = SparseRows(matrix.indices.astype(np.int32), matrix.data.astype(np.float32), matrix.indptr.astype(np.int64))
+    return normalize_rows(rows)

@@ -95,7 +95,7 @@ def _longer(array):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _fit(offsets, ids, values, features, groups, members, positives, owners, tasks, least):  # type: ignore[no-untyped-def]
+def _fit(offsets, ids, values, features, groups, members, positives, positive_rows, tasks, smallest):  # type: ignore[no-untyped-def]
     rows = len(offsets) - 1
     place_of = np.empty(rows, np.int64)
     local, names = np.full(features, -1, np.int32), np.empty(features, np.int32)
@@ -122,11 +122,11 @@ def _fit(offsets, ids, values, features, groups, members, positives, owners, tas
             if positives[child] < positives[child + 1]:
                 signs[:] = -1
                 for entry in range(positives[child], positives[child + 1]):
-                    signs[place_of[owners[entry]]] = 1
+                    signs[place_of[positive_rows[entry]]] = 1
                 w[:known] = 0
                 biases[done] = _fit_one(starts, numbers, held, squares, signs, w, alpha, order, np.uint64(child + 1))
                 for number in range(known):
-                    if abs(w[number]) >= least:
+                    if abs(w[number]) >= smallest:
                         if count == len(keys):
                             keys, children, weights = _longer(keys), _longer(children), _longer(weights)
                         keys[count] = group * features + names[number]
@@ -137,14 +137,14 @@ def _fit(offsets, ids, values, features, groups, members, positives, owners, tas
 
 
 def fit_children(
-    x: SparseRows, features: int, groups: Ragged, positives: Ragged, tasks: np.ndarray, least: float
+    x: SparseRows, features: int, groups: Ragged, positives: Ragged, tasks: np.ndarray, smallest: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Fit a classifier for each child of `tasks` [T, 3] (group, first child, end): against all other rows of its group.
 
-    `groups`: rows of x of each group; `positives`: those of each child, all in its group. Returns the weights of at
-    least `least`, as (group * features + feature, child, weight) [n] each, and the biases of the children in turn.
+    `groups`: rows of x of each group; `positives`: those of each child, all in its group. Returns the weights from
+    `smallest` on, as (group * features + feature, child, weight) [n] each, and the biases of the children.
     """
     return _fit(  # type: ignore[no-any-return]
         x.offsets, x.ids, x.values, features, groups.offsets, groups.values, positives.offsets, positives.values,
-        tasks, least,
+        tasks, smallest,
     )  # fmt: skip

@@ -3,22 +3,21 @@
 import itertools
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numba
 import numpy as np
-import torch
 
 from schemas import PAD
 from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.randomness import Purpose, generator
 from trainer.linear.solver import fit_children, renumber
+from trainer.rows.threads import in_parts
 
 LEAF = 100  # labels of a cluster, at most
 BRANCH = 4  # bits of a level: 16 children a node
 BEAM = 10
-LEAST = 0.1  # weights below are left out
+SMALLEST = 0.1  # weights below are left out
 _ROUNDS = 8  # of 2-means
 _TASKS = 32  # of a level
 
@@ -33,31 +32,31 @@ def _halve(offsets, ids, values, features, order, bounds, start, stop):  # type:
         half = count // 2
         if count < 2:
             continue
-        starts, numbers, held, known = renumber(offsets, ids, values, rows, local, names)
-        between = np.zeros(known, np.float32)
+        starts, numbers, weights_of, known = renumber(offsets, ids, values, rows, local, names)
+        difference = np.zeros(known, np.float32)
         for seed, sign in ((0, np.float32(-1)), (half, np.float32(1))):
             for entry in range(starts[seed], starts[seed + 1]):
-                between[numbers[entry]] += sign * held[entry]
-        scores, turned = np.empty(count, np.float32), np.arange(count)
+                difference[numbers[entry]] += sign * weights_of[entry]
+        scores, by_score = np.empty(count, np.float32), np.arange(count)
         for _ in range(_ROUNDS):
             for row in range(count):
                 score = np.float32(0)
                 for entry in range(starts[row], starts[row + 1]):
-                    score += between[numbers[entry]] * held[entry]
+                    score += difference[numbers[entry]] * weights_of[entry]
                 scores[row] = score
-            turned = np.argsort(scores, kind="mergesort")
+            by_score = np.argsort(scores, kind="mergesort")
             means = np.zeros((2, known), np.float32)
             for place in range(count):
                 side = 1 if place >= half else 0
-                for entry in range(starts[turned[place]], starts[turned[place] + 1]):
-                    means[side, numbers[entry]] += held[entry]
+                for entry in range(starts[by_score[place]], starts[by_score[place] + 1]):
+                    means[side, numbers[entry]] += weights_of[entry]
             for side in range(2):
                 square = np.float32(0)
                 for number in range(known):
                     square += means[side, number] * means[side, number]
                 means[side] /= np.float32(max(math.sqrt(square), 1e-12))
-            between = means[1] - means[0]
-        order[bounds[segment] : bounds[segment + 1]] = rows[turned]
+            difference = means[1] - means[0]
+        order[bounds[segment] : bounds[segment + 1]] = rows[by_score]
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
@@ -89,8 +88,8 @@ def _descend(offsets, ids, values, features, level, beam, paths, start, stop, fo
                     for weight in range(starts[left], starts[left + 1]):
                         sums[children[weight] - low] += weights[weight] * values[entry]
             for child in range(low, high):
-                short = max(np.float32(1) - sums[child - low], np.float32(0))
-                score = paths[query, place] * math.exp(-short * short * short)
+                hinge = max(np.float32(1) - sums[child - low], np.float32(0))
+                score = paths[query, place] * math.exp(-hinge * hinge * hinge)
                 if count < width:
                     found[query, count], scores[query, count] = child, score
                     count += 1
@@ -119,8 +118,11 @@ class Level:
     def fit(cls, x: SparseRows, features: int, groups: Ragged, positives: Ragged, first: np.ndarray) -> "Level":
         """Fit the classifiers of one level; `groups`, `positives`: rows of x of its groups and of their children."""
         blocks = list(_blocks(groups.counts, first))
-        with ThreadPoolExecutor(torch.get_num_threads(), "linear") as threads:
-            fitted = list(threads.map(lambda tasks: fit_children(x, features, groups, positives, tasks, LEAST), blocks))
+
+        def fit_blocks(part: int, start: int, stop: int) -> list[tuple[np.ndarray, ...]]:
+            return [fit_children(x, features, groups, positives, tasks, SMALLEST) for tasks in blocks[start:stop]]
+
+        fitted = itertools.chain.from_iterable(in_parts(fit_blocks, len(blocks), alone=2))
         keys, children, weights, biases = map(np.concatenate, zip(*fitted, strict=True))
         order = np.argsort(keys, kind="stable")
         unique, starts = np.unique(keys[order], return_index=True)
@@ -134,11 +136,12 @@ class Level:
         scores = np.zeros((x.rows, width), np.float32)
         groups = np.searchsorted(self.keys, np.arange(len(self.first), dtype=np.int64) * features)
         level = (self.keys, self.starts, self.children, self.weights, self.biases, self.first, groups)
-        _in_threads(
-            x.rows,
-            lambda start, stop: _descend(
+        in_parts(
+            lambda part, start, stop: _descend(
                 x.offsets, x.ids, x.values, features, level, beam, paths, start, stop, found, scores
             ),
+            x.rows,
+            alone=2,
         )
         return found, scores
 
@@ -159,7 +162,7 @@ class LabelTree:
         order, bounds = _cluster(centroids, features, depth)
         place = np.empty(count, np.int64)
         place[order] = np.arange(count)
-        row, at = labels.row_of(), place[labels.values]
+        row, at = labels.row_of(), place[labels.entries]
         cluster = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         depths = [*range(depth % BRANCH or BRANCH, depth + 1, BRANCH)]
         groups, above = Ragged(np.arange(x.rows), np.array([0, x.rows])), 0
@@ -188,14 +191,15 @@ class LabelTree:
 
 def _cluster(centroids: SparseRows, features: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Return labels in an order [L], and the bounds [2^depth + 1] of clusters that differ in size by one at most."""
-    order = generator(0, Purpose.LINEAR).permutation(centroids.rows)
+    order = generator(0, Purpose.LABEL_TREE).permutation(centroids.rows)
     bounds = np.array([0, centroids.rows])
     for _ in range(depth):
-        _in_threads(
-            len(bounds) - 1,
-            lambda start, stop, bounds=bounds: _halve(  # type: ignore[misc]
+        in_parts(
+            lambda part, start, stop, bounds=bounds: _halve(  # type: ignore[misc]
                 centroids.offsets, centroids.ids, centroids.values, features, order, bounds, start, stop
             ),
+            len(bounds) - 1,
+            alone=2,
         )
         bounds = np.sort(np.concatenate([bounds, bounds[:-1] + np.diff(bounds) // 2]))
     return order, bounds
@@ -208,7 +212,7 @@ def _rows_of(child: np.ndarray, row: np.ndarray, children: int, rows: int) -> Ra
 
 
 def _blocks(rows: np.ndarray, first: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut (group, first child, end) into blocks of about equal work; a large group is cut between its children."""
+    """Cut (group, first child, end) into blocks of about equal work; a large group is cut difference its children."""
     share = max(1.0, float(np.sum(rows * np.diff(first))) / _TASKS)
     tasks: list[tuple[int, int, int]] = []
     work = 0.0
@@ -224,11 +228,3 @@ def _blocks(rows: np.ndarray, first: np.ndarray) -> Iterator[np.ndarray]:
                 tasks, work = [], 0.0
     if tasks:
         yield np.array(tasks, np.int64)
-
-
-def _in_threads(rows: int, work: object) -> None:
-    """Call `work(start, stop)` of equal ranges of [0, rows)."""
-    count = torch.get_num_threads()
-    edges = np.linspace(0, rows, min(4 * count, max(1, rows)) + 1).astype(int)
-    with ThreadPoolExecutor(count, "linear") as threads:
-        list(threads.map(work, edges[:-1], edges[1:]))  # type: ignore[arg-type]

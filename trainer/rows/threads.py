@@ -28,15 +28,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_parts(work: Callable[[int, int, int], Result], rows: int) -> list[Result]:
+def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
     """Return `work(part, start, stop)` of PARTS equal ranges of [0, rows), on as many threads as torch has.
 
-    `work` gives up the interpreter's lock, as compiled loops do.
+    Fewer than `alone` rows take one thread. `work` gives up the interpreter's lock, as compiled loops do.
     """
     edges = [rows * part // PARTS for part in range(PARTS + 1)]
     calls = list(zip(range(PARTS), edges[:-1], edges[1:], strict=True))
     threads = torch.get_num_threads()
-    if threads == 1 or rows < _ALONE:
+    if threads == 1 or rows < alone:
         return list(itertools.starmap(work, calls))
     return list(_threads(threads).map(work, *zip(*calls, strict=True)))
 

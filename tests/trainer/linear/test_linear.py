@@ -11,7 +11,7 @@ from schemas import PAD
 from schemas.ragged import Ragged, SparseRows
 from trainer.inputs import Inputs
 from trainer.linear import tree
-from trainer.linear.ranker import LinearRanker, WordFeatures
+from trainer.linear.ranker import LinearRanker, RowFeatures
 from trainer.linear.solver import COST, fit_children
 from trainer.rows.threads import set_threads
 
@@ -22,9 +22,7 @@ def draw_points(seed: int, rows: int = ROWS, labels: int = LABELS) -> tuple[Inpu
     """Draw rows of words, and labels that some of the words stand for."""
     random = np.random.default_rng(seed)
     words = random.integers(0, WORDS, (rows, 8))
-    names = np.unique(np.stack([words[:, 0] % labels, words[:, 1] * 7 % labels]), axis=1)
     lists = [np.unique([row[0] % labels, row[1] * 7 % labels]) for row in words]
-    assert names.size
     return Inputs(tokens=Ragged.from_matrix(words)), Ragged.join(
         Ragged(one.astype(np.int64), np.array([0, len(one)])) for one in lists
     )
@@ -43,7 +41,7 @@ def loss(x: np.ndarray, signs: np.ndarray, w: np.ndarray, bias: float) -> float:
 
 def test_weights_are_those_of_liblinear() -> None:
     inputs, labels = draw_points(0)
-    words = WordFeatures.of(inputs, WORDS)
+    words = RowFeatures.of(inputs, WORDS)
     x, features = words(inputs), len(words.seen)
     everything = Ragged(np.arange(ROWS), np.array([0, ROWS]))
     positives = tree._rows_of(labels.values, labels.row_of(), LABELS, ROWS)
@@ -114,7 +112,7 @@ def test_clusters_are_balanced(count: int, depth: int) -> None:
 
 
 def test_words_of_no_training_row_are_left_out() -> None:
-    words = WordFeatures.of(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10)
+    words = RowFeatures.of(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10)
     x = words(Inputs(tokens=Ragged.from_matrix(np.array([[1, 9], [8, 9], [PAD, PAD]]))))
     assert list(np.diff(x.offsets)) == [1, 0, 0]
     assert x.values[0] == pytest.approx(1)
@@ -122,5 +120,5 @@ def test_words_of_no_training_row_are_left_out() -> None:
 
 def test_features_of_the_data_are_taken_as_they_are() -> None:
     rows = SparseRows(np.array([4, 7, 7], np.int32), np.array([3, 4, 2], np.float32), np.array([0, 2, 3]))
-    x = WordFeatures.of(Inputs(features=rows), 0)(Inputs(features=rows))
+    x = RowFeatures.of(Inputs(features=rows), 0)(Inputs(features=rows))
     assert np.allclose(dense(x, 2), [[0.6, 0.8], [0, 1]])
