@@ -134,7 +134,7 @@ class Model:
         lowest = -np.inf if threshold is None else threshold
         predictions = Predictions()
         for part, rows in self._batches(texts):
-            scores, ids = self._exported.serving.top_k(self._exported.serving.embed(rows), k)
+            scores, ids = self._exported.serving.rank(rows, k)
             for text, of_text, best in zip(part, scores.tolist(), ids.tolist(), strict=True):
                 pairs = zip(of_text, best, strict=True)
                 kept = [(score, place) for score, place in pairs if place != PAD and score >= lowest]

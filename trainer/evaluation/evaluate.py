@@ -17,7 +17,7 @@ from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
 from trainer.group import ALONE, Group, label_range
-from trainer.inputs import require_inputs, scored_columns
+from trainer.inputs import Inputs, require_inputs, scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream.sources import ALL_ROWS, RowShare
@@ -132,8 +132,8 @@ class Scorer:
                 break
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
-            x = self._embed(rows)
-            _, top = ranking.top_k(x, max(ks), filters, among)
+            x, inputs = self._embed(rows), Inputs.of(rows)
+            _, top = ranking.top_k(x, max(ks), filters, among, inputs)
             positives = list_column(rows, "label_ids")
             numbers = first + seen + np.arange(rows.num_rows)
             retired = self.statistics.retired
@@ -144,6 +144,7 @@ class Scorer:
                 labelled = np.flatnonzero(positives.counts)
                 numbers, x, top = numbers[labelled], x[labelled], top[labelled]
                 filters, positives = filters.take(labelled), positives.take(labelled)
+                inputs = inputs.take(labelled)
             counted.append(numbers - first)
             metrics.update(top, positives)
             if deciles is not None:
@@ -152,7 +153,8 @@ class Scorer:
                 by_part.update(numbers, top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
-                _, top_unseen = ranking.top_k(x[selected], max(ks), filters.take(selected), unseen.labels)
+                asked = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
+                _, top_unseen = ranking.top_k(*asked)
                 unseen.update(top_unseen, top[selected], unseen_positives)
             seen += rows.num_rows
             if on_rows is not None:

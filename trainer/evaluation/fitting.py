@@ -26,7 +26,9 @@ from trainer.evaluation.memory import BUDGET, Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
-from trainer.inputs import scored_columns
+from trainer.inputs import Inputs, scored_columns
+from trainer.linear.ranker import BUDGET as RANKER_BUDGET
+from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.methods.tree import DEPTH, Tree
 from trainer.model import Model, load_model
@@ -91,19 +93,23 @@ def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowS
 _TIMED = 256  # queries
 
 
-def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int = BUDGET) -> Manifest:
-    """Fit weights for a checkpoint: of labels' texts, and of a memory.
+def fit_weights(
+    data: str, run: str, options: FitOptions = DEFAULT, budget: int = BUDGET, ranker_budget: int = RANKER_BUDGET
+) -> Manifest:
+    """Fit weights for a checkpoint: of labels' texts, of a memory, and of a linear ranker.
 
     The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
-    that the run held out come to it then, which the weights were fitted without. A fusion that is there already is
-    replaced. Raises InputError: no such split or device; TableError, StorageError.
+    that the run held out come to it then, which the weights were fitted without. The ranker, of the rows that
+    `ranker_budget` bytes hold (0: none), is kept if it has a weight. A fusion that is there already is replaced.
+    Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = open_validation(data, run, options)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
-    scorers = Scorers(texts, built and built.to(model.device))
+    ranker = None if recipe.data.mix else LinearRanker.of(layout, recipe.data, model.columns, ranker_budget)
+    scorers = Scorers(texts, built and built.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
     memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
@@ -113,12 +119,14 @@ def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int 
         "shortlist": options.shortlist,
         "texts": weights.texts,
         "votes": weights.votes,
+        "linear": weights.linear,
         "unit": weights.unit,
         TRAINED: len(built.vectors) if built and memory else 0,
         "memory_bytes": memory.bytes if memory else 0,
         "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }
-    return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory)
+    kept = ranker if weights.linear else None
+    return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
@@ -126,7 +134,8 @@ def describe_weights(facts: dict[str, Any]) -> str:
     memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
-        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''}"
+        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''} + "
+        f"{facts['linear']:g} x linear ranker"
     )
 
 
@@ -138,7 +147,7 @@ def score_shortlists(
     for rows in groups:
         x, filters = model.embed_table(rows), filters_of(rows)
         shortlisted = filtered_top_k(x, labels, shortlist, filters)
-        parts.append(scorers.score(x, labels, shortlisted, filters))
+        parts.append(scorers.score(x, Inputs.of(rows), labels, shortlisted, filters))
         relevant.append(list_column(rows, "label_ids"))
     width = max(part.ids.shape[1] for part in parts)
     names = (field.name for field in fields(Scored))

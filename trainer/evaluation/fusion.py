@@ -1,4 +1,4 @@
-"""Fused scores of a shortlist: those of a classifier, of labels' texts and of a memory, by weights or by a tree."""
+"""Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, by weights or a tree."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -13,8 +13,10 @@ from schemas.ragged import Ragged
 from trainer.device import CPU
 from trainer.evaluation.memory import Memory, best_votes, votes_of
 from trainer.evaluation.search import LabelRows, Rows
+from trainer.inputs import Inputs
+from trainer.linear.ranker import LinearRanker
 
-VOTED = 100  # labels of a memory that come to the shortlist, at most
+VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
 _BATCH = 256  # queries whose labels' rows are gathered together
 
 
@@ -26,6 +28,7 @@ class Scored:
     scores: np.ndarray
     texts: np.ndarray
     votes: np.ndarray
+    linear: np.ndarray
 
 
 class Fusion(Protocol):
@@ -34,10 +37,8 @@ class Fusion(Protocol):
     @property
     def reads_texts(self) -> bool: ...
 
-    def fuse(
-        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray
-    ) -> np.ndarray:
-        """Return the fused scores [B, S] of labels with w.x, E(z).x, votes and `frequency`, [B, S] each."""
+    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
+        """Return the fused scores [B, S] of labels with `frequency` [B, S]."""
 
     def to_json(self) -> bytes:
         """Return what was fitted as a file."""
@@ -45,35 +46,42 @@ class Fusion(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Scorers:
-    """Scorers beside the classifier: E(z) [n, D] of this rank's labels, and a memory of the training points."""
+    """Scorers beside the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
 
     texts: Rows | None = None
     memory: Memory | None = None
+    linear: LinearRanker | None = None
 
     def score(
         self,
         x: torch.Tensor,
+        inputs: Inputs | None,
         labels: LabelRows,
         shortlisted: tuple[np.ndarray, np.ndarray],
         filters: Ragged,
         among: np.ndarray | None = None,
     ) -> Scored:
-        """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that the memory adds.
+        """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that others add to it.
 
-        All ranks have the same queries and get the same result; each has the scores of its own labels.
+        `inputs`: what x was embedded from. All ranks have the same queries and get the same result; each has the scores
+        of its own labels.
         """
         (scores, ids), group, first = shortlisted, labels.group, labels.first
         votes = None if self.memory is None else self.memory.votes(x)
-        if votes is not None:
-            _, voted = best_votes(votes, VOTED)
-            listed = Ragged.from_matrix(ids).contains(voted) | filters.contains(voted)
-            voted = np.where(listed if among is None else listed | ~np.isin(voted, among), PAD, voted)
-            more = group.sum(torch.from_numpy(score_pairs(x, labels.rows, voted, first))).numpy()
-            ids, scores = np.concatenate([ids, voted], 1), np.concatenate([scores, more], 1)
+        ranked = None if self.linear is None or inputs is None else self.linear.votes(inputs, VOTED)
+        for found in (votes, ranked):
+            if found is None:
+                continue
+            _, more = best_votes(found, VOTED)
+            listed = Ragged.from_matrix(ids).contains(more) | filters.contains(more)
+            more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
+            pairs = group.sum(torch.from_numpy(score_pairs(x, labels.rows, more, first))).numpy()
+            ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, pairs], 1)
         texts = none = np.zeros(ids.shape, np.float32)
         if self.texts is not None:
             texts = group.sum(torch.from_numpy(score_pairs(x, self.texts, ids, first))).numpy()
-        return Scored(ids, np.where(ids == PAD, 0, scores), texts, none if votes is None else votes_of(votes, ids))
+        beside = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
+        return Scored(ids, np.where(ids == PAD, 0, scores), texts, *beside)
 
 
 def score_pairs(x: torch.Tensor, rows: Rows, ids: np.ndarray, first: int = 0) -> np.ndarray:
@@ -97,12 +105,13 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class Weights:
-    """s + `texts` t + `votes` v. `logistic`: s is the classifier's probability; else its score over `unit`."""
+    """s + `texts` t + `votes` v + `linear` l. `logistic`: s is a probability; else the score over `unit`."""
 
     texts: float = 0.0
     votes: float = 0.0
     unit: float = 1.0
     logistic: bool = False
+    linear: float = 0.0
 
     @classmethod
     def fit(cls, scored: Scored, relevant: Ragged, logistic: bool) -> "Weights":
@@ -113,7 +122,7 @@ class Weights:
         ideal = _ideal(relevant.counts)
         best = _ndcg(weights, scored, hits, ideal)
         for _ in range(_ROUNDS):
-            for name in ("votes", "texts"):
+            for name in ("votes", "linear", "texts"):
                 for value in _STEPS:
                     changed = weights.changed(name, value)
                     gain = _ndcg(changed, scored, hits, ideal)
@@ -130,13 +139,11 @@ class Weights:
         """Return the same weights but one."""
         return Weights(**{**asdict(self), name: value})
 
-    def fuse(
-        self, scores: np.ndarray, label_scores: np.ndarray, votes: np.ndarray, frequency: np.ndarray | None = None
-    ) -> np.ndarray:
+    def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
         """Return the fused scores [B, S]; frequencies do not count."""
-        scores = scores.astype(np.float64)
+        scores = scored.scores.astype(np.float64)
         scores = 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit
-        return scores + self.texts * label_scores + self.votes * votes
+        return scores + self.texts * scored.texts + self.votes * scored.votes + self.linear * scored.linear
 
     def to_json(self) -> bytes:
         """Return the weights as a file."""
@@ -150,8 +157,8 @@ class Weights:
             if body.pop("format") != FORMAT:
                 raise ValueError("of another format")
             weights = cls(**body)
-            numbers = np.array([weights.texts, weights.votes, weights.unit], float)
-            if not np.isfinite(numbers).all() or numbers[2] <= 0:
+            numbers = np.array([weights.unit, weights.texts, weights.votes, weights.linear], float)
+            if not np.isfinite(numbers).all() or numbers[0] <= 0:
                 raise ValueError(f"weights {numbers.tolist()}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TableError(f"{place}: not the weights of score fusion: {error}. Fit them again.") from None
@@ -159,7 +166,7 @@ class Weights:
 
 
 def _ndcg(weights: Weights, scored: Scored, hits: np.ndarray, ideal: np.ndarray) -> float:
-    fused = np.where(scored.ids == PAD, -np.inf, weights.fuse(scored.scores, scored.texts, scored.votes))
+    fused = np.where(scored.ids == PAD, -np.inf, weights.fuse(scored))
     order = np.argsort(-fused, axis=1, kind="stable")[:, :K]
     gains = np.take_along_axis(hits, order, 1) / np.log2(np.arange(order.shape[1]) + 2)
     return float((gains.sum(1) / ideal).mean())
@@ -189,14 +196,15 @@ class Fused:
         k: int,
         filters: Ragged,
         among: np.ndarray | None = None,
+        inputs: Inputs | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
         `shortlisted`: scores and ids [B, S] for x [B, D or more] of `labels`; equal scores stay in their order. `among`
-        [C]: the candidates, which the memory adds no others to; without, all labels.
+        [C]: the candidates, which no scorer adds others to; without, all labels. `inputs`: what x was embedded from.
         """
-        scored = self.scorers.score(x, labels, shortlisted, filters, among)
-        fused = self.fusion.fuse(scored.scores, scored.texts, scored.votes, self.frequency[scored.ids])
+        scored = self.scorers.score(x, inputs, labels, shortlisted, filters, among)
+        fused = self.fusion.fuse(scored, self.frequency[scored.ids])
         fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
         missing = ((0, 0), (0, k - order.shape[1]))

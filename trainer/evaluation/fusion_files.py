@@ -14,6 +14,7 @@ from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics
 from trainer.group import ALONE, Group
+from trainer.linear.ranker import LinearRanker
 from trainer.methods.tree import Tree
 from trainer.model import Model
 
@@ -50,14 +51,19 @@ def publish_fusion(
     file: tuple[str, bytes],
     facts: dict[str, Any],
     memory: Memory | None = None,
+    linear: LinearRanker | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), and the memory that it asks, in place of an earlier one."""
+    """Publish a fusion's `file` (name, content), and the scorers that it asks, in place of an earlier one."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     with building(url, "fitted") as build:
         return build.publish(
             Manifest(
                 kind=KIND,
-                shards=(write_file(build.url, name, body), *(memory.write(build.url) if memory else ())),
+                shards=(
+                    write_file(build.url, name, body),
+                    *(memory.write(build.url) if memory else ()),
+                    *([linear.write(build.url)] if linear else ()),
+                ),
                 parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest},
                 parameters=facts,
             )
@@ -74,7 +80,7 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     frequency = label_statistics(layout).frequency
     memory = opened.memory(split)
-    scorers = Scorers(texts, memory and memory.to(model.device))
+    scorers = Scorers(texts, memory and memory.to(model.device), LinearRanker.read(opened.table))
     return Fused(opened.fusion, scorers, frequency, opened.shortlist)
 
 

@@ -16,7 +16,7 @@ from schemas.table import Table
 from trainer.evaluation.fusion import Fused
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
-from trainer.inputs import require_inputs
+from trainer.inputs import Inputs, require_inputs
 from trainer.model import Model
 
 
@@ -64,15 +64,23 @@ class Ranking:
         return cls(LabelRows(rows, model.head.start, group))
 
     def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged, among: np.ndarray | None = None
+        self,
+        x: torch.Tensor,
+        k: int,
+        filters: Ragged,
+        among: np.ndarray | None = None,
+        inputs: Inputs | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
         `filters`: labels that each query leaves out. `among` [C] ascending: the candidates; without, all labels.
+        `inputs`: what x was embedded from, which a linear ranker reads.
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
-        return self.fused.rank(x, self.labels, (scores, ids), k, filters, among) if self.fused else (scores, ids)
+        if self.fused is None:
+            return scores, ids
+        return self.fused.rank(x, self.labels, (scores, ids), k, filters, among, inputs)
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:

@@ -36,6 +36,7 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
+from trainer.linear.ranker import LinearRanker
 from trainer.methods.tree import Tree
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
@@ -259,16 +260,18 @@ def _write_serving(
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     if fusion is None:
         return shards, Serving(model, vectors, retired=retired_labels(data))
-    texts, memory = None, fusion.memory()
+    texts, memory, linear = None, fusion.memory(), LinearRanker.read(fusion.table)
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
         text_shards, texts = write_vector_files(TEXTS, labels, embed, target)
         shards += text_shards
     if memory is not None:
         shards += memory.write(target.out)
+    if linear is not None:
+        shards.append(linear.write(target.out))
     name = TREE if isinstance(fusion.fusion, Tree) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
-    fused = Fused(fusion.fusion, Scorers(texts, memory), label_statistics(data).frequency, fusion.shortlist)
+    fused = Fused(fusion.fusion, Scorers(texts, memory, linear), label_statistics(data).frequency, fusion.shortlist)
     return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))
 
 

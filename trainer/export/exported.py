@@ -26,6 +26,8 @@ from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.export.files import Files
 from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
+from trainer.inputs import Inputs
+from trainer.linear.ranker import LinearRanker
 from trainer.methods.tree import Tree
 from trainer.model import Model
 from trainer.rows.threads import set_threads
@@ -69,21 +71,32 @@ class Serving:
         """Embed rows with the columns `model.columns`: x [B, D], as the vectors are scored against it."""
         return self.model.embed_table(rows)
 
+    def rank(
+        self, rows: pa.Table, k: int, filters: Ragged | None = None, exact: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `top_k` does for rows with the columns `model.columns`."""
+        return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.model.columns)))
+
     def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged | None = None, exact: bool = False
+        self,
+        x: torch.Tensor,
+        k: int,
+        filters: Ragged | None = None,
+        exact: bool = False,
+        inputs: Inputs | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 
         `filters`: the label ids that each row leaves out. An index, where there is one and not `exact`, finds
-        candidates that are scored exactly. Raises TableError where the export's files were written over.
+        candidates that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises
+        TableError where the export's files were written over.
         """
         if self.files is not None:
             self.files.require_unchanged()
         if self.fused is not None:
             shortlisted = replace(self, fused=None, files=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            return self.fused.rank(
-                x, self._label_rows, shortlisted, k, filters or Ragged.empty(len(x)), self.candidates
-            )
+            filters = filters or Ragged.empty(len(x))
+            return self.fused.rank(x, self._label_rows, shortlisted, k, filters, self.candidates, inputs)
         filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
             return filtered_top_k(x, self._label_rows, k, filters, self.candidates)
@@ -152,7 +165,8 @@ class Exported:
             indexed = open_indexes(paths, table.parameters["index"], vectors)
         fused = None
         if table.parameters.get("shortlist"):
-            scorers = Scorers(texts if len(texts) else None, Memory.read(Table(str(folder), table.manifest)))
+            local = Table(str(folder), table.manifest)
+            scorers = Scorers(texts if len(texts) else None, Memory.read(local), LinearRanker.read(local))
             tree, weights = folder / TREE, folder / WEIGHTS
             fusion: Weights | Tree
             if weights.exists():
@@ -231,5 +245,5 @@ def iterate_ranked(
     """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
     for table in rows:
         filters = filters_of(table) if filter else None
-        scores, ids = serving.top_k(serving.embed(table), k, filters, exact)
+        scores, ids = serving.rank(table, k, filters, exact)
         yield table, scores, ids

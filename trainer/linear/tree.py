@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 
 import numba
 import numpy as np
@@ -177,6 +177,24 @@ class LabelTree:
             levels.append(Level.fit(x, features, groups, positives, first))
             groups, above = positives, above if level is None else level
         return cls(features, order, tuple(levels))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all arrays by name."""
+        parts = {
+            f"{number}/{field.name}": getattr(level, field.name)
+            for number, level in enumerate(self.levels)
+            for field in fields(level)
+        }
+        return {"order": self.order, **parts}
+
+    @classmethod
+    def from_arrays(cls, features: int, arrays: Mapping[str, np.ndarray]) -> "LabelTree":
+        """Return the tree of `arrays`. Raises KeyError, ValueError where they do not fit together."""
+        depth = len(arrays) // len(fields(Level))
+        levels = [
+            Level(**{field.name: arrays[f"{level}/{field.name}"] for field in fields(Level)}) for level in range(depth)
+        ]
+        return cls(features, arrays["order"], tuple(levels))
 
     def rank(self, x: SparseRows, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k] in [0, 1], label ids [B, k]) best first, equal ones by id; 0 and -1 pad."""

@@ -49,7 +49,7 @@ def ndcg(ranked: Rows, relevant: Rows) -> float:
 
 
 def ranked(weights: Weights, scored: Scored) -> Rows:
-    fused = weights.fuse(scored.scores, scored.texts, scored.votes)
+    fused = weights.fuse(scored)
     return [
         sorted(
             (label for label in ids if label >= 0),
@@ -67,9 +67,9 @@ def shortlists(draw: st.DrawFn) -> tuple[Scored, Rows]:
     ids = np.stack([random.permutation(labels)[:width] for _ in range(queries)])
     ids[np.arange(width) >= random.integers(1, width + 1, queries)[:, None]] = -1
     scores = -np.sort(-random.normal(-3, draw(st.sampled_from([0.0, 1.0, 30.0])), ids.shape)).astype(np.float32)
-    texts, votes = (random.random(ids.shape).astype(np.float32) * (random.random(ids.shape) < 0.6) for _ in range(2))
+    beside = (random.random(ids.shape).astype(np.float32) * (random.random(ids.shape) < 0.6) for _ in range(3))
     relevant = [random.permutation(labels)[: random.integers(0, 4)].tolist() for _ in range(queries)]
-    return Scored(ids, np.where(ids < 0, 0, scores), texts, votes), relevant
+    return Scored(ids, np.where(ids < 0, 0, scores), *beside), relevant
 
 
 @given(shortlists(), st.booleans())
@@ -88,19 +88,20 @@ def test_they_are_never_worse_than_the_classifier_where_they_are_fitted(
 def test_they_find_the_score_that_tells() -> None:
     draw = np.random.default_rng(0)
     ids, hits = np.tile(np.arange(20), (50, 1)), draw.random((50, 20)) < 0.1
-    noise = [draw.random((50, 20)).astype(np.float32) for _ in range(2)]
+    noise = [draw.random((50, 20)).astype(np.float32) for _ in range(3)]
     relevant = ragged([np.flatnonzero(row).tolist() for row in hits])
-    by_votes = Weights.fit(Scored(ids, noise[0], noise[1], hits.astype(np.float32)), relevant, logistic=False)
-    by_texts = Weights.fit(Scored(ids, noise[0], hits.astype(np.float32), noise[1]), relevant, logistic=False)
-    assert by_votes.votes > by_votes.texts
-    assert by_texts.texts > by_texts.votes
+    found, scores = {}, ("texts", "votes", "linear")
+    for telling in scores:
+        beside = dict(zip(scores, noise, strict=True)) | {telling: hits.astype(np.float32)}
+        found[telling] = Weights.fit(Scored(ids, noise[0], **beside), relevant, logistic=False)
+        assert max(scores, key=lambda name: getattr(found[telling], name)) == telling
+    by_texts = found["texts"]
     assert (by_texts.reads_texts, Weights().reads_texts) == (True, False)
 
 
-@given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.booleans())
-def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, logistic: bool) -> None:
-
-    weights = Weights(texts, votes, unit, logistic)
+@given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.booleans(), st.floats(0, 4))
+def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, logistic: bool, linear: float) -> None:
+    weights = Weights(texts, votes, unit, logistic, linear)
     assert Weights.parse(weights.to_json(), "weights.json") == weights
 
 

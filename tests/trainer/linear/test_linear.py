@@ -11,7 +11,7 @@ from schemas import PAD
 from schemas.ragged import Ragged, SparseRows
 from trainer.inputs import Inputs
 from trainer.linear import tree
-from trainer.linear.ranker import LinearRanker, RowFeatures
+from trainer.linear.ranker import LinearRanker, Points, RowFeatures, count_features
 from trainer.linear.solver import COST, fit_children
 from trainer.rows.threads import set_threads
 
@@ -41,7 +41,7 @@ def loss(x: np.ndarray, signs: np.ndarray, w: np.ndarray, bias: float) -> float:
 
 def test_weights_are_those_of_liblinear() -> None:
     inputs, labels = draw_points(0)
-    words = RowFeatures.of(inputs, WORDS)
+    words = RowFeatures.of(count_features(inputs, WORDS), WORDS)
     x, features = words(inputs), len(words.seen)
     everything = Ragged(np.arange(ROWS), np.array([0, ROWS]))
     positives = tree._rows_of(labels.values, labels.row_of(), LABELS, ROWS)
@@ -70,7 +70,7 @@ def test_a_wide_beam_ranks_as_all_paths_do(seed: int, leaf: int) -> None:
         patch.setattr(tree, "LEAF", leaf)
         patch.setattr(tree, "BRANCH", 2)
         patch.setattr(tree, "BEAM", LABELS)
-        ranker = LinearRanker.fit(inputs, labels, LABELS, WORDS)
+        ranker = LinearRanker.fit(Points(count_features(inputs, WORDS), labels), LABELS, WORDS)
         scores, ids = ranker.rank(inputs, LABELS + 5)
     x = dense(ranker.words(inputs), len(ranker.words.seen))
     paths = np.ones((ROWS, 1))
@@ -94,7 +94,9 @@ def test_threads_do_not_show() -> None:
     try:
         for threads in (1, 2):
             set_threads(threads)
-            rankings.append(LinearRanker.fit(inputs, labels, LABELS, WORDS).rank(inputs, 5))
+            rankings.append(
+                LinearRanker.fit(Points(count_features(inputs, WORDS), labels), LABELS, WORDS).rank(inputs, 5)
+            )
     finally:
         set_threads(before)
     assert all(np.array_equal(one, other) for one, other in zip(*rankings, strict=True))
@@ -112,7 +114,7 @@ def test_clusters_are_balanced(count: int, depth: int) -> None:
 
 
 def test_words_of_no_training_row_are_left_out() -> None:
-    words = RowFeatures.of(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10)
+    words = RowFeatures.of(count_features(Inputs(tokens=Ragged.from_matrix(np.array([[1, 2], [1, 3]]))), 10), 10)
     x = words(Inputs(tokens=Ragged.from_matrix(np.array([[1, 9], [8, 9], [PAD, PAD]]))))
     assert list(np.diff(x.offsets)) == [1, 0, 0]
     assert x.values[0] == pytest.approx(1)
@@ -120,5 +122,5 @@ def test_words_of_no_training_row_are_left_out() -> None:
 
 def test_features_of_the_data_are_taken_as_they_are() -> None:
     rows = SparseRows(np.array([4, 7, 7], np.int32), np.array([3, 4, 2], np.float32), np.array([0, 2, 3]))
-    x = RowFeatures.of(Inputs(features=rows), 0)(Inputs(features=rows))
+    x = RowFeatures.of(rows, 0)(Inputs(features=rows))
     assert np.allclose(dense(x, 2), [[0.6, 0.8], [0, 1]])
