@@ -30,7 +30,7 @@ class Purpose(IntEnum):
     POSITIVES = 14  # (epoch, step)
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
-    LABEL_TREE = 17  # order of labels before they are clustered
+    LINEAR_RANKER = 17  # order in which labels are fitted
 
 
 class InitialWeights(IntEnum):

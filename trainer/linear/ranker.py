@@ -1,8 +1,8 @@
-"""The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and the tree over them."""
+"""The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and a sparse vector a label."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,14 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.encoders.features import count_words, inverse_document_frequency, normalize_rows, scale_features
 from trainer.inputs import Inputs
-from trainer.linear.tree import LabelTree
+from trainer.linear.solver import best_labels, fit_labels
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
-FILE = "linear.safetensors"
+FILE, _WEIGHTS = "linear.safetensors", ("of_labels", "weights", "offsets")
 BUDGET = 1 << 30  # bytes of training rows
-_ENTRY_BYTES = 16  # a word of a row, and again for each of the row's labels
+_ENTRY_BYTES = 32  # a word of a row, as it is read, by rows and by words
+_FEW_WEIGHTS = 0.5  # over the root of a row's words: weights below it are left out
 
 
 class Points(NamedTuple):
@@ -69,17 +67,18 @@ def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
     """Return the words and pairs of rows of a `vocabulary`, or without one their own features; ids are int32."""
     if vocabulary and inputs.tokens is not None:
         counted = count_words(inputs.tokens, vocabulary)
-        return counted._replace(ids=counted.ids.astype(np.int32))
+        return counted._replace(ids=counted.ids.astype(np.int32), values=np.exp(counted.values - 1).astype(np.float32))
     assert inputs.features is not None, "rows have neither tokens nor features"
     return inputs.features
 
 
 @dataclass(frozen=True, eq=False)
 class LinearRanker:
-    """Labels of a row by the words that it has."""
+    """Labels [0, `labels`) of a row by the `weights` that its features have: for each feature of labels."""
 
     words: RowFeatures
-    tree: LabelTree
+    weights: SparseRows
+    labels: int
 
     @classmethod
     def of(cls, data: DataLayout, trained: Data, columns: Sequence[str], budget: int = BUDGET) -> "LinearRanker | None":
@@ -90,29 +89,28 @@ class LinearRanker:
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
-        groups = _first(trained.trained.batches(table, [*columns, "label_ids"]), vocabulary, budget)
-        points = [*groups]
-        if not sum(part.rows.rows for part in points):
+        points = [*_first(trained.trained.batches(table, [*columns, "label_ids"]), vocabulary, budget)]
+        if not sum(len(part.rows.ids) for part in points):
             return None
-        texts = None
-        if {*columns} <= {*labels.columns}:
-            texts = _join(count_features(Inputs.of(group), vocabulary) for group in labels.batches(columns))
-        counted = Points(_join(part.rows for part in points), Ragged.join(part.labels for part in points))
-        return cls.fit(counted, labels.rows, vocabulary, texts)
+        rows = _join(part.rows for part in points)
+        return cls.fit(Points(rows, Ragged.join(part.labels for part in points)), labels.rows, vocabulary)
 
     @classmethod
-    def fit(cls, points: Points, count: int, vocabulary: int, texts: SparseRows | None = None) -> "LinearRanker":
-        """Fit to `points` with labels of [0, `count`); `texts`: those of all labels, which say what is alike."""
+    def fit(cls, points: Points, labels: int, vocabulary: int) -> "LinearRanker":
+        """Fit to `points` with labels of [0, `labels`)."""
         words = RowFeatures.of(points.rows, vocabulary)
         x, features = words.weigh(points.rows), len(words.seen)
-        centroids = _sum_of_points(x, features, points.labels, count)
-        if texts is not None:
-            centroids = _unit_rows(_matrix(centroids, features) + _matrix(words.weigh(texts), features))
-        return cls(words, LabelTree.fit(x, features, points.labels, centroids))
+        order, offsets = _by_column(x.ids, features)
+        columns = SparseRows(x.row_of()[order].astype(np.int32), x.values[order], offsets)
+        order, offsets = _by_column(points.labels.entries, labels)
+        of_label = Ragged(points.labels.row_of()[order], offsets)
+        smallest = _FEW_WEIGHTS / np.sqrt(max(1.0, len(x.ids) / x.rows))
+        return cls(words, fit_labels(x, features, columns, of_label, smallest), labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k] in [0, 1], label ids [B, k] best first); 0 and -1 pad."""
-        return self.tree.rank(self.words(inputs), k)
+        scores, ids = best_labels(self.words(inputs), self.weights, self.labels, k)
+        return np.where(ids == PAD, 0, np.exp(-(np.maximum(2 - scores, 0) ** 3))), ids
 
     def votes(self, inputs: Inputs, k: int) -> SparseRows:
         """Return the best `k` labels of each row, ascending, with their scores in [0, 1]."""
@@ -133,8 +131,14 @@ class LinearRanker:
             return None
         try:
             arrays = load(check_shard(table.url, shard, "Fit it again."))
-            words = RowFeatures(int(arrays.pop("vocabulary")[0]), arrays.pop("seen"), arrays.pop("factors"))
-            return cls(words, LabelTree.from_arrays(len(words.seen), arrays))
+            vocabulary, labels = arrays["sizes"].tolist()
+            weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
+            if not (
+                len(arrays["seen"]) == weights.rows
+                and 0 <= weights.ids.min(initial=0) <= weights.ids.max(initial=0) < labels
+            ):
+                raise ValueError("its arrays do not fit together")
+            return cls(RowFeatures(vocabulary, arrays["seen"], arrays["factors"]), weights, labels)
         except (SafetensorError, KeyError, ValueError) as error:
             raise TableError(f"{table.url}/{FILE}: no linear ranker: {error}. Fit it again.") from None
 
@@ -142,9 +146,11 @@ class LinearRanker:
         """Write a file under `url`, and return the entry that names it in a manifest."""
         from safetensors.numpy import save
 
-        words = self.words
-        arrays = {"vocabulary": np.array([words.vocabulary]), "seen": words.seen, "factors": words.factors}
-        return write_file(url, FILE, save({**arrays, **self.tree.arrays()}))
+        arrays = {
+            "sizes": np.array([self.words.vocabulary, self.labels]),
+            **dict(zip(_WEIGHTS, self.weights, strict=True)),
+        }
+        return write_file(url, FILE, save({**arrays, "seen": self.words.seen, "factors": self.words.factors}))
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
@@ -152,7 +158,7 @@ def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator
     left = budget
     for group in groups:
         rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")
-        ends = np.cumsum(_ENTRY_BYTES * np.diff(rows.offsets) * (1 + labels.counts))
+        ends = np.cumsum(_ENTRY_BYTES * np.diff(rows.offsets))
         count = int(np.searchsorted(ends, left, side="right"))
         yield Points(rows.slice(0, count), labels.slice(0, count))
         if count < group.num_rows:
@@ -165,19 +171,6 @@ def _join(parts: Iterable[SparseRows]) -> SparseRows:
     return SparseRows(np.concatenate(ids), np.concatenate(values), offsets_of(np.concatenate(counts)))
 
 
-def _sum_of_points(x: SparseRows, features: int, labels: Ragged, count: int) -> SparseRows:
-    """Return for each label the unit sum of its points (Yu et al., 2022, PIFA)."""
-    listed = SparseRows(labels.entries, np.ones(len(labels.entries), np.float32), labels.offsets - labels.offsets[0])
-    return _unit_rows(_matrix(listed, count).T @ _matrix(x, features))
-
-
-def _matrix(rows: SparseRows, columns: int) -> "scipy.sparse.csr_matrix":
-    import scipy.sparse
-
-    return scipy.sparse.csr_matrix((rows.values, rows.ids, rows.offsets), shape=(rows.rows, columns))
-
-
-def _unit_rows(matrix: Any) -> SparseRows:
-    matrix = matrix.tocsr()
-    rows = SparseRows(matrix.indices.astype(np.int32), matrix.data.astype(np.float32), matrix.indptr.astype(np.int64))
-    return normalize_rows(rows)
+def _by_column(ids: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of entries in the order of their ids, and the offsets [`columns` + 1] of each id."""
+    return np.argsort(ids, kind="stable"), offsets_of(np.bincount(ids, minlength=columns))

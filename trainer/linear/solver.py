@@ -1,150 +1,219 @@
-"""One-vs-all with squared hinge loss by dual coordinate descent, one classifier after another over a group's rows.
+"""One-vs-all with squared hinge loss, each label against the rows that its own weights take for positives.
 
-min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i w.x_i)^2, with the bias as one more feature of value 1: Hsieh et al. (2008),
-Algorithms 1 and 3; Fan et al. (2008). Rows of a group are copied with features numbered from 0, so that w stays in the
-cache.
+min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is -1, which it comes to with many rows: a row that
+shares no word with a label's points scores -1 and costs nothing, so it is never looked at. A label starts with its
+positives; the rows that its weights score highest are found through columns of words and join it, round by round.
+Between these, dual coordinate descent: Hsieh et al. (2008), Algorithm 1.
 """
 
 import numba
 import numpy as np
 
-from schemas.ragged import Ragged, SparseRows
+from schemas.ragged import Ragged, SparseRows, offsets_of
+from schemas.randomness import Purpose, generator
+from trainer.rows.threads import in_parts
 
 COST = 1.0  # C
-ROUNDS = 20  # over all rows of a classifier, at most
-TOLERANCE = 0.1  # of the projected gradient, where a classifier is done
+ROUNDS = 5  # of descent, at most
+MOST_ADDED = 100  # negatives of a round, or as many as there are rows already
+PASSES = 10  # over the rows of a round, at most
+TOLERANCE = 0.1  # of the projected gradient, where a round is done
+ENTERS = 0.1  # w.x above which a row that is not right for the label joins it
+_LOOKED_AT = 1
+_COMMON = 64  # a word of one in so many rows is common
+_UNREAD = 0.1  # of w.x: common words that would add no more are not looked up
 _STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
 _TOP = np.uint64(33)
 
 
 @numba.njit(nogil=True, cache=True)
-def renumber(offsets, ids, values, rows, local, names):  # type: ignore[no-untyped-def]
-    """Copy `rows` of sparse rows with features numbered from 0: (offsets, ids, values, features).
-
-    `local` [V] int32, all -1, and `names` [V] are scratch: names[f] is the feature that f stands for.
-    """
-    count, total, known = len(rows), 0, 0
-    for place in range(count):
-        total += offsets[rows[place] + 1] - offsets[rows[place]]
-    starts, features, weights = np.zeros(count + 1, np.int64), np.empty(total, np.int32), np.empty(total, np.float32)
-    end = 0
-    for place in range(count):
-        for entry in range(offsets[rows[place]], offsets[rows[place] + 1]):
-            feature = ids[entry]
-            if local[feature] < 0:
-                local[feature], names[known] = known, feature
-                known += 1
-            features[end], weights[end] = local[feature], values[entry]
-            end += 1
-        starts[place + 1] = end
-    for feature in range(known):
-        local[names[feature]] = -1
-    return starts, features, weights, known
-
-
-@numba.njit(nogil=True, cache=True, fastmath=True)
-def _fit_one(offsets, ids, values, squares, signs, w, alpha, order, seed):  # type: ignore[no-untyped-def]
-    """Fit one classifier of n rows into `w`, which is 0, and return its bias. `alpha`, `order` [n] are scratch."""
-    count = len(signs)
-    bias, half, state = np.float32(0), np.float32(0.5 / COST), seed
-    for place in range(count):
-        alpha[place], order[place] = np.float32(0), place
-    active, bound = count, np.float32(np.inf)
-    for _ in range(ROUNDS):
-        for place in range(active - 1, 0, -1):
-            state = state * _STEP + _ADD
-            other = np.int64((state >> _TOP) % np.uint64(place + 1))
-            order[place], order[other] = order[other], order[place]
-        highest, lowest, place = np.float32(-np.inf), np.float32(np.inf), 0
-        while place < active:
-            row = order[place]
-            score = bias
-            for entry in range(offsets[row], offsets[row + 1]):
-                score += w[ids[entry]] * values[entry]
-            gradient = signs[row] * score - np.float32(1) + alpha[row] * half
-            projected = gradient
-            if alpha[row] == 0:
-                if gradient > bound:  # shrinking: it stays at 0
-                    active -= 1
-                    order[place], order[active] = order[active], order[place]
-                    continue
-                projected = min(gradient, np.float32(0))
-            highest, lowest = max(highest, projected), min(lowest, projected)
-            changed = max(alpha[row] - gradient / squares[row], np.float32(0))
-            step = (changed - alpha[row]) * signs[row]
-            alpha[row] = changed
-            if step != 0:
-                bias += step
-                for entry in range(offsets[row], offsets[row + 1]):
-                    w[ids[entry]] += step * values[entry]
-            place += 1
-        if highest - lowest <= TOLERANCE:
-            if active == count:
-                break
-            active, bound = count, np.float32(np.inf)  # once more over all rows
-        else:
-            bound = highest if highest > 0 else np.float32(np.inf)
-    return bias
-
-
-@numba.njit(nogil=True, cache=True)
-def _longer(array):  # type: ignore[no-untyped-def]
-    grown = np.empty(2 * len(array), array.dtype)
+def _longer(array, size):  # type: ignore[no-untyped-def]
+    grown = np.empty(max(size, 2 * len(array)), array.dtype)
     grown[: len(array)] = array
     return grown
 
 
-@numba.njit(nogil=True, cache=True)
-def _fit(offsets, ids, values, features, groups, members, positives, positive_rows, tasks, smallest):  # type: ignore[no-untyped-def]
-    rows = len(offsets) - 1
-    place_of = np.empty(rows, np.int64)
-    local, names = np.full(features, -1, np.int32), np.empty(features, np.int32)
-    w = np.empty(features, np.float32)
-    keys, children, weights = np.empty(1 << 14, np.int64), np.empty(1 << 14, np.int32), np.empty(1 << 14, np.float32)
-    count, total = 0, 0
-    for task in range(len(tasks)):
-        total += tasks[task, 2] - tasks[task, 1]
-    biases = np.full(total, np.float32(-1))  # of a child without positives
-    done = 0
-    for task in range(len(tasks)):
-        group, start, stop = tasks[task]
-        of_group = members[groups[group] : groups[group + 1]]
-        starts, numbers, held, known = renumber(offsets, ids, values, of_group, local, names)
-        squares, signs = np.empty(len(of_group), np.float32), np.empty(len(of_group), np.float32)
-        alpha, order = np.empty(len(of_group), np.float32), np.empty(len(of_group), np.int64)
-        for place in range(len(of_group)):
-            place_of[of_group[place]] = place
-            square = 1 + 0.5 / COST
-            for entry in range(starts[place], starts[place + 1]):
-                square += held[entry] * held[entry]
-            squares[place] = square
-        for child in range(start, stop):
-            if positives[child] < positives[child + 1]:
-                signs[:] = -1
-                for entry in range(positives[child], positives[child + 1]):
-                    signs[place_of[positive_rows[entry]]] = 1
-                w[:known] = 0
-                biases[done] = _fit_one(starts, numbers, held, squares, signs, w, alpha, order, np.uint64(child + 1))
-                for number in range(known):
-                    if abs(w[number]) >= smallest:
-                        if count == len(keys):
-                            keys, children, weights = _longer(keys), _longer(children), _longer(weights)
-                        keys[count] = group * features + names[number]
-                        children[count], weights[count] = child, w[number]
-                        count += 1
-            done += 1
-    return keys[:count].copy(), children[:count].copy(), weights[:count].copy(), biases
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def _descend(starts, words, values, squares, signs, count, w, alpha, order, state):  # type: ignore[no-untyped-def]
+    """Go on with the descent of `w` and `alpha` over `count` rows, in random orders."""
+    one, half = np.float32(1), np.float32(0.5 / COST)
+    for _ in range(PASSES):
+        worst = np.float32(0)
+        for place in range(count - 1, 0, -1):
+            state = state * _STEP + _ADD
+            other = np.int64((state >> _TOP) % np.uint64(place + 1))
+            order[place], order[other] = order[other], order[place]
+        for place in range(count):
+            row = order[place]
+            score = -one
+            for entry in range(starts[row], starts[row + 1]):
+                score += w[words[entry]] * values[entry]
+            gradient = signs[row] * score - one + alpha[row] * half
+            if alpha[row] == 0 and gradient >= 0:
+                continue
+            worst = max(worst, abs(gradient))
+            changed = max(alpha[row] - gradient / squares[row], np.float32(0))
+            step = (changed - alpha[row]) * signs[row]
+            alpha[row] = changed
+            for entry in range(starts[row], starts[row + 1]):
+                w[words[entry]] += step * values[entry]
+        if worst <= TOLERANCE:
+            break
+    return state
 
 
-def fit_children(
-    x: SparseRows, features: int, groups: Ragged, positives: Ragged, tasks: np.ndarray, smallest: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Fit a classifier for each child of `tasks` [T, 3] (group, first child, end): against all other rows of its group.
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untyped-def]
+    """Fit `labels` one after another: (feature, weight) of each weight from `smallest` on, and the ends of labels."""
+    (offsets, ids, of_row), (column_offsets, rows_of, of_column) = x, columns
+    rows, features = len(offsets) - 1, len(column_offsets) - 1
+    local, names, w = np.full(features, -1, np.int32), np.empty(features, np.int32), np.empty(features, np.float32)
+    sums, listed = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
+    touched, scores = np.empty(rows, np.int64), np.empty(rows, np.float32)
+    members, signs, squares = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
+    alpha, order, starts = np.empty(rows, np.float32), np.empty(rows, np.int64), np.zeros(rows + 1, np.int64)
+    words, values = np.empty(1 << 12, np.int32), np.empty(1 << 12, np.float32)
+    kept, weights, ends, total = np.empty(1 << 14, np.int32), np.empty(1 << 14, np.float32), np.empty_like(labels), 0
+    for number in range(len(labels)):
+        label = labels[number]
+        first, stop = points[0][label], points[0][label + 1]
+        count, known, known_of_positives, state = 0, 0, 0, np.uint64(label + 1)
+        joining = stop - first
+        touched[:joining] = points[1][first:stop]
+        for round in range(ROUNDS):
+            for place in range(joining):
+                row = touched[place]
+                listed[row], members[count], signs[count] = True, row, 1 if round == 0 else -1
+                square, end = np.float32(0.5 / COST), starts[count]
+                if end + offsets[row + 1] - offsets[row] > len(words):
+                    words = _longer(words, end + offsets[row + 1] - offsets[row])
+                    values = _longer(values, len(words))
+                for entry in range(offsets[row], offsets[row + 1]):
+                    feature = ids[entry]
+                    if local[feature] < 0:
+                        local[feature], names[known], w[known] = known, feature, 0
+                        known += 1
+                    words[end], values[end] = local[feature], of_row[entry]
+                    square += of_row[entry] * of_row[entry]
+                    end += 1
+                alpha[count], order[count], squares[count], starts[count + 1] = 0, count, square, end
+                count += 1
+            if joining == 0:
+                break
+            if round == 0:
+                known_of_positives = known
+            state = _descend(starts, words, values, squares, signs, count, w, alpha, order, state)
+            if round == ROUNDS - 1:
+                break
+            # Rows by the positive weights: other words than those of positives have none.
+            common = np.empty(known_of_positives, np.int64)
+            for word in range(known_of_positives):
+                common[word] = column_offsets[names[word]] - column_offsets[names[word] + 1]
+            found, unread = 0, np.float32(0)
+            for word in np.argsort(common):
+                feature = names[word]
+                if w[word] <= 0:
+                    continue
+                if -common[word] * _COMMON > rows and unread + w[word] * means[feature] <= _UNREAD:
+                    unread += w[word] * means[feature]
+                    continue
+                for entry in range(column_offsets[feature], column_offsets[feature + 1]):
+                    row = rows_of[entry]
+                    if sums[row] == 0:
+                        touched[found] = row
+                        found += 1
+                    sums[row] += w[word] * of_column[entry]
+            candidates = 0
+            for place in range(found):
+                row = touched[place]
+                if sums[row] > ENTERS - unread and not listed[row]:
+                    touched[candidates], scores[candidates] = row, sums[row]
+                    candidates += 1
+                sums[row] = 0
+            least, most, joining = np.float32(0), max(MOST_ADDED, count), 0
+            if candidates > _LOOKED_AT * most:
+                least = np.partition(scores[:candidates], candidates - _LOOKED_AT * most)[
+                    candidates - _LOOKED_AT * most
+                ]
+            for place in range(candidates):
+                if scores[place] >= least:
+                    row, score = touched[place], np.float32(0)
+                    for entry in range(offsets[row], offsets[row + 1]):
+                        if local[ids[entry]] >= 0:
+                            score += w[local[ids[entry]]] * of_row[entry]
+                    if score > ENTERS:
+                        touched[joining], scores[joining] = row, score
+                        joining += 1
+            if joining > most:
+                least, candidates, joining = np.partition(scores[:joining], joining - most)[joining - most], joining, 0
+                for place in range(candidates):
+                    if scores[place] >= least:
+                        touched[joining] = touched[place]
+                        joining += 1
+        for place in range(count):
+            listed[members[place]] = False
+        for word in range(known):
+            local[names[word]] = -1
+            if abs(w[word]) >= smallest:
+                if total == len(kept):
+                    kept, weights = _longer(kept, 0), _longer(weights, 0)
+                kept[total], weights[total] = names[word], w[word]
+                total += 1
+        ends[number] = total
+    return kept[:total].copy(), weights[:total].copy(), ends
 
-    `groups`: rows of x of each group; `positives`: those of each child, all in its group. Returns the weights from
-    `smallest` on, as (group * features + feature, child, weight) [n] each, and the biases of the children.
+
+def fit_labels(x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float) -> SparseRows:
+    """Fit all labels, whose `points` are their rows of x: returns for each feature labels and their weights.
+
+    `columns`: for each feature the rows that have it. Weights below `smallest` are left out.
     """
-    return _fit(  # type: ignore[no-any-return]
-        x.offsets, x.ids, x.values, features, groups.offsets, groups.values, positives.offsets, positives.values,
-        tasks, smallest,
-    )  # fmt: skip
+    sums = np.bincount(x.ids, x.values, minlength=features)
+    means = (sums / np.maximum(np.diff(columns.offsets), 1)).astype(np.float32)
+    order = generator(0, Purpose.LINEAR_RANKER).permutation(points.rows)  # so that parts take equally long
+
+    def fit(part: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        rows, transposed = (x.offsets, x.ids, x.values), (columns.offsets, columns.ids, columns.values)
+        found = _fit(rows, transposed, means, (points.offsets, points.values), order[start:stop], np.float32(smallest))
+        return *found[:2], np.diff(found[2], prepend=0)
+
+    kept, weights, counts = map(np.concatenate, zip(*in_parts(fit, points.rows, alone=2), strict=True))
+    by_feature = np.argsort(kept, kind="stable")
+    labels = np.repeat(order, counts)[by_feature].astype(np.int32)
+    return SparseRows(labels, weights[by_feature], offsets_of(np.bincount(kept, minlength=features)))
+
+
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-untyped-def]
+    """Find the labels with the greatest w.x of rows [start, stop): into `found`, `scores` [B, k], in no order."""
+    (offsets, ids, values), (weight_offsets, of_label, weight) = x, weights
+    sums, seen, touched = np.zeros(labels, np.float32), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
+    width = found.shape[1]
+    for row in range(start, stop):
+        count = 0
+        for entry in range(offsets[row], offsets[row + 1]):
+            for place in range(weight_offsets[ids[entry]], weight_offsets[ids[entry] + 1]):
+                label = of_label[place]
+                if not seen[label]:
+                    seen[label], touched[count] = True, label
+                    count += 1
+                sums[label] += weight[place] * values[entry]
+        least = np.float32(0)
+        if count > width:
+            least = np.partition(sums[touched[:count]], count - width)[count - width]
+        taken = 0
+        for place in range(count):
+            label = touched[place]
+            if sums[label] > 0 and sums[label] >= least and taken < width:
+                found[row, taken], scores[row, taken] = label, sums[label]
+                taken += 1
+            sums[label], seen[label] = 0, False
+
+
+def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (w.x float32 [B, k] above 0, label ids [B, k]) best first, equal ones by id; 0 and -1 pad."""
+    found, scores = np.full((x.rows, k), -1, np.int64), np.zeros((x.rows, k), np.float32)
+    rows, by_feature = (x.offsets, x.ids, x.values), (weights.offsets, weights.ids, weights.values)
+    in_parts(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, alone=32)
+    best = np.lexsort((found, -scores), axis=1)
+    return np.take_along_axis(scores, best, 1), np.take_along_axis(found, best, 1)
