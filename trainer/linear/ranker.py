@@ -45,10 +45,12 @@ class RowFeatures:
     factors: np.ndarray
 
     @classmethod
-    def of(cls, counted: SparseRows, vocabulary: int) -> "RowFeatures":
-        """Learn the features of counted training rows, and the document frequencies of words."""
-        seen, frequency = np.unique(counted.ids, return_counts=True)
-        factors = inverse_document_frequency(frequency, counted.rows) if vocabulary else np.ones(len(seen), np.float32)
+    def of(cls, counted: SparseRows, vocabulary: int, queries: int | None = None) -> "RowFeatures":
+        """Learn the features of counted rows, and the document frequencies of words in the first `queries` of them."""
+        queries = counted.rows if queries is None else queries
+        seen, place = np.unique(counted.ids, return_inverse=True)
+        frequency = np.bincount(place[: counted.offsets[queries]], minlength=len(seen))
+        factors = inverse_document_frequency(frequency, queries) if vocabulary else np.ones(len(seen), np.float32)
         return cls(vocabulary, seen.astype(np.int32), factors)
 
     def __call__(self, inputs: Inputs) -> SparseRows:
@@ -82,7 +84,7 @@ class LinearRanker:
 
     @classmethod
     def of(cls, data: DataLayout, trained: Data, columns: Sequence[str], budget: int = BUDGET) -> "LinearRanker | None":
-        """Fit to the rows that a run trains on, of the `columns` that its encoder reads.
+        """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
 
         The first rows are taken, as many as `budget` bytes hold: any rows are random ones. None: it holds none. Raises
         TableError.
@@ -90,15 +92,22 @@ class LinearRanker:
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
         points = [*_first(trained.trained.batches(table, [*columns, "label_ids"]), vocabulary, budget)]
+        queries = sum(part.rows.rows for part in points)
         if not sum(len(part.rows.ids) for part in points):
             return None
-        rows = _join(part.rows for part in points)
-        return cls.fit(Points(rows, Ragged.join(part.labels for part in points)), labels.rows, vocabulary)
+        if {*columns} <= {*labels.columns}:
+            first = 0
+            for group in labels.batches(columns):
+                own = np.arange(first, first + group.num_rows)
+                points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
+                first += group.num_rows
+        joined = Points(_join(part.rows for part in points), Ragged.join(part.labels for part in points))
+        return cls.fit(joined, labels.rows, vocabulary, queries)
 
     @classmethod
-    def fit(cls, points: Points, labels: int, vocabulary: int) -> "LinearRanker":
-        """Fit to `points` with labels of [0, `labels`)."""
-        words = RowFeatures.of(points.rows, vocabulary)
+    def fit(cls, points: Points, labels: int, vocabulary: int, queries: int | None = None) -> "LinearRanker":
+        """Fit to `points` with labels of [0, `labels`); the first `queries` say how rare a word is."""
+        words = RowFeatures.of(points.rows, vocabulary, queries)
         x, features = words.weigh(points.rows), len(words.seen)
         order, offsets = _by_column(x.ids, features)
         columns = SparseRows(x.row_of()[order].astype(np.int32), x.values[order], offsets)
