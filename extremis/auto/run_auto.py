@@ -26,6 +26,7 @@ from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
+_PATIENCE = 3  # validations without a better one
 
 
 def run_auto(
@@ -121,6 +122,7 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
         f"data.holdout={holdout_share(rows, _HELD_OUT)}",
         f"validation.metric={METRIC}",
         "checkpoint.keep=1",
+        f"validation.patience={_PATIENCE}",
         *overrides,
     ]
     return resolve(contender.recipe, changes, data)

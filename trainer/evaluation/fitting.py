@@ -111,7 +111,7 @@ def fit_weights(
     ranker = None if recipe.data.mix else LinearRanker.of(layout, recipe.data, model.columns, ranker_budget)
     scorers = Scorers(texts, built and built.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
-    weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
+    weights = Weights.fit(scored, relevant)
     memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
     facts = {
         "split": split,
@@ -133,9 +133,9 @@ def describe_weights(facts: dict[str, Any]) -> str:
     """Describe fitted weights, and what their memory takes."""
     memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
     return (
-        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
-        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''} + "
-        f"{facts['linear']:g} x linear ranker"
+        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
+        f"{facts['votes']:.2f} x votes of training points{f' ({memory})' if memory else ''} + "
+        f"{facts['linear']:.2f} x linear ranker"
     )
 
 

@@ -117,12 +117,11 @@ class LinearRanker:
         return cls(words, fit_labels(x, features, columns, of_label, smallest), labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores float32 [B, k] in [0, 1], label ids [B, k] best first); 0 and -1 pad."""
-        scores, ids = best_labels(self.words(inputs), self.weights, self.labels, k)
-        return np.where(ids == PAD, 0, np.exp(-(np.maximum(2 - scores, 0) ** 3))), ids
+        """Return (w.x float32 [B, k], about 2 where right, label ids [B, k] best first); 0 and -1 pad."""
+        return best_labels(self.words(inputs), self.weights, self.labels, k)
 
     def votes(self, inputs: Inputs, k: int) -> SparseRows:
-        """Return the best `k` labels of each row, ascending, with their scores in [0, 1]."""
+        """Return the best `k` labels of each row, ascending, with their scores above 0."""
         scores, ids = self.rank(inputs, k)
         order = np.argsort(ids, axis=1)
         ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
