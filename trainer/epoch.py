@@ -239,9 +239,12 @@ class EpochRunner:
             parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
             self._record_validation(metrics, last)
             last = last or progress.stopped
-            odd = parts.validator.odd(metrics)
-            if odd:
-                parts.say(f"odd: after epoch {epoch} {odd}")
+            odd = [parts.validator.odd(metrics)]
+            if last:
+                odd.append(parts.validator.fell(metrics[parts.recipe.validation.metric], progress.best_metric))
+            for line in filter(None, odd):
+                parts.tracker.record("odd", progress.global_step, {"epoch": epoch, "line": line})
+                parts.say(f"odd: after epoch {epoch} {line}")
         every = parts.recipe.checkpoint.every_epochs
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()

@@ -18,6 +18,7 @@ from trainer.schedule import Budget
 NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
 _WINDOW = 100  # steps that a loss is compared with
 _JUMP = 3.0  # times the largest of them
+_IN_A_ROW = 3  # steps of such losses: a single one has a row with hundreds of labels
 
 
 @dataclass
@@ -117,12 +118,18 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._high = 0  # losses in a row that are far above
 
     def jumped(self, loss: float) -> float | None:
-        """Take in the loss of a step; return the largest before it where it jumped, and then begin anew."""
+        """Take in the loss of a step; return the largest before where it jumped and stayed, and then begin anew."""
         largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
-        if loss > _JUMP * largest:
-            self._losses.clear()
-            return largest
-        self._losses.append(loss)
-        return None
+        if loss <= _JUMP * largest:
+            self._high = 0
+            self._losses.append(loss)
+            return None
+        self._high += 1
+        if self._high < _IN_A_ROW:
+            return None
+        self._losses.clear()
+        self._high = 0
+        return largest

@@ -61,8 +61,9 @@ def run_auto(
             recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
             _write(run, report, recipe)
         outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
+        best = best_step(RunLayout(run))
         _tidy(RunLayout(run))
-        to_fit = FitOptions(step=best_step(RunLayout(run)), device=recipe.train.device)
+        to_fit = FitOptions(step=best, device=recipe.train.device)
         fusion = fit_weights(data, run, to_fit).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}

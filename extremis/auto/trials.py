@@ -109,7 +109,7 @@ class TrialData:
     def baselines(self) -> dict[str, dict[str, float]]:
         """Return the metrics of baselines on the first of the rows that trials are scored on, by name."""
         held_out = Data(holdout=holdout_share(self.rows))
-        return measure_baselines(DataLayout(self.data), HOLDOUT, held_out, BASELINE_QUERIES)
+        return measure_baselines(DataLayout(self.data), HOLDOUT, held_out, BASELINE_QUERIES, ranker=False)
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:

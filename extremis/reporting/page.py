@@ -25,6 +25,7 @@ TERMS = {
     "PSP@k": "precision in which a rare label counts more than a frequent one, by the propensity constants of the data",
     "baseline": "a ranking without a model, on the first queries of the split: what a model should be above",
     "popular labels": "the most frequent labels of training, the same for every query",
+    "linear ranker": "a vector a label over words and pairs of words",
     "nearest queries by TF-IDF": "labels of the training queries whose words are most like those of the query",
     "nearest label texts by TF-IDF": "labels whose own texts have words most like those of the query",
     "±": "half of the 95 % interval, by drawing queries again and again (bootstrap)",

@@ -15,7 +15,8 @@ from schemas.table import Table
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics, open_split
-from trainer.inputs import scored_columns
+from trainer.inputs import Inputs, scored_columns
+from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
@@ -34,6 +35,17 @@ class Popularity:
         order = np.pad(order, (0, k - len(order)), constant_values=PAD)
         scores = np.where(order == PAD, -np.inf, self.frequency[order])
         return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Ranking by the linear `ranker`."""
+
+    ranker: LinearRanker
+
+    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for B texts."""
+        return self.ranker.rank(Inputs(texts), k)
 
 
 TEXTS = 100_000  # training points that a query is compared with, at most
@@ -67,10 +79,17 @@ def measure_popularity(
 
 
 def measure_baselines(
-    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
+    data: DataLayout,
+    split: str,
+    trained: Data | None = None,
+    queries: int = QUERIES,
+    filter: bool = True,
+    *,
+    ranker: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and the labels of near
-    texts where rows have tokens. `trained`: the rows that a model was trained on; `filter=False` applies no filter.
+    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and where rows have tokens
+    the labels of near texts, and with `ranker` those of the linear ranker. `trained`: the rows that a model was trained
+    on; `filter=False` applies no filter.
 
     Raises InputError: no such split; TableError.
     """
@@ -86,6 +105,9 @@ def measure_baselines(
         vocabulary = DataSizes.of(data).vocabulary
         texts, labels = _training_points(data, trained)
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+        words = LinearRanker.of(data, trained, [_TOKENS]) if ranker else None
+        if words is not None:
+            baselines["linear ranker"] = Words(words)
         texts, labels = _label_texts(data)
         if len(texts.entries):
             baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)

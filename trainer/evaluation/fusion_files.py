@@ -1,5 +1,6 @@
 """Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from schemas.errors import InputError, TableError
@@ -14,7 +15,7 @@ from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics
 from trainer.group import ALONE, Group
-from trainer.linear.ranker import LinearRanker
+from trainer.linear.ranker import TRAINED_FILE, LinearRanker
 from trainer.methods.tree import Tree
 from trainer.model import Model
 
@@ -43,6 +44,11 @@ class RunFusion(NamedTuple):
             return memory
         return memory.first(int(self.table.parameters.get(TRAINED, len(memory.vectors))))
 
+    def ranker(self, split: str | None = None) -> LinearRanker | None:
+        """Read the linear ranker, where one has a weight; for queries of `split` one that has not seen them."""
+        unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
+        return unseen or LinearRanker.read(self.table)
+
 
 def publish_fusion(
     data: str,
@@ -51,9 +57,9 @@ def publish_fusion(
     file: tuple[str, bytes],
     facts: dict[str, Any],
     memory: Memory | None = None,
-    linear: LinearRanker | None = None,
+    linear: Mapping[str, LinearRanker] | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), and the scorers that it asks, in place of an earlier one."""
+    """Publish a fusion's `file` (name, content), a memory, and rankers by file, in place of an earlier one."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     with building(url, "fitted") as build:
         return build.publish(
@@ -62,7 +68,7 @@ def publish_fusion(
                 shards=(
                     write_file(build.url, name, body),
                     *(memory.write(build.url) if memory else ()),
-                    *([linear.write(build.url)] if linear else ()),
+                    *(ranker.write(build.url, name) for name, ranker in (linear or {}).items()),
                 ),
                 parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest},
                 parameters=facts,
@@ -80,7 +86,7 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     frequency = label_statistics(layout).frequency
     memory = opened.memory(split)
-    scorers = Scorers(texts, memory and memory.to(model.device), LinearRanker.read(opened.table))
+    scorers = Scorers(texts, memory and memory.to(model.device), opened.ranker(split))
     return Fused(opened.fusion, scorers, frequency, opened.shortlist)
 
 

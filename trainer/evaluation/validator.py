@@ -1,6 +1,7 @@
 """Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from schemas.errors import InputError
@@ -54,6 +55,16 @@ class Validator:
         scores = scorer.score(options.queries, ks=[self._k])
         return self.group.broadcast(scores.metrics.result())
 
+    def fell(self, metric: float, best: float | None) -> str:
+        """Say where the `metric` that decides is below its `best` value by more than its 95 % interval, or ""."""
+        interval = 1.96 * math.sqrt(max(metric * (100 - metric), 0) / max(1, self._rows))
+        if best is None or metric >= best - interval:
+            return ""
+        return (
+            f"{self.options.metric} on {self._split} fell from {best:.2f} to {metric:.2f}, by more than its interval, "
+            f"{interval:.2f}: the rates are too high for these rows, or there are too many epochs"
+        )
+
     def odd(self, metrics: dict[str, float]) -> str:
         """Say where the metric that decides is below that of popular labels on the same rows, or "" on every rank."""
         name = self.options.metric
@@ -64,6 +75,11 @@ class Validator:
             f"{name} on {self._split} is {metrics[name]:.2f}, below that of the most popular labels for every query, "
             f"{popular:.2f}"
         )
+
+    @functools.cached_property
+    def _rows(self) -> int:
+        table, part = open_split(self.data, self._split, self.trained, self.options.parts)
+        return min(part.rows(table.rows), self.options.queries)
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:

@@ -36,7 +36,6 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
-from trainer.linear.ranker import LinearRanker
 from trainer.methods.tree import Tree
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
@@ -260,7 +259,7 @@ def _write_serving(
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     if fusion is None:
         return shards, Serving(model, vectors, retired=retired_labels(data))
-    texts, memory, linear = None, fusion.memory(), LinearRanker.read(fusion.table)
+    texts, memory, linear = None, fusion.memory(), fusion.ranker()
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
         text_shards, texts = write_vector_files(TEXTS, labels, embed, target)

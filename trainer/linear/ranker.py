@@ -1,5 +1,6 @@
 """The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and a sparse vector a label."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,8 @@ from trainer.linear.solver import best_labels, fit_labels
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
 
-FILE, _WEIGHTS = "linear.safetensors", ("of_labels", "weights", "offsets")
+FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second without rows that were held out
+_WEIGHTS = ("of_labels", "weights", "offsets")
 BUDGET = 1 << 30  # bytes of training rows
 _ENTRY_BYTES = 32  # a word of a row, as it is read, by rows and by words
 _FEW_WEIGHTS = 0.5  # over the root of a row's words: weights below it are left out
@@ -83,15 +85,24 @@ class LinearRanker:
     labels: int
 
     @classmethod
-    def of(cls, data: DataLayout, trained: Data, columns: Sequence[str], budget: int = BUDGET) -> "LinearRanker | None":
+    def of(
+        cls,
+        data: DataLayout,
+        trained: Data,
+        columns: Sequence[str],
+        budget: int = BUDGET,
+        held_out: bool = False,
+    ) -> "LinearRanker | None":
         """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
 
-        The first rows are taken, as many as `budget` bytes hold: any rows are random ones. None: it holds none. Raises
-        TableError.
+        The first rows are taken, as many as `budget` bytes hold: any rows are random ones. None: it holds none.
+        `held_out`: the rows that the run held out, too. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
-        points = [*_first(trained.trained.batches(table, [*columns, "label_ids"]), vocabulary, budget)]
+        shares = [trained.trained, *([trained.held_out] if held_out else [])]
+        rows = itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
+        points = [*_first(rows, vocabulary, budget)]
         queries = sum(part.rows.rows for part in points)
         if not sum(len(part.rows.ids) for part in points):
             return None
@@ -129,12 +140,12 @@ class LinearRanker:
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
     @classmethod
-    def read(cls, table: Table) -> "LinearRanker | None":
+    def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
         """Read what `write` wrote among the files of `table`; None where it has no ranker. Raises TableError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        shard = next((shard for shard in table.shards if shard.path == FILE), None)
+        shard = next((shard for shard in table.shards if shard.path == name), None)
         if shard is None:
             return None
         try:
@@ -148,9 +159,9 @@ class LinearRanker:
                 raise ValueError("its arrays do not fit together")
             return cls(RowFeatures(vocabulary, arrays["seen"], arrays["factors"]), weights, labels)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise TableError(f"{table.url}/{FILE}: no linear ranker: {error}. Fit it again.") from None
+            raise TableError(f"{table.url}/{name}: no linear ranker: {error}. Fit it again.") from None
 
-    def write(self, url: str) -> Shard:
+    def write(self, url: str, name: str = FILE) -> Shard:
         """Write a file under `url`, and return the entry that names it in a manifest."""
         from safetensors.numpy import save
 
@@ -158,7 +169,7 @@ class LinearRanker:
             "sizes": np.array([self.words.vocabulary, self.labels]),
             **dict(zip(_WEIGHTS, self.weights, strict=True)),
         }
-        return write_file(url, FILE, save({**arrays, "seen": self.words.seen, "factors": self.words.factors}))
+        return write_file(url, name, save({**arrays, "seen": self.words.seen, "factors": self.words.factors}))
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:

@@ -27,6 +27,10 @@ _NARROW = 64  # below it rates grow no more: training would diverge
 _FEW_POINTS = 100_000  # up to which a wide encoder costs little
 _MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
+_DUAL_RATES, _DUAL_POINTS = (
+    (0.005, 0.001),
+    90_000,
+)  # Adam's, of tokens and of layers, and points that they were tuned on
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Row-wise Adagrad's step grows with the root of D, and that of a text's vector with the root of its tokens."""
+    if settled.get("encoder.optimizer", "adam") == "adam":
+        return _by_points(_DUAL_RATES[0], facts)
     by_width = _by_width(0.1, 0.5, settled)
     if facts.tokens <= _SHORT:
         return by_width
@@ -126,6 +132,8 @@ def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """A wide residual layer is unstable at the rate of a narrow one."""
+    if settled.get("encoder.optimizer", "adam") == "adam":
+        return _by_points(_DUAL_RATES[1], facts)
     return _by_width(0.0015, 1.0, settled)
 
 
@@ -157,6 +165,12 @@ def log_odds(share: float) -> float:
     """Return ln(share / (1 - share)), finite for shares of 0 and 1 too."""
     share = min(max(share, _RAREST), 1 - _RAREST)
     return math.log(share / (1 - share))
+
+
+def _by_points(rate: float, facts: Facts) -> Setting:
+    """Return Adam's rate, which is as far from zero after few steps as after many: few points are learned by heart."""
+    value = max(rate * min(1.0, (facts.points / _DUAL_POINTS) ** 0.5), _LOWEST_RATE)
+    return Setting(round(value, 5), f"{facts.points:,} training points")
 
 
 def _by_width(rate: float, power: float, settled: Mapping[str, Any]) -> Setting:

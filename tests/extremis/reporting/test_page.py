@@ -113,15 +113,17 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert [url for url in requests(page) if not url.startswith("file://")] == []
 
 
+BASELINES = ["linear ranker", "nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
+
+
 def test_baselines_stand_beside_the_runs(page: Any) -> None:
     rows = page.execute_script(
         "return [...document.querySelectorAll('[data-csv=metrics-test] tbody tr')].map(r => r.cells[0].textContent)"
     )
-    baselines = ["nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
-    assert rows[-3:] == baselines
+    assert rows[-4:] == BASELINES
     charts = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts.metrics")
     names = [trace["name"] for trace in charts[0]["figure"]["data"]]
-    assert names[-3:] == baselines
+    assert names[-4:] == BASELINES
 
 
 def test_metrics_come_first_beside_baselines(page: Any) -> None:
@@ -133,7 +135,13 @@ def test_metrics_come_first_beside_baselines(page: Any) -> None:
     )
     assert [title for title, _ in cards] == ["P@1", "P@5", "R@10", "PSP@5"]
     for _, names in cards:
-        assert names == ["<b>run", "nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
+        assert names == [
+            "<b>run",
+            "linear ranker",
+            "nearest label texts by TF-IDF",
+            "nearest queries by TF-IDF",
+            "popular labels",
+        ]
 
 
 def test_terms_are_explained(page: Any) -> None:
