@@ -142,6 +142,18 @@ class Model:
                 predictions.append(Prediction(text, tuple(Label(each.key, each.text, score) for each, score in labels)))
         return predictions
 
+    def explain(self, text: str, label: int) -> list[tuple[str, float]]:
+        """Return words and pairs of words of a text and what each adds to the linear ranker's score of a label's id.
+
+        Greatest first; empty where the export has no linear ranker, or none of the words has a weight.
+        """
+        fused = self._exported.serving.fused
+        if fused is None or fused.scorers.linear is None:
+            return []
+        ((_, rows),) = self._batches(text)
+        found = fused.scorers.linear.explain(parquet.list_column(rows, "input_ids").entries, label)
+        return [(" ".join(str(self._tokenizer.id_to_token(word)) for word in name), added) for name, added in found]
+
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
         parts = [self._exported.serving.embed(rows).float().numpy() for _, rows in self._batches(texts)]

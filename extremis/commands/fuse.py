@@ -21,15 +21,16 @@ def fuse(
     shortlist: Positive = SHORTLIST,
     queries: Positive = QUERIES,
     memory: Size = "4GiB",
+    linear: Size = "1GiB",
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any]:
     """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
 
-    By weights: adds the scores of the labels' texts, and the votes of each query's nearest training points, whose
-    embeddings are kept. By tree: NGAME's regression tree of depth 7 on the scores of the vectors and of the texts and
-    on the label's frequency; it needs the extra `fusion` (scikit-learn). The result is kept in RUN/fusion, in place of
-    an earlier one.
+    By weights: adds the scores of the labels' texts, the votes of each query's nearest training points, whose
+    embeddings are kept, and those of a linear ranker on words and pairs of words, which is fitted here. By tree:
+    NGAME's regression tree of depth 7 on the scores of the vectors and of the texts and on the label's frequency; it
+    needs the extra `fusion` (scikit-learn). The result is kept in RUN/fusion, in place of an earlier one.
 
     Options:
         by: Sum of scores, or NGAME's tree.
@@ -37,6 +38,7 @@ def fuse(
         shortlist: Best labels per query that are ranked again.
         queries: Queries to learn from, the first of the split.
         memory: Limit of the memory of training points.
+        linear: Limit of the rows that the linear ranker is fitted to; 0 for none.
 
     Examples:
       extremis fuse data/ runs/1
@@ -57,7 +59,7 @@ def fuse(
     else:
         from trainer.evaluation.fitting import describe_weights, fit_weights
 
-        manifest = fit_weights(data, run, fit_options, parse_bytes(memory))
+        manifest = fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
         say(describe_weights(manifest.parameters))
     say(f"kept in {run}; next: extremis evaluate {data} {run} --scores fused")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

@@ -139,6 +139,27 @@ class LinearRanker:
         found = ids != PAD
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
+    def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
+        """Return the words of a text of token ids, one or two neighbours, and what each adds to w.x, greatest first."""
+        names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
+        # A pair's own feature has the greatest id of its words.
+        last = [
+            int(count_features(Inputs(Ragged.from_matrix(np.array([name]))), self.words.vocabulary).ids[-1])
+            for name in names
+        ]
+        x = self.words(Inputs(Ragged.from_matrix(tokens[None])))
+        value = dict(
+            zip(self.words.seen[x.ids].tolist(), zip(x.ids.tolist(), x.values.tolist(), strict=True), strict=True)
+        )
+        added = []
+        for name, feature in zip(names, last, strict=True):
+            place, weight = value.get(feature, (0, 0.0))
+            of_feature = slice(*self.weights.offsets[place : place + 2])
+            weight *= float(self.weights.values[of_feature][self.weights.ids[of_feature] == label].sum())
+            if weight:
+                added.append((name, weight))
+        return sorted(added, key=lambda pair: -pair[1])
+
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
         """Read what `write` wrote among the files of `table`; None where it has no ranker. Raises TableError."""

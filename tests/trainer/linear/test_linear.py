@@ -115,6 +115,19 @@ def test_features_of_the_data_are_taken_as_they_are() -> None:
     assert np.allclose(dense(x, 2), [[0.6, 0.8], [0, 1]])
 
 
+def test_what_words_add_makes_the_score() -> None:
+    inputs, labels = draw_points(2)
+    fitted = fit(inputs, labels)
+    assert inputs.tokens is not None
+    for row in range(20):
+        tokens = inputs.tokens.slice(row, row + 1)
+        (scores,), (ids,) = fitted.rank(Inputs(tokens), 3)
+        for score, label in zip(scores[ids != PAD], ids[ids != PAD], strict=True):
+            added = [weight for _, weight in fitted.explain(tokens.entries, int(label))]
+            assert sum(added) == pytest.approx(score, abs=1e-4)
+            assert added == sorted(added, reverse=True)
+
+
 def test_it_comes_back_from_its_file_and_another_is_refused(tmp_path: Path) -> None:
     inputs, labels = draw_points(1)
     fitted, url = fit(inputs, labels), str(tmp_path)
