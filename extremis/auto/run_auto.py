@@ -17,7 +17,7 @@ from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.storage import join
-from trainer.checkpoints.checkpoint import best_step
+from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import open_device
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
@@ -60,9 +60,12 @@ def run_auto(
                 say(line)
             recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
             _write(run, report, recipe)
-        outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
+        if storage.exists(RunLayout(run).finished):  # its newest checkpoint may be gone
+            outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
+        else:
+            outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
         best = best_step(RunLayout(run))
-        _tidy(RunLayout(run))
+        _tidy(RunLayout(run), best)
         to_fit = FitOptions(step=best, device=recipe.train.device)
         fusion = fit_weights(data, run, to_fit).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
@@ -137,11 +140,12 @@ def _within(recipe: Recipe, minutes: float, seconds: float) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
 
 
-def _tidy(run: RunLayout) -> None:
-    """Remove what a finished run needs no more: dumps, and all tables of hard negatives but the newest."""
+def _tidy(run: RunLayout, best: int | None) -> None:
+    """Remove what a finished run needs no more: dumps, tables of negatives but the newest, checkpoints but `best`."""
     with claimed(run.root, "trained") as claim:  # held already
         claim.require()
         storage.remove(run.dumps, recursive=True)
+        drop_old_checkpoints(run, 0, best)
         for epoch in numbered(run.negatives_root)[:-1]:
             storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
 

@@ -136,7 +136,8 @@ def best_step(run: RunLayout) -> int | None:
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
     """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
     steps = numbered(run.checkpoints)
-    kept = {*[step for step in steps if is_published(run.checkpoint(step))][-keep:], spare}
+    finished = [step for step in steps if is_published(run.checkpoint(step))]
+    kept = {*finished[max(0, len(finished) - keep) :], spare}
     for step in steps:
         if step not in kept:
             unpublish(run.checkpoint(step))

@@ -146,8 +146,8 @@ def test_resume_of_a_finished_run_trains_nothing_more(data: Path, ran: Done, run
     assert (run / "recipe.toml").read_bytes() == recipe
 
 
-def test_training_goes_on_from_the_last_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
-    """As after a kill in the middle of it, of which tests/loop has real ones."""
+def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path, tmp_path: Path) -> None:
+    """As after a kill before its first checkpoint; tests/loop has real ones, and later ones."""
     cut = tmp_path / "cut"
     shutil.copytree(run, cut)
     shutil.rmtree(max((cut / "checkpoints").iterdir()))
@@ -156,7 +156,8 @@ def test_training_goes_on_from_the_last_checkpoint(data: Path, run: Path, tmp_pa
     refused(call("run", "auto", data, cut, *OVERRIDES), "there is a run here already")
     done = call("run", "auto", data, cut, *OVERRIDES, "--resume", "--json")
     assert done.status == 0, done.err
-    assert [epoch["epoch"] for epoch in done.json["epochs"]] == [1]
+    assert [epoch["epoch"] for epoch in done.json["epochs"]] == [0, 1]
+    assert len([*(cut / "checkpoints").iterdir()]) == 1  # the one that serves
     assert (cut / "recipe.toml").read_bytes() == (run / "recipe.toml").read_bytes()
     assert "trials on a part" not in done.out
     newest = [open_manifest(str(max((each / "checkpoints").iterdir()))) for each in (run, cut)]
