@@ -26,7 +26,7 @@ from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
-_PATIENCE = 3  # validations without a better one
+_PATIENCE = 2  # validations without a better one
 
 
 def run_auto(

@@ -24,6 +24,9 @@ _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
 _LEAST_WEIGHT = 0.01
 # On WordNet 10 a query instead of 2 gain 0.3 P@5, and double the time: each is one more label to encode.
 _FEW_MINED = "negatives.hard=2"
+# A shared pool draws an eighth of so many labels for each step: to artworks with 9,315 and 15,562 labels mined ones
+# added 0.2 P@1 at most, and half of the time.
+_FEW_LABELS, _NONE_MINED = 25_600, "negatives.hard=0"
 _NO_TEXTS = "data.label_texts=false"  # of labels that are queries too: each would be a point twice
 
 
@@ -108,12 +111,15 @@ class Contender(NamedTuple):
 
 def contenders(survey: Survey) -> list[Contender]:
     """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder."""
-    sampled = survey.facts.labels > _EVERY_LABEL
+    sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
     texts = "true" if survey.labels_have_texts else "false"
-    kinds = [Contender("astra" if sampled else "renee", (f"data.label_texts={texts}",))]
+    mined = (_NONE_MINED,) if few else ()
+    kinds = [Contender("astra", (f"data.label_texts={texts}", *mined))]
+    if not sampled:
+        kinds = [Contender("renee", (f"data.label_texts={texts}",))]
     if survey.labels_have_texts:
         changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
-        kinds += [Contender("decoupled"), Contender("dexml-sampled", changes)]
+        kinds += [Contender("decoupled", mined), Contender("dexml-sampled", changes)]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
     return [kind.changed(*read) for kind in kinds]
 
