@@ -179,6 +179,7 @@ class TestFused:
 
 
 RECIPES = {"classifier": "astra", "label-encoder": "dexml"}
+LINEAR = {"classifier": (), "label-encoder": ("--linear", "0")}  # with a ranker, and by votes without one
 
 
 class TestWeights:
@@ -192,7 +193,7 @@ class TestWeights:
         options = [word for change in changes for word in ("--set", change)]
         for arguments in (
             ("train", recipe, data, folder / "run", *options),
-            ("fuse", data, folder / "run", "--shortlist", "30"),
+            ("fuse", data, folder / "run", "--shortlist", "30", *LINEAR[request.param]),
             ("export", data, folder / "run", folder / "exported", "--scores", "fused", "--threshold-split", "test"),
         ):
             done = call(*arguments)
@@ -203,6 +204,10 @@ class TestWeights:
         run, exported = fused / "run", fused / "exported"
         Table.open(str(exported), "export").verify()
         assert (exported / "memory").exists()
+        has_ranker = json.loads((exported / "fusion-weights.json").read_text())["linear"] > 0
+        assert (
+            (exported / "linear.safetensors").exists() == has_ranker == ("astra" in (run / "config.toml").read_text())
+        )
         alone, expected = (
             call("evaluate", data, run, "--scores", by, "--json").json["metrics"] for by in ("classifier", "fused")
         )
@@ -218,7 +223,7 @@ class TestWeights:
         assert done.json["metrics"]["nDCG@5"] >= alone.json["metrics"]["nDCG@5"]
 
     def test_it_is_fitted_again_within_another_budget(self, data: Path, fused: Path) -> None:
-        done = call("fuse", data, fused / "run", "--memory", "20kB", "--json")
+        done = call("fuse", data, fused / "run", "--memory", "20kB", "--linear", "0", "--json")
         assert done.status == 0, done.err
         assert 0 < done.json["memory_bytes"] <= 20_000
         assert "ms a query" in done.err

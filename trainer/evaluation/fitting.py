@@ -27,11 +27,11 @@ from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
+from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import Inputs, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
 from trainer.methods.sections import Data
-from trainer.methods.tree import DEPTH, Tree
 from trainer.model import Model, load_model
 from trainer.stream.sources import RowShare
 

@@ -14,9 +14,9 @@ from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics
+from trainer.evaluation.tree import Tree
 from trainer.group import ALONE, Group
 from trainer.linear.ranker import TRAINED_FILE, LinearRanker
-from trainer.methods.tree import Tree
 from trainer.model import Model
 
 KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"

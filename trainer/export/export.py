@@ -31,12 +31,12 @@ from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, fused_step, open_fusion
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import label_statistics, retired_labels
+from trainer.evaluation.tree import Tree
 from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
-from trainer.methods.tree import Tree
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 

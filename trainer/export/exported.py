@@ -24,11 +24,11 @@ from trainer.device import CPU
 from trainer.evaluation.fusion import Fused, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.evaluation.tree import Tree
 from trainer.export.files import Files
 from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
-from trainer.methods.tree import Tree
 from trainer.model import Model
 from trainer.rows.threads import set_threads
 

@@ -27,10 +27,8 @@ _NARROW = 64  # below it rates grow no more: training would diverge
 _FEW_POINTS = 100_000  # up to which a wide encoder costs little
 _MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
-_DUAL_RATES, _DUAL_POINTS = (
-    (0.005, 0.001),
-    90_000,
-)  # Adam's, of tokens and of layers, and points that they were tuned on
+_DUAL_RATES = 0.005, 0.001  # Adam's, of tokens and of layers
+_DUAL_POINTS = 80_000  # that they were tuned on
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import open_fusion
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
+from trainer.evaluation.tree import Tree
 from trainer.group import Group
 from trainer.loop import Trainer
-from trainer.methods.tree import Tree
 from trainer.model import Model, load_model
 from trainer.stream import open_queries
 

@@ -7,14 +7,11 @@ that reading it takes neither scikit-learn nor pickle.
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schemas.errors import MissingExtra, TableError
-
-if TYPE_CHECKING:
-    from trainer.evaluation.fusion import Scored
+from trainer.evaluation.fusion import Scored
 
 DEPTH = 7
 FORMAT = 2
@@ -94,7 +91,7 @@ class Tree:
         total = label_scores / self.units[0] + scores / self.units[1]
         return self.predict(label_scores, scores, frequency) + total
 
-    def fuse(self, scored: "Scored", frequency: np.ndarray) -> np.ndarray:
+    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
         """Return the fused scores [B, S] of labels with `frequency` [B, S]; other scores do not count."""
         return self(scored.texts, scored.scores, frequency)
 

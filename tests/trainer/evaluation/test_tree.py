@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.methods.tree import DEPTH, Tree
+from trainer.evaluation.tree import DEPTH, Tree
 
 DRAW = np.random.default_rng(0)
 SHAPE = (60, 20)
@@ -56,7 +56,7 @@ def test_a_saved_tree_is_read_without_scikit_learn(fusion: Tree, tmp_path: Path)
         fusion.predict(LABEL_SCORES, SCORES, FREQUENCY),
     )
     code = (
-        "import sys; from trainer.methods.tree import Tree; import numpy as np\n"
+        "import sys; from trainer.evaluation.tree import Tree; import numpy as np\n"
         f"fusion = Tree.parse(open({str(path)!r}, 'rb').read(), '')\n"
         "fusion(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )
