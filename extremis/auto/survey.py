@@ -112,11 +112,9 @@ class Contender(NamedTuple):
 def contenders(survey: Survey) -> list[Contender]:
     """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder."""
     sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
-    texts = "true" if survey.labels_have_texts else "false"
+    texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
     mined = (_NONE_MINED,) if few else ()
-    kinds = [Contender("astra", (f"data.label_texts={texts}", *mined))]
-    if not sampled:
-        kinds = [Contender("renee", (f"data.label_texts={texts}",))]
+    kinds = [Contender("astra", (texts, *mined)) if sampled else Contender("renee", (texts,))]
     if survey.labels_have_texts:
         changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
         kinds += [Contender("decoupled", mined), Contender("dexml-sampled", changes)]

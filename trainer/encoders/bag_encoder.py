@@ -242,8 +242,8 @@ class BagEncoder(Encoder):
 
     def _ngrams(self, inputs: Inputs) -> SparseRows:
         assert inputs.tokens is not None, "these rows were read without tokens"
-        sizes = {"vocabulary": self._vocabulary, "buckets": self._config.buckets}
-        return count_ngrams(inputs.tokens, ngrams=self._config.ngrams, **sizes)
+        config = self._config
+        return count_ngrams(inputs.tokens, ngrams=config.ngrams, vocabulary=self._vocabulary, buckets=config.buckets)
 
 
 class Residual(nn.Module):

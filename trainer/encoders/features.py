@@ -33,10 +33,10 @@ def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
     return SparseRows(features, weights, offsets)
 
 
-def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) -> SparseRows:
+def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:
     """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
 
-    A feature's weight is 1 + ln(its count in the row).
+    A feature's weight is 1 + ln(its count in the row), or the count where it is not `damped`.
     """
     tokens, row_of = rows.values, rows.row_of()
     ends = rows.offsets[1:][row_of]
@@ -51,13 +51,13 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) ->
         keys.append(row_of[: len(code)][inside] * size + bucket)
     key, counts = np.unique(np.concatenate(keys), return_counts=True)
     features = np.bincount(key // size, minlength=rows.rows)
-    weights = (1 + np.log(counts)).astype(np.float32)
+    weights = ((1 + np.log(counts)) if damped else counts).astype(np.float32)
     return SparseRows(key % size, weights, offsets_of(features))
 
 
-def count_words(rows: Ragged, vocabulary: int) -> SparseRows:
+def count_words(rows: Ragged, vocabulary: int, damped: bool = True) -> SparseRows:
     """Count tokens in [0, vocabulary) and pairs of tokens in [vocabulary, vocabulary + PAIR_BUCKETS)."""
-    return count_ngrams(rows, ngrams=2, vocabulary=vocabulary, buckets=PAIR_BUCKETS)
+    return count_ngrams(rows, ngrams=2, vocabulary=vocabulary, buckets=PAIR_BUCKETS, damped=damped)
 
 
 def inverse_document_frequency(document_frequency: np.ndarray, documents: int) -> np.ndarray:

@@ -38,7 +38,7 @@ class Popularity:
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class WordRanking:
     """Ranking by the linear `ranker`."""
 
     ranker: LinearRanker
@@ -107,7 +107,7 @@ def measure_baselines(
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
         words = LinearRanker.of(data, trained, [_TOKENS]) if ranker else None
         if words is not None:
-            baselines["linear ranker"] = Words(words)
+            baselines["linear ranker"] = WordRanking(words)
         texts, labels = _label_texts(data)
         if len(texts.entries):
             baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)

@@ -25,7 +25,7 @@ FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the s
 _WEIGHTS = ("of_labels", "weights", "offsets")
 BUDGET = 1 << 30  # bytes of training rows
 _ENTRY_BYTES = 32  # a word of a row, as it is read, by rows and by words
-_FEW_WEIGHTS = 0.5  # over the root of a row's words: weights below it are left out
+_SMALLEST = 0.5  # over the root of a row's words: weights below it are left out
 
 
 class Points(NamedTuple):
@@ -70,8 +70,8 @@ class RowFeatures:
 def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
     """Return the words and pairs of rows of a `vocabulary`, or without one their own features; ids are int32."""
     if vocabulary and inputs.tokens is not None:
-        counted = count_words(inputs.tokens, vocabulary)
-        return counted._replace(ids=counted.ids.astype(np.int32), values=np.exp(counted.values - 1).astype(np.float32))
+        counted = count_words(inputs.tokens, vocabulary, damped=False)
+        return counted._replace(ids=counted.ids.astype(np.int32))
     assert inputs.features is not None, "rows have neither tokens nor features"
     return inputs.features
 
@@ -124,7 +124,7 @@ class LinearRanker:
         columns = SparseRows(x.row_of()[order].astype(np.int32), x.values[order], offsets)
         order, offsets = _by_column(points.labels.entries, labels)
         of_label = Ragged(points.labels.row_of()[order], offsets)
-        smallest = _FEW_WEIGHTS / np.sqrt(max(1.0, len(x.ids) / x.rows))
+        smallest = _SMALLEST / np.sqrt(max(1.0, len(x.ids) / x.rows))
         return cls(words, fit_labels(x, features, columns, of_label, smallest), labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,11 +142,11 @@ class LinearRanker:
     def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
         """Return the words of a text of token ids, one or two neighbours, and what each adds to w.x, greatest first."""
         names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
-        # A pair's own feature has the greatest id of its words.
-        last = [
-            int(count_features(Inputs(Ragged.from_matrix(np.array([name]))), self.words.vocabulary).ids[-1])
-            for name in names
-        ]
+        listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
+        counted = count_features(
+            Inputs(Ragged.from_counts(listed, np.array([len(name) for name in names], np.int64))), self.words.vocabulary
+        )
+        last = counted.ids[counted.offsets[1:] - 1].tolist()  # a pair's own feature has the greatest id of its words
         x = self.words(Inputs(Ragged.from_matrix(tokens[None])))
         value = dict(
             zip(self.words.seen[x.ids].tolist(), zip(x.ids.tolist(), x.values.tolist(), strict=True), strict=True)

@@ -19,7 +19,6 @@ MOST_ADDED = 100  # negatives of a round, or as many as there are rows already
 PASSES = 10  # over the rows of a round, at most
 TOLERANCE = 0.1  # of the projected gradient, where a round is done
 ENTERS = 0.1  # w.x above which a row that is not right for the label joins it
-_LOOKED_AT = 1
 _COMMON = 64  # a word of one in so many rows is common
 _UNREAD = 0.1  # of w.x: common words that would add no more are not looked up
 _STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
@@ -68,7 +67,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
     (offsets, ids, of_row), (column_offsets, rows_of, of_column) = x, columns
     rows, features = len(offsets) - 1, len(column_offsets) - 1
     local, names, w = np.full(features, -1, np.int32), np.empty(features, np.int32), np.empty(features, np.float32)
-    sums, listed = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
+    sums, met, listed = np.zeros(rows, np.float32), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
     touched, scores = np.empty(rows, np.int64), np.empty(rows, np.float32)
     members, signs, squares = np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32)
     alpha, order, starts = np.empty(rows, np.float32), np.empty(rows, np.int64), np.zeros(rows + 1, np.int64)
@@ -119,8 +118,8 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
                     continue
                 for entry in range(column_offsets[feature], column_offsets[feature + 1]):
                     row = rows_of[entry]
-                    if sums[row] == 0:
-                        touched[found] = row
+                    if not met[row]:
+                        met[row], touched[found] = True, row
                         found += 1
                     sums[row] += w[word] * of_column[entry]
             candidates = 0
@@ -129,12 +128,10 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
                 if sums[row] > ENTERS - unread and not listed[row]:
                     touched[candidates], scores[candidates] = row, sums[row]
                     candidates += 1
-                sums[row] = 0
+                sums[row], met[row] = 0, False
             least, most, joining = np.float32(0), max(MOST_ADDED, count), 0
-            if candidates > _LOOKED_AT * most:
-                least = np.partition(scores[:candidates], candidates - _LOOKED_AT * most)[
-                    candidates - _LOOKED_AT * most
-                ]
+            if candidates > most:
+                least = np.partition(scores[:candidates], candidates - most)[candidates - most]
             for place in range(candidates):
                 if scores[place] >= least:
                     row, score = touched[place], np.float32(0)
@@ -142,13 +139,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
                         if local[ids[entry]] >= 0:
                             score += w[local[ids[entry]]] * of_row[entry]
                     if score > ENTERS:
-                        touched[joining], scores[joining] = row, score
-                        joining += 1
-            if joining > most:
-                least, candidates, joining = np.partition(scores[:joining], joining - most)[joining - most], joining, 0
-                for place in range(candidates):
-                    if scores[place] >= least:
-                        touched[joining] = touched[place]
+                        touched[joining] = row
                         joining += 1
         for place in range(count):
             listed[members[place]] = False

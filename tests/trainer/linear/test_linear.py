@@ -47,7 +47,7 @@ def dense(x: SparseRows, features: int) -> np.ndarray:
 
 
 def test_weights_are_those_of_the_loss_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranker, "_FEW_WEIGHTS", 0.0)
+    monkeypatch.setattr(ranker, "_SMALLEST", 0.0)
     inputs, labels = draw_points(0)
     fitted = fit(inputs, labels)
     x = dense(fitted.words(inputs), len(fitted.words.seen))
@@ -155,3 +155,18 @@ def test_it_takes_the_first_rows_that_its_bytes_hold(tmp_path: Path) -> None:
     part = LinearRanker.of(data.layout, Data(), ["input_ids"], 1 << 13)
     assert part is not None
     assert len(part.words.seen) < len(whole.words.seen)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_features_may_be_zero_or_negative(seed: int) -> None:
+    """A row whose sum is 0, or is 0 again, is met once."""
+    random = np.random.default_rng(seed)
+    ids = np.sort(random.permuted(np.tile(np.arange(12, dtype=np.int32), (ROWS, 1)), axis=1)[:, :6], axis=1)
+    values = random.choice(np.array([-1, 0, 0, 1], np.float32), ids.shape)
+    rows = SparseRows(ids.ravel(), values.ravel(), np.arange(ROWS + 1) * 6)
+    labels = Ragged.from_matrix(random.integers(0, LABELS, (ROWS, 1)))
+    fitted = LinearRanker.fit(Points(rows, labels), LABELS, 0)
+    scores, ids = fitted.rank(Inputs(features=rows), 5)
+    assert np.isfinite(fitted.weights.values).all()
+    assert np.array_equal(scores > 0, ids != PAD)
