@@ -145,8 +145,11 @@ class Model:
     def explain(self, text: str, label: int) -> list[tuple[str, float]]:
         """Return words and pairs of words of a text and what each adds to the linear ranker's score of a label's id.
 
-        Greatest first; empty where the export has no linear ranker, or none of the words has a weight.
+        Greatest first; empty where the export has no linear ranker, or none of the words has a weight. Raises
+        InputError: no such label.
         """
+        if not 0 <= label < len(self.labels):
+            raise InputError(f"label = {label}: expected the id of one of {len(self.labels):,} labels, from 0 on.")
         fused = self._exported.serving.fused
         if fused is None or fused.scorers.linear is None:
             return []

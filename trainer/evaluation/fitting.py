@@ -115,6 +115,11 @@ def fit_weights(
     scorers = Scorers(texts, built and built.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant)
+    rankings = {
+        "vectors": scored.scores,
+        **({"linear ranker": scored.linear} if ranker else {}),
+        "fused": weights.fuse(scored),
+    }
     memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
     facts = {
         "split": split,
@@ -124,14 +129,7 @@ def fit_weights(
         "votes": weights.votes,
         "linear": weights.linear,
         "unit": weights.unit,
-        "metrics": {
-            name: _measure(scored, scores, relevant)
-            for name, scores in {
-                "vectors": scored.scores,
-                "linear ranker": scored.linear,
-                "fused": weights.fuse(scored),
-            }.items()
-        },
+        "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
         TRAINED: len(built.vectors) if built and memory else 0,
         "memory_bytes": memory.bytes if memory else 0,
         "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,

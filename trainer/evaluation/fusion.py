@@ -63,12 +63,15 @@ class Scorers:
     ) -> Scored:
         """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that others add to it.
 
-        `inputs`: what x was embedded from. All ranks have the same queries and get the same result; each has the scores
-        of its own labels.
+        `inputs`: what x was embedded from; a linear ranker needs them. All ranks have the same queries and get the same
+        result; each has the scores of its own labels.
         """
         (scores, ids), group, first = shortlisted, labels.group, labels.first
         votes = None if self.memory is None else self.memory.votes(x)
-        ranked = None if self.linear is None or inputs is None else self.linear.votes(inputs, VOTED)
+        ranked = None
+        if self.linear is not None:
+            assert inputs is not None, "a linear ranker reads what x was embedded from"
+            ranked = self.linear.votes(inputs, VOTED)
         for found in (votes, ranked):
             if found is None:
                 continue

@@ -205,6 +205,10 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
         assert of_trained is not None
         assert (len(memory.vectors), len(of_trained.vectors)) == (60, 48)
     assert "fitted on 12 queries of holdout" in describe_weights(facts)
+    assert facts["metrics"].keys() == {"vectors", "linear ranker", "fused"}
+    without = fit_weights(root, run, FitOptions(), ranker_budget=0).parameters
+    assert (without["metrics"].keys(), without["linear"]) == ({"vectors", "fused"}, 0)
+    assert fit_weights(root, run, FitOptions()).parameters["metrics"] == facts["metrics"]
     scores = {}
     for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
         ranking = Ranking.of(model, fused=fused)
