@@ -1,7 +1,7 @@
 """Training of a run, watched: the claim on it, a miner process beside, metrics, progress, and what a signal stops."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from extremis.console import Bar, say
@@ -29,11 +29,12 @@ def train(
     group: Group = ALONE,
     metrics: tuple[str, int] | None = None,
     grace: float = GRACE,
+    goes_on: Callable[[EpochReport], bool] | None = None,
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
     `metrics`: host and port where rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once.
+    saving a checkpoint; 0: the process ends at once. `goes_on` is asked after each epoch: False leaves the run there.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
     another process trains RUN, StoppedError where a signal stopped this one.
     """
@@ -61,9 +62,12 @@ def train(
                     state.step(step, total, loss)
                     bar.update(step, state.note(), total)
 
-                for report in trainer.train(on_step):
-                    epochs.append(_describe(report))
-                    bar.say(_line(report, recipe))
+                with contextlib.closing(trainer.train(on_step)) as reports:
+                    for report in reports:
+                        epochs.append(_describe(report))
+                        bar.say(_line(report, recipe))
+                        if goes_on is not None and not goes_on(report):
+                            break
         finally:
             if miner is not None:
                 miner.stop()

@@ -27,6 +27,9 @@ from trainer.stream import ranks_of_environment
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
 _PATIENCE = 2  # validations without a better one
+_OF_TRIALS = 1 / 3  # of the time for all
+_VARIATIONS = 2
+_LEAST_MINUTES = 0.05  # of a trial
 
 
 def run_auto(
@@ -55,7 +58,7 @@ def run_auto(
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
             report = read_json(join(run, REPORT))
         else:
-            report, resolved = _choose(data, run, survey, overrides)
+            report, resolved = _choose(data, run, survey, overrides, minutes)
             for line in resolved.lines(data):
                 say(line)
             recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
@@ -86,22 +89,37 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
         raise InputError(f"{run}: this run was not started by auto. Go on with its own recipe, or choose another RUN.")
 
 
-def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
-    """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
-    rows = survey.facts.queries
+def _choose(
+    data: str, run: str, survey: Survey, overrides: Sequence[str], minutes: float
+) -> tuple[dict[str, Any], Resolved]:
+    """Try the contenders, then variations of the best, and return a report and the recipe of the winner.
+
+    Of `minutes` (0: no limit) trials have a share; contenders that find no time left are not tried.
+    """
+    rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey), rows, overrides)
     device = next(iter(fitting.values())).train.device
     open_device(device)  # raises InputError before anything is made
-    trial_data = TrialData.prepare(data, survey, join(run, FOLDER), device)
-    trials = [trial_data.try_out(contender) for contender in fitting]
-    best = best_of(trials)
-    weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
-    trials += [trial_data.try_out(contender) for contender in variations(best.contender, weight)]
-    best, baselines = best_of(trials), trial_data.baselines()
-    _show(trials, baselines, best)
-    report: dict[str, Any] = {"chosen": best.contender.recipe, "changes": list(best.contender.changes)}
-    report |= {"trials": [trial.facts() for trial in trials], "baselines": baselines}
-    return report, _resolve(data, best.contender, rows, overrides)
+    trial_data, trials = TrialData.prepare(data, survey, join(run, FOLDER), device), list[Trial]()
+
+    def try_out(kinds: Sequence[Contender], to_come: int) -> None:
+        for number, contender in enumerate(kinds):
+            left = minutes * _OF_TRIALS - (time.perf_counter() - began) / 60
+            if trials and minutes and left <= 0:
+                say(f"not tried: {contender.name}, for lack of time")
+                continue
+            share = max(left / (len(kinds) - number + to_come), _LEAST_MINUTES) if minutes else 0.0
+            trials.append(trial_data.try_out(contender, best_of(trials) if trials else None, share))
+
+    try_out(list(fitting), _VARIATIONS)
+    best = best_of(trials).contender
+    weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
+    try_out(variations(best, weight), 0)
+    chosen = best_of(trials)
+    _show(trials, chosen)
+    report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
+    report["trials"] = [trial.facts() for trial in trials]
+    return report, _resolve(data, chosen.contender, rows, overrides)
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
@@ -159,11 +177,11 @@ def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
         storage.remove(join(run, FOLDER), recursive=True)
 
 
-def _show(trials: Sequence[Trial], baselines: dict[str, dict[str, float]], best: Trial) -> None:
+def _show(trials: Sequence[Trial], best: Trial) -> None:
     names = ("P@1", "P@5", METRIC)
     rows = []
     for trial in trials:
         name = trial.contender.name + (" *" if trial is best else "")
-        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in names), f"{trial.seconds:.0f}"])
-    rows += [[name, *(f"{metrics[n]:.2f}" for n in names), ""] for name, metrics in baselines.items()]
-    table("trials on an excerpt of the data (*: chosen), and baselines", ["", *names, "seconds"], rows)
+        seconds = f"{trial.seconds:.0f}" + (", ended" if trial.ended else "")
+        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in names), seconds])
+    table("trials on an excerpt of the data (*: chosen)", ["", *names, "seconds"], rows)

@@ -1,5 +1,10 @@
-"""Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees."""
+"""Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees.
 
+A trial ends where it is behind the best one before it at the same epoch: from half of its epochs on nothing is spent on
+what has lost.
+"""
+
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,34 +12,38 @@ from typing import Any
 
 from extremis.auto.excerpt import write_excerpt
 from extremis.auto.survey import Contender, Survey
-from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
+from schemas import storage
+from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.config.load import applicable_overrides
-from trainer.evaluation.baselines import measure_baselines
-from trainer.evaluation.split import HOLDOUT
-from trainer.methods.sections import Data
+from trainer.progress import EpochReport
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
 from trainer.stream.sources import ALL_ROWS
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
+_SHOWN = "P@1", "P@5", METRIC
 QUERIES = 2_000  # that a trial is scored on, at most
-BASELINE_QUERIES = 500  # a long text takes tens of milliseconds
 _ROWS = 100_000  # of a trial, fewer of long texts
 _LONG = 200  # tokens that cost about as much as all else of a row
-_EPOCHS = 2, 4  # until a trial has passed over twice as many rows
+_EPOCHS = 2, 4  # until a trial has passed over as many rows
 _WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A contender's score on the rows that are held out, and the seconds that it took."""
+    """Scores of a contender on the rows that are held out, and the seconds that it took.
+
+    `course`: its METRIC after each validation. `ended`: it was behind, and was not trained to its end.
+    """
 
     contender: Contender
     metrics: dict[str, float]
+    course: list[float]
+    ended: bool
     seconds: float
 
     @property
@@ -43,8 +52,20 @@ class Trial:
 
     def facts(self) -> dict[str, Any]:
         """Return what a run records of it."""
-        metrics = {name: round(self.metrics[name], 2) for name in ("P@1", "P@5", METRIC)}
-        return {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
+        metrics = {name: round(self.metrics[name], 2) for name in _SHOWN}
+        facts = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
+        return {**facts, "ended": True} if self.ended else facts
+
+    def is_ahead_of(self, score: float, validations: int, other: Contender) -> bool:
+        """Tell whether `other` has lost with its `score` after so many validations.
+
+        A change of the same recipe has where it is behind, another recipe where it is so by more than the interval.
+        """
+        if validations > len(self.course):
+            return False
+        own = self.course[validations - 1]
+        margin = 0.0 if other.recipe == self.contender.recipe else 1.96 * math.sqrt(own * (100 - own) / QUERIES)
+        return score < own - margin
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,7 @@ class TrialData:
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
-        epochs = min(max(round(2 * rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
+        epochs = min(max(round(rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
             return cls(data, facts.queries, share, epochs, folder, device)
         if survey.is_symmetric:
@@ -76,18 +97,32 @@ class TrialData:
         drawn = measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
         return cls(excerpt, drawn, share, epochs, folder, device)
 
-    def try_out(self, contender: Contender) -> Trial:
-        """Train a contender without tables, and score it.
+    def try_out(self, contender: Contender, best: Trial | None = None, minutes: float = 0.0) -> Trial:
+        """Train a contender without tables, in `minutes` at most (0: no limit), until it loses to `best`.
 
-        A trial that is there already is not trained again. Raises ExtremisError.
+        A trial that is there already is not run again. Raises ExtremisError.
         """
-        began = time.perf_counter()
-        run = join(self.folder, contender.name)
-        train(self.data, run, self.recipe(contender), resume=True)
-        report = evaluate(self.data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES), device=self.device)
-        return Trial(contender, report["metrics"], time.perf_counter() - began)
+        place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
+        if storage.exists(place):
+            return Trial(contender, **read_json(place))
+        storage.remove(run, recursive=True)
+        began, course, ended = time.perf_counter(), list[float](), False
 
-    def recipe(self, contender: Contender) -> Recipe:
+        def goes_on(report: EpochReport) -> bool:
+            nonlocal ended
+            if report.metrics:
+                course.append(report.metrics[METRIC])
+                is_last = report.epoch + 1 == report.epochs
+                ended = not is_last and best is not None and best.is_ahead_of(course[-1], len(course), contender)
+            return not ended
+
+        outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on)
+        metrics = outcome["epochs"][-1]["validation"]
+        trial = Trial(contender, metrics, course, ended, round(time.perf_counter() - began, 1))
+        write_json(place, {"metrics": metrics, "course": course, "ended": ended, "seconds": trial.seconds})
+        return trial
+
+    def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:
         """Return the recipe of a trial. Raises InputError, TableError."""
         changes = [
             *contender.changes,
@@ -98,18 +133,16 @@ class TrialData:
             f"encoder.hidden={2 * _WIDTH}",
             f"train.device={self.device}",
             "checkpoint.every_epochs=0",
-            "validation.every_epochs=1000",
+            f"train.minutes={minutes}",
+            f"validation.every_epochs={-(-self.epochs // 2)}",
+            f"validation.queries={QUERIES}",
+            f"validation.metric={METRIC}",
             "logging.tensorboard=false",
             "logging.wandb=",
             "logging.mlflow=",
             f"refresh.start={self.epochs}",  # no table: a miner takes longer to start than a trial to end
         ]
         return resolve(contender.recipe, applicable_overrides(contender.recipe, changes), self.data).recipe
-
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of baselines on the first of the rows that trials are scored on, by name."""
-        held_out = Data(holdout=holdout_share(self.rows))
-        return measure_baselines(DataLayout(self.data), HOLDOUT, held_out, BASELINE_QUERIES, ranker=False)
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
@@ -118,5 +151,5 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the best score, the first of equals."""
-    return max(trials, key=lambda trial: trial.score)
+    """Return the trial with the best score, the first of equals, of those that were trained to their end."""
+    return max((trial for trial in trials if not trial.ended), key=lambda trial: trial.score)

@@ -84,11 +84,9 @@ def measure_baselines(
     trained: Data | None = None,
     queries: int = QUERIES,
     filter: bool = True,
-    *,
-    ranker: bool = True,
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and where rows have tokens
-    the labels of near texts, and with `ranker` those of the linear ranker. `trained`: the rows that a model was trained
+    the labels of near texts, and those of the linear ranker. `trained`: the rows that a model was trained
     on; `filter=False` applies no filter.
 
     Raises InputError: no such split; TableError.
@@ -105,7 +103,7 @@ def measure_baselines(
         vocabulary = DataSizes.of(data).vocabulary
         texts, labels = _training_points(data, trained)
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
-        words = LinearRanker.of(data, trained, [_TOKENS]) if ranker else None
+        words = LinearRanker.of(data, trained, [_TOKENS])
         if words is not None:
             baselines["linear ranker"] = WordRanking(words)
         texts, labels = _label_texts(data)

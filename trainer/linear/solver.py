@@ -16,10 +16,10 @@ from trainer.rows.threads import in_parts
 COST = 1.0  # C
 ROUNDS = 5  # of descent, at most
 MOST_ADDED = 100  # negatives of a round, or as many as there are rows already
-PASSES = 10  # over the rows of a round, at most
+PASSES = 5  # over the rows of a round, at most
 TOLERANCE = 0.1  # of the projected gradient, where a round is done
 ENTERS = 0.1  # w.x above which a row that is not right for the label joins it
-_COMMON = 64  # a word of one in so many rows is common
+_COMMON = 256  # a word of one in so many rows is common
 _UNREAD = 0.1  # of w.x: common words that would add no more are not looked up
 _STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
 _TOP = np.uint64(33)
@@ -105,26 +105,36 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
             if round == ROUNDS - 1:
                 break
             # Rows by the positive weights: other words than those of positives have none.
-            common = np.empty(known_of_positives, np.int64)
+            worth, read = np.empty(known_of_positives, np.float32), 0
             for word in range(known_of_positives):
-                common[word] = column_offsets[names[word]] - column_offsets[names[word] + 1]
+                feature = names[word]
+                length = column_offsets[feature + 1] - column_offsets[feature]
+                worth[word] = w[word] * means[feature] / length
+                if w[word] > 0:
+                    read += length
             found, unread = 0, np.float32(0)
-            for word in np.argsort(common):
+            everywhere = read > 4 * rows  # the sums of all rows are then looked through, which costs less than a list
+            for word in np.argsort(worth):
                 feature = names[word]
                 if w[word] <= 0:
                     continue
-                if -common[word] * _COMMON > rows and unread + w[word] * means[feature] <= _UNREAD:
+                start, end = column_offsets[feature], column_offsets[feature + 1]
+                if (end - start) * _COMMON > rows and unread + w[word] * means[feature] <= _UNREAD:
                     unread += w[word] * means[feature]
                     continue
-                for entry in range(column_offsets[feature], column_offsets[feature + 1]):
+                if everywhere:
+                    for entry in range(start, end):
+                        sums[rows_of[entry]] += w[word] * of_column[entry]
+                    continue
+                for entry in range(start, end):
                     row = rows_of[entry]
                     if not met[row]:
                         met[row], touched[found] = True, row
                         found += 1
                     sums[row] += w[word] * of_column[entry]
             candidates = 0
-            for place in range(found):
-                row = touched[place]
+            for place in range(rows if everywhere else found):
+                row = place if everywhere else touched[place]
                 if sums[row] > ENTERS - unread and not listed[row]:
                     touched[candidates], scores[candidates] = row, sums[row]
                     candidates += 1

@@ -67,12 +67,11 @@ def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> No
     report, body = report_of(run), ran.json
     recipes = [trial["recipe"] for trial in report["trials"]]
     assert {"renee", "decoupled", "dexml-sampled"} == set(recipes)  # few labels: every one is scored
-    best = max(report["trials"], key=lambda trial: trial["nDCG@5"])
+    best = max((trial for trial in report["trials"] if "ended" not in trial), key=lambda trial: trial["nDCG@5"])
     assert (report["chosen"], report["changes"]) == (best["recipe"], best["changes"])
     variations = [trial["changes"][-1] for trial in report["trials"] if "ngram_weight" in str(trial["changes"])]
     assert len(variations) == len({*variations}) >= 2
     assert recipes.count(report["chosen"]) == 1 + len(variations)
-    assert {"popular labels", "nearest queries by TF-IDF", "nearest label texts by TF-IDF"} == set(report["baselines"])
     assert {name: body[name] for name in report} == report
     assert [epoch["epoch"] for epoch in body["epochs"]] == [0, 1]
     assert all("P@1" in epoch["validation"] for epoch in body["epochs"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extremis.auto import trials
 from extremis.auto.survey import Contender, Survey, contenders, variations
-from extremis.auto.trials import QUERIES, TrialData, holdout_share
+from extremis.auto.trials import QUERIES, Trial, TrialData, best_of, holdout_share
 from schemas.manifest import open_manifest
 from tests.builders import build_data
 from trainer.config import load_recipe
@@ -65,3 +65,33 @@ def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.
     assert 50 < trial_data.rows < 80
     assert open_manifest(trial_data.data, "data").parameters["rows"] == {"train": trial_data.rows}
     assert TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu") == trial_data
+
+
+def of_course(contender: Contender, *course: float, ended: bool = False) -> Trial:
+    return Trial(contender, {"nDCG@5": course[-1]}, [*course], ended, 1.0)
+
+
+def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
+    best = of_course(Contender("astra"), 50.0, 60.0)
+    change, other = Contender("astra", ("encoder.ngram_weight=1",)), Contender("decoupled")
+    assert best.is_ahead_of(49.9, 1, change)
+    assert not best.is_ahead_of(50.1, 1, change)  # though it is below the best one's end
+    assert not best.is_ahead_of(48.0, 1, other)  # within the interval of 2,000 queries
+    assert best.is_ahead_of(47.0, 1, other)
+    assert not best.is_ahead_of(1.0, 3, change)  # the best one has no such validation
+    assert best_of([best, of_course(other, 70.0, ended=True)]) is best
+
+
+def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path: Path) -> None:
+    data = build_data(str(tmp_path / "data"), rows={"train": 400}, labels=30, most_positives=2)
+    trial_data = TrialData.prepare(data.layout.root, Survey.of(data.layout), str(tmp_path / "trials"), "cpu")
+    assert trial_data.epochs == 4
+    renee, change = Contender("renee"), Contender("renee", ("encoder.ngram_weight=1",))
+    trial = trial_data.try_out(renee)
+    assert len(trial.course) == 2
+    assert not trial.ended
+    perfect = of_course(renee, 100.0, 100.0)
+    behind = trial_data.try_out(change, perfect)
+    assert len(behind.course) == 1
+    assert behind.ended
+    assert trial_data.try_out(change) == behind
