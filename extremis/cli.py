@@ -92,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         open_streams()
+        # Before OpenMP is loaded: a thread that spins while it waits takes a processor that the miner has work for.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
     try:

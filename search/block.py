@@ -70,13 +70,19 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
-    fetch = min(len(block.vectors), width * refine + _SLACK)
-    _, positions = block.index.search(queries, fetch)
-    keys = best(_keys(block, queries, positions), width)
-    short = np.flatnonzero((positions >= 0).sum(axis=1) < min(width, len(block.vectors)))
+    keys, found = offered(block, queries, width, refine)
+    short = np.flatnonzero(found < min(width, len(block.vectors)))
     if short.size:
         keys[short] = search_exactly(block, queries[short], width)
     return keys
+
+
+def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return keys [B, width] of the best that the block's index offers, and the number of its offers int64 [B]."""
+    assert block.index is not None
+    fetch = min(len(block.vectors), width * refine + _SLACK)
+    _, positions = block.index.search(queries, fetch)
+    return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
 def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:

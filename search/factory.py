@@ -12,13 +12,14 @@ _ROOM_IN_LISTS = 1.6
 _LINK_BYTES = 4
 _TRAINING_ROWS = 1 << 16
 _TRAINING_ROWS_A_LIST = 64
-# Costs in products of two vectors as a blocked matrix product computes them, measured at D = 64 on two cores.
-_SCAN = 4.0  # a vector of an inverted list, read one by one
-_SCAN_CODES = 0.25  # its 4-bit code, 32 at a time
-_FETCHED = 6.0  # a candidate that is kept, ranked and scored again
-_QUERY = 500.0  # a query, whatever it finds
-_PROBED = 16.0  # of n vectors in 4 √n lists, 16 √n are probed for a recall of 0.95; in finer lists fewer
-_MOMENT = 5e9  # some ten seconds: where exact search takes no longer, nothing is gained by missing labels
+# Costs in multiplications as a blocked matrix product computes them, measured on two cores.
+_SCAN = 4.0  # of a vector of an inverted list, read one by one: for each column
+_SCAN_CODES = 0.5  # of its 4-bit code, 32 at a time
+_PROBE = 48.0  # a list of codes, whose table of products is made first: for each column
+_FETCHED = 320.0  # a candidate that is kept and ranked, beside its score, which is computed again
+_QUERY = 32_000.0  # a query, whatever it finds
+_PROBED = 64.0  # of n vectors in 4 √n lists, so many times √n are probed; in finer lists fewer
+_MOMENT = 3.2e11  # some five seconds: where exact search takes no longer, nothing is gained by missing labels
 _REFINE = 4
 _KMEANS_ROUNDS = 10
 _LEAST_LISTS = 16
@@ -83,25 +84,32 @@ class Factory:
         """Return the rows to train on: enough for every list, whatever the block's size."""
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
 
-    def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None) -> float:
-        """Estimate what building and searching `blocks` blocks of `rows` vectors costs, in products of two vectors."""
+    def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
+        """Estimate what building and searching `blocks` blocks of vectors [rows, dimension] costs, in multiplications.
+
+        A thousand million of them take some 13 ms of two cores.
+        """
         if self.exact:
-            return float(blocks * queries * rows)
+            return float(blocks * queries * rows * dimension)
         lists = self.lists
         train = _KMEANS_ROUNDS * min(rows, self.training_rows()) * lists
-        search = self._query_cost(rows, width, nprobe)
+        search = self._query_cost(rows, width, nprobe, dimension)
         # Half of exact search at most: below that it is not worth what is missed.
-        return _MOMENT + 2 * blocks * (train + rows * lists + queries * search)
+        return _MOMENT + 2 * blocks * ((train + rows * lists) * dimension + queries * search)
 
-    def pays(self, rows: int, width: int, nprobe: int) -> bool:
-        """Tell whether a query of `nprobe` lists costs less than scoring all `rows` vectors."""
-        return self._query_cost(rows, width, nprobe) < rows
+    def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
+        """Tell whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
-    def _query_cost(self, rows: int, width: int, nprobe: int | None) -> float:
+        Vectors that are hardly trained lie in no clusters: most lists are read then, which is dearer than a product.
+        """
+        return not nprobe or self._query_cost(rows, width, nprobe, dimension) < rows * dimension
+
+    def _query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
         lists = self.lists
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
         scan, fetched = (_SCAN_CODES, _REFINE * width) if self.lossy else (_SCAN, width)
-        return _QUERY + lists + scan * scanned + _FETCHED * fetched
+        probes = _PROBE * scanned * lists / rows if self.lossy else 0.0
+        return _QUERY + (lists + probes + scan * scanned) * dimension + (_FETCHED + dimension) * fetched
 
     def _code_bytes(self, dimension: int) -> float:
         bits = re.search(r"PQ(\d+)(?:x(\d+))?", self.spec)

@@ -13,7 +13,7 @@ from schemas.manifest import Shard, check_shard, describe_file
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, search, search_exactly, set_threads
+from search.block import Block, offered, search_exactly, set_threads
 from search.candidates import unpack
 from search.factory import Factory
 
@@ -213,8 +213,9 @@ def tune(
 
 
 def _recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
+    """Return the recall of the index alone: rows of too few offers would be searched exactly, and cost as much."""
     apply(block.index, params)
-    label_ids, _ = unpack(search(block, queries, width, params.factor))
+    label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])
     hits = Ragged.from_matrix(np.sort(label_ids, axis=1)).contains(exact)
     return float(hits.sum() / max(1, (exact >= 0).sum()))
 

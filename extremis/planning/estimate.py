@@ -16,6 +16,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.table import Table
+from search.factory import EXACT, Factory
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.config import Recipe
 from trainer.footprint import label_bytes, parameter_bytes
@@ -273,12 +274,10 @@ def _train_memory(workload: Workload, parameters: int) -> int:
 def _mine_seconds(workload: Workload, blocks: Blocks) -> float:
     """Estimate one refresh by mining's own estimate of cost; a graph costs at most what exact search does."""
     rows, count, factory = max(stop - start for start, stop in blocks.bounds), len(blocks.bounds), blocks.factory
-    products = float(count * rows) * workload.rows
-    if factory.lists:
-        width = workload.recipe.negatives.table_width
-        fixed = factory.cost(rows, 0, workload.rows, width, None)  # what speaks against an index, and takes no time
-        products = factory.cost(rows, count, workload.rows, width, None) - fixed
-    return _PER_PRODUCT * workload.columns * products
+    priced = factory if factory.lists else Factory(EXACT)
+    sizes = workload.rows, workload.recipe.negatives.table_width, None, workload.columns
+    fixed = 0.0 if priced.exact else priced.cost(rows, 0, *sizes)  # what speaks against an index, and takes no time
+    return _PER_PRODUCT * (priced.cost(rows, count, *sizes) - fixed)
 
 
 def _step_seconds(workload: Workload, encoder_bytes: int) -> float:

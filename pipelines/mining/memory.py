@@ -13,7 +13,7 @@ from pipelines.options import MineOptions
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
-from search.factory import EXACT, Factory, choose
+from search.factory import AUTO, EXACT, Factory, choose
 from search.index import MOST_REFINE
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
@@ -64,10 +64,12 @@ class Blocks:
     """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
 
     `range_of` names the range of each, `block_rows` is the most vectors of any, `batch` the queries searched at a time.
-    `estimate` is of the largest block.
+    `estimate` is of the largest block. `by_cost`: the index was chosen by what it should cost, and is taken for a block
+    only where it does.
     """
 
     factory: Factory
+    by_cost: bool
     batch: int
     block_rows: int
     bounds: tuple[tuple[int, int], ...]
@@ -161,7 +163,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
         if fits < min(most, SMALLEST_BLOCK) and not factory.exact:
             return None
         blocks = -(-labels // max(1, min(fits, most)))
-        return factory.cost(-(-labels // blocks), blocks, queries, sizes.fetch, options.nprobe)
+        return factory.cost(-(-labels // blocks), blocks, queries, sizes.fetch, options.nprobe, sizes.dimension)
 
     factory = choose(spec, largest, price=price, dimension=sizes.dimension)
     batch = options.query_batch or fit_batch(factory, options.memory, sizes)
@@ -174,7 +176,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     range_of = tuple(number for number, part in enumerate(parts) for _ in part)
     longest = max(stop - start for start, stop in bounds)
     need = require_fit(factory, longest, batch, options.memory, sizes)
-    return Blocks(factory, batch, rows, bounds, range_of, need)
+    return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, need)
 
 
 def sizes_of(

@@ -42,7 +42,7 @@ from search.block import Block
 from search.candidates import EMPTY, merge, unpack
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
 from search.index import SearchParams, apply, build, set_up, tune, write_index
-from search.nearest import find_device
+from search.nearest import CPU, find_device
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
@@ -142,6 +142,8 @@ def load_block(plan: MinePlan, number: int, profile: Profile) -> LoadedBlock:
         block = Block(start, vectors, index, find_device(plan.options.device))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
+    if plan.by_cost and not plan.factory.pays(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
+        block, tuned = block.exact, SearchParams()
     apply(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
     return LoadedBlock(number, block, tuned)
@@ -159,12 +161,12 @@ def search_shards(
 ) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
     """Search every row of each (source, shard) against the block; write candidates, or a sole block's table.
 
-    Threads search by an index, each a part of a batch alone: what comes before and after Faiss leaves no processor
-    idle, and the parts at work are one batch at most. Exact search takes all threads by itself. Raises TableError,
-    StorageError.
+    Threads search each a part of a batch alone: what comes before and after Faiss leaves no processor idle, none of
+    them waits for another, as beside a training they would, and the parts at work are one batch at most. A GPU takes a
+    batch whole. Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
-        if loaded.block.index is not None:
+        if loaded.block.index is not None or loaded.block.device == CPU:
             threads = faiss.omp_get_max_threads()
             pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
             loaded = loaded._replace(parts=Parts(pool.map, max(1, min(_PART, plan.batch // threads))))

@@ -119,8 +119,7 @@ class CopiedIndex(NegativeSource):
             params = SearchParams(nprobe=min(PROBED, factory.lists))
         else:
             params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
-        # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
-        if kind == AUTO and params.nprobe and not factory.pays(rows, self._options.width, params.nprobe):
+        if kind == AUTO and not factory.pays(rows, self._options.width, params.nprobe, vectors.shape[1]):
             return replace(block, index=None), SearchParams()
         apply(block.index, params)
         return block, params
