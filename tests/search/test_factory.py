@@ -23,3 +23,14 @@ def test_with_prices_the_cheapest_that_can_be_is_chosen() -> None:
     # Of equal prices the first by name.
     assert choose("auto", 10_000, price=price, dimension=10).spec == min(s for s in specs if s not in specs[:3])
     assert choose("exact", 10_000, price=price, dimension=10).exact
+
+
+@pytest.mark.parametrize("spec", ["IVF400,Flat", "IVF400,PQ32x4fs"])
+def test_lists_pay_where_few_are_read(spec: str) -> None:
+    factory = Factory(spec)
+    assert factory.pays(100_000, 50, 4, 64)
+    assert not factory.pays(100_000, 50, 400, 64) or factory.lossy
+    costs = [factory._query_cost(100_000, 50, nprobe, 64) for nprobe in (1, 10, 100, 400)]
+    assert costs == sorted(costs)
+    assert factory.pays(100_000, 50, None, 64)  # no lists were tuned
+    assert Factory("exact").cost(1000, 2, 10, 5, None, 64) == 2 * 10 * 1000 * 64

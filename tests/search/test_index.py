@@ -3,8 +3,10 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
+from search.block import Block, offered, search_exactly
+from search.candidates import unpack
 from search.factory import Factory
-from search.index import SearchParams, build, require_sense
+from search.index import SearchParams, apply, build, require_sense, tune
 
 
 def vectors(rows, dimension, seed=0):
@@ -72,6 +74,17 @@ def test_an_option_that_means_nothing_is_refused(spec, params, message):
 def test_a_factory_string_is_read(spec, lists, lossy, graph, subquantizers):
     factory = Factory.parse(spec)
     assert (factory.lists, factory.lossy, factory.graph, factory.subquantizers) == (lists, lossy, graph, subquantizers)
+
+
+@pytest.mark.parametrize("width", [10, 80])
+def test_the_recall_that_is_tuned_is_that_of_the_lists(width):
+    """Rows whose lists hold too few labels would be searched exactly: cheap lists that find little are no bargain."""
+    rows, queries = vectors(256, 8), vectors(100, 8, seed=1)
+    block = Block(0, rows, build(Factory("IVF16,Flat"), rows, seed=0))
+    params = tune(block, SearchParams(), False, queries, width, 0.9)
+    apply(block.index, params)
+    found, exact = unpack(offered(block, queries, width, 1)[0])[0], unpack(search_exactly(block, queries, width))[0]
+    assert np.mean([len({*some} & {*all_}) / width for some, all_ in zip(found, exact, strict=True)]) >= 0.9
 
 
 def test_refinement_is_minings_own():
