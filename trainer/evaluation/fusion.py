@@ -121,7 +121,8 @@ class Weights:
         """Find the most likely weights of validation queries; `relevant`: their labels.
 
         A label of a query is likely by its share of exp(score) among itself and all that are not right, as in the
-        decoupled softmax (DEXML, equation 5). A few dozen queries are enough, where ranking measures would jump.
+        decoupled softmax (DEXML, equation 5); as much counts that any right label of a query is, by their share among
+        all, since P@1 asks for no more. A few dozen queries are enough, where ranking measures would jump.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
         columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
@@ -169,23 +170,29 @@ class Weights:
 
 
 def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the least mean loss of right labels, and weights [4] of the `kept` of `columns` [4, B, S]."""
+    """Return the least loss of right labels, and weights [4] of the `kept` of `columns` [4, B, S]."""
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
     used = columns[kept]
     query, place = np.nonzero(right)
-    wrong = listed & ~right
+    wrong, some = listed & ~right, right.any(axis=1)
+
+    def softmax(scores: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log sum exp(score) of the labels `among` [B, S], -inf where there are none; its gradient [C, B]."""
+        masked = np.where(among, scores, -np.inf)
+        total = logsumexp(masked, axis=1)
+        share = np.where(among, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)
+        return total, np.einsum("cbs,bs->cb", used, share)
 
     def loss_of(weights: np.ndarray) -> tuple[float, np.ndarray]:
         scores = np.tensordot(weights, used, 1)
-        others = np.where(wrong, scores, -np.inf)
-        total = logsumexp(others, axis=1)
-        share = np.where(wrong, np.exp(others - np.where(np.isfinite(total), total, 0)[:, None]), 0)
-        behind = total[query] - scores[query, place]
-        mean_of_others = np.einsum("cbs,bs->cb", used, share)
-        slope = (mean_of_others[:, query] - used[:, query, place]) @ expit(behind)
-        return float(np.logaddexp(0, behind).sum()) / max(1, len(query)), slope / max(1, len(query))
+        (others, of_others), (any_right, of_right) = softmax(scores, wrong), softmax(scores, right)
+        behind, first = others[query] - scores[query, place], (others - any_right)[some]
+        slope = (of_others[:, query] - used[:, query, place]) @ expit(behind) / max(1, len(query))
+        slope += (of_others - of_right)[:, some] @ expit(first) / max(1, len(first))
+        loss = np.logaddexp(0, behind).sum() / max(1, len(query)) + np.logaddexp(0, first).sum() / max(1, len(first))
+        return float(loss), slope
 
     bounds = [(_LEAST, None), *[(0.0, None)] * (len(used) - 1)]
     found = minimize(loss_of, np.ones(len(used)), jac=True, bounds=bounds)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert call("evaluate", folder / "data", folder / "<b>run", "--baseline").status == 0
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
+    records = folder / "alone" / "metrics.jsonl"
+    last = json.loads(records.read_text().splitlines()[-1])
+    with records.open("a") as file:
+        file.write(json.dumps({**last, "kind": "odd", "epoch": 1, "line": "P@1 <b>fell</b>"}) + "\n")
     return folder
 
 
@@ -114,6 +119,10 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
 
 
 BASELINES = ["linear ranker", "nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
+
+
+def test_what_a_run_found_odd_is_beside_its_metrics(page: Any) -> None:
+    assert "alone, after epoch 1: P@1 <b>fell</b>" in page.find_element("id", "metrics").text
 
 
 def test_baselines_stand_beside_the_runs(page: Any) -> None:
