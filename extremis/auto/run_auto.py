@@ -6,8 +6,8 @@ from typing import Any
 
 import tomli_w
 
-from extremis.auto.survey import Contender, Survey, contenders, variations
-from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
+from extremis.auto.survey import VARIATIONS, Contender, Survey, contenders, variations
+from extremis.auto.trials import METRIC, SHOWN, Trial, TrialData, best_of, holdout_share
 from extremis.console import say, table
 from extremis.supervisor import train
 from schemas import storage
@@ -28,7 +28,6 @@ FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
 _PATIENCE = 2  # validations without a better one
 _OF_TRIALS = 1 / 3  # of the time for all
-_VARIATIONS = 2
 _LEAST_MINUTES = 0.05  # of a trial
 
 
@@ -111,7 +110,7 @@ def _choose(
             share = max(left / (len(kinds) - number + to_come), _LEAST_MINUTES) if minutes else 0.0
             trials.append(trial_data.try_out(contender, best_of(trials) if trials else None, share))
 
-    try_out(list(fitting), _VARIATIONS)
+    try_out(list(fitting), VARIATIONS)
     best = best_of(trials).contender
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     try_out(variations(best, weight), 0)
@@ -178,10 +177,9 @@ def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _show(trials: Sequence[Trial], best: Trial) -> None:
-    names = ("P@1", "P@5", METRIC)
     rows = []
     for trial in trials:
         name = trial.contender.name + (" *" if trial is best else "")
         seconds = f"{trial.seconds:.0f}" + (", ended" if trial.ended else "")
-        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in names), seconds])
-    table("trials on an excerpt of the data (*: chosen)", ["", *names, "seconds"], rows)
+        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in SHOWN), seconds])
+    table("trials on an excerpt of the data (*: chosen)", ["", *SHOWN, "seconds"], rows)

@@ -21,6 +21,7 @@ _ROWS = 200_000  # of queries and of labels that are compared
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _EVERY_LABEL = 8_000  # up to so many, scoring every label costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
+VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # of the best contender: all weights but the nearest one
 _LEAST_WEIGHT = 0.01
 # On WordNet 10 a query instead of 2 gain 0.3 P@5, and double the time: each is one more label to encode.
 _FEW_MINED = "negatives.hard=2"

@@ -1,10 +1,8 @@
 """Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees.
 
-A trial ends where it is behind the best one before it at the same epoch: from half of its epochs on nothing is spent on
-what has lost.
+From half of its epochs on a trial ends where the best one before it beats it at the same epoch.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +17,14 @@ from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.config.load import applicable_overrides
+from trainer.evaluation.metrics import half_interval
 from trainer.progress import EpochReport
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
 from trainer.stream.sources import ALL_ROWS
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
-_SHOWN = "P@1", "P@5", METRIC
+SHOWN = "P@1", "P@5", METRIC
 QUERIES = 2_000  # that a trial is scored on, at most
 _ROWS = 100_000  # of a trial, fewer of long texts
 _LONG = 200  # tokens that cost about as much as all else of a row
@@ -37,7 +36,7 @@ _WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
 class Trial:
     """Scores of a contender on the rows that are held out, and the seconds that it took.
 
-    `course`: its METRIC after each validation. `ended`: it was behind, and was not trained to its end.
+    `course`: its METRIC after each validation. `ended`: it has lost, and was not trained to its end.
     """
 
     contender: Contender
@@ -52,20 +51,20 @@ class Trial:
 
     def facts(self) -> dict[str, Any]:
         """Return what a run records of it."""
-        metrics = {name: round(self.metrics[name], 2) for name in _SHOWN}
+        metrics = {name: round(self.metrics[name], 2) for name in SHOWN}
         facts = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
         return {**facts, "ended": True} if self.ended else facts
 
-    def is_ahead_of(self, score: float, validations: int, other: Contender) -> bool:
-        """Tell whether `other` has lost with its `score` after so many validations.
+    def beats(self, other: Contender, course: Sequence[float], queries: int) -> bool:
+        """Return whether `other` has lost by its `course` so far, on so many `queries`.
 
         A change of the same recipe has where it is behind, another recipe where it is so by more than the interval.
         """
-        if validations > len(self.course):
+        if len(course) > len(self.course):
             return False
-        own = self.course[validations - 1]
-        margin = 0.0 if other.recipe == self.contender.recipe else 1.96 * math.sqrt(own * (100 - own) / QUERIES)
-        return score < own - margin
+        own = self.course[len(course) - 1]
+        margin = 0.0 if other.recipe == self.contender.recipe else half_interval(own, queries)
+        return course[-1] < own - margin
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,14 @@ class TrialData:
             return Trial(contender, **read_json(place))
         storage.remove(run, recursive=True)
         began, course, ended = time.perf_counter(), list[float](), False
+        queries = round(self.rows * holdout_share(self.rows))
 
         def goes_on(report: EpochReport) -> bool:
             nonlocal ended
             if report.metrics:
                 course.append(report.metrics[METRIC])
                 is_last = report.epoch + 1 == report.epochs
-                ended = not is_last and best is not None and best.is_ahead_of(course[-1], len(course), contender)
+                ended = not is_last and best is not None and best.beats(contender, course, queries)
             return not ended
 
         outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on)

@@ -276,7 +276,7 @@ def _mine_seconds(workload: Workload, blocks: Blocks) -> float:
     rows, count, factory = max(stop - start for start, stop in blocks.bounds), len(blocks.bounds), blocks.factory
     priced = factory if factory.lists else Factory(EXACT)
     sizes = workload.rows, workload.recipe.negatives.table_width, None, workload.columns
-    fixed = 0.0 if priced.exact else priced.cost(rows, 0, *sizes)  # what speaks against an index, and takes no time
+    fixed = priced.cost(rows, 0, *sizes)  # what speaks against an index, and takes no time
     return _PER_PRODUCT * (priced.cost(rows, count, *sizes) - fixed)
 
 

@@ -229,6 +229,11 @@ def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
 _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
 
+def half_interval(metric: float, queries: int) -> float:
+    """Return half of the 95 % interval of a `metric` in %, from its mean over so many queries alone."""
+    return float(1.96 * np.sqrt(max(metric * (100 - metric), 0) / max(1, queries)))
+
+
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
     """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError where no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)

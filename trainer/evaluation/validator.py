@@ -1,7 +1,6 @@
 """Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
 from schemas.errors import InputError
@@ -10,6 +9,7 @@ from schemas.table import Table
 from trainer.config import Validation
 from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.metrics import half_interval
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
 from trainer.inputs import Kind, require_inputs
@@ -57,7 +57,7 @@ class Validator:
 
     def fell(self, metric: float, best: float | None) -> str:
         """Say where the `metric` that decides is below its `best` value by more than its 95 % interval, or ""."""
-        interval = 1.96 * math.sqrt(max(metric * (100 - metric), 0) / max(1, self._rows))
+        interval = half_interval(metric, self._rows)
         if best is None or metric >= best - interval:
             return ""
         return (

@@ -74,11 +74,12 @@ def of_course(contender: Contender, *course: float, ended: bool = False) -> Tria
 def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     best = of_course(Contender("astra"), 50.0, 60.0)
     change, other = Contender("astra", ("encoder.ngram_weight=1",)), Contender("decoupled")
-    assert best.is_ahead_of(49.9, 1, change)
-    assert not best.is_ahead_of(50.1, 1, change)  # though it is below the best one's end
-    assert not best.is_ahead_of(48.0, 1, other)  # within the interval of 2,000 queries
-    assert best.is_ahead_of(47.0, 1, other)
-    assert not best.is_ahead_of(1.0, 3, change)  # the best one has no such validation
+    assert best.beats(change, [49.9], 2000)
+    assert not best.beats(change, [50.1], 2000)  # though it is below the best one's end
+    assert not best.beats(other, [48.0], 2000)  # within the interval
+    assert best.beats(other, [47.0], 2000)
+    assert not best.beats(other, [40.0], 50)  # fewer queries, a wider interval
+    assert not best.beats(change, [1.0, 1.0, 1.0], 2000)  # the best one has no such validation
     assert best_of([best, of_course(other, 70.0, ended=True)]) is best
 
 
