@@ -41,7 +41,7 @@ _TOKEN, _POINT, _LABEL, _REFERENCE = 4.7, 40, 25, 4
 # with D of 64 and 512, hard and random negatives of 10 to 3,200, and with all labels.
 _PER_BYTE = 120e-9  # sharding: 17.4 s for 1,000,000 lines of JSON, 3,262 s for 110,000,000 of 23.6 GB
 _START = 3.0  # of the processes of a pipeline, where they start on this machine, and of a trainer
-_PER_PRODUCT = 60e-12  # mining: a number of a product of two vectors: 1M labels, 200,000 queries, IVF1024,PQ32x4fs
+_PER_PRODUCT = 14e-12  # mining, a multiplication: exact, and 1M labels, 200,000 queries, IVF1024,PQ32x4fs
 _STEP = 2e-3  # training: a step, whatever it has
 _PER_FEATURE = 2.5e-9  # a number of a row that the bag sums and learns; n-grams are rows too
 _PER_WEIGHT = 0.12e-9  # a weight of another encoder, for a token; and a number of a score in a matrix product
