@@ -26,6 +26,7 @@ from trainer.stream.sources import ALL_ROWS
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
 SHOWN = "P@1", "P@5", METRIC
 QUERIES = 2_000  # that a trial is scored on, at most
+_FEW = 200  # queries, which a tenth of the rows may be held out for: 50 of 1,000 rows made weights of scores chance
 _ROWS = 100_000  # of a trial, fewer of long texts
 _LONG = 200  # tokens that cost about as much as all else of a row
 _EPOCHS = 2, 4  # until a trial has passed over as many rows
@@ -86,7 +87,8 @@ class TrialData:
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
-        epochs = min(max(round(rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
+        passed = facts.queries + round(survey.texts * facts.labels)  # labels' texts are rows too
+        epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
             return cls(data, facts.queries, share, epochs, folder, device)
         if survey.is_symmetric:
@@ -146,8 +148,9 @@ class TrialData:
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
-    """Return the share of `rows` that is held out: `queries` of them, a twentieth at most."""
-    return float(f"{min(0.05, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
+    """Return the share of `rows` that is held out: `queries` of them, a twentieth at most; a tenth of few rows."""
+    most = min(0.1, max(0.05, _FEW / max(1, rows)))
+    return float(f"{min(most, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:

@@ -62,7 +62,8 @@ class RowFeatures:
     def weigh(self, counted: SparseRows) -> SparseRows:
         """Return what a call does for rows that are counted."""
         place = np.searchsorted(self.seen, counted.ids)
-        known = np.append(self.seen, PAD)[place] == counted.ids
+        known = place < len(self.seen)
+        known[known] = self.seen[place[known]] == counted.ids[known]
         kept = counted.keep(known)._replace(ids=place[known].astype(np.int32))
         return normalize_rows(scale_features(kept, self.factors))
 

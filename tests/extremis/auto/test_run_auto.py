@@ -86,7 +86,7 @@ def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, ru
     config = load_config(str(run / "config.toml"))["recipe"]
     assert recipe == restore_recipe(config, str(run))
     assert recipe.model_dump(mode="json") == config
-    assert (recipe.encoder.dimension, recipe.train.epochs, recipe.data.holdout) == (8, 2, 0.05)
+    assert (recipe.encoder.dimension, recipe.train.epochs, recipe.data.holdout) == (8, 2, 0.1)
     assert recipe.name == report_of(run)["chosen"]
     assert 0 < recipe.train.minutes < 20  # without the time that the trials took
     changes = ("--set", "train.minutes=0", "--set", "train.epochs=1", "--json")
@@ -99,7 +99,7 @@ def test_a_finished_run_is_scored_fused_and_exported(data: Path, run: Path, tmp_
     for scores in ("classifier", "fused"):
         done = call("evaluate", data, run, "--scores", scores, "--json")
         assert (done.status, done.json["queries"]) == (0, 30)
-    assert call("evaluate", data, run, "--split", HOLDOUT, "--json").json["queries"] == 3
+    assert call("evaluate", data, run, "--split", HOLDOUT, "--json").json["queries"] == 6
     assert call("export", data, run, tmp_path / "out", "--scores", "fused").status == 0
     assert call("predict", tmp_path / "out", tmp_path / "p.jsonl", "--data", data).status == 0
 
@@ -107,7 +107,7 @@ def test_a_finished_run_is_scored_fused_and_exported(data: Path, run: Path, tmp_
 def test_what_is_held_out_is_the_same_in_trials_and_run(data: Path, run: Path) -> None:
     recipe = load_recipe(str(run / "recipe.toml"))
     table, part = open_split(DataLayout(str(data)), HOLDOUT, recipe.data)
-    assert sum(rows.num_rows for rows in part.batches(table, ["query_id"])) == 3
+    assert sum(rows.num_rows for rows in part.batches(table, ["query_id"])) == 6
 
 
 def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:

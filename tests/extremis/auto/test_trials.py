@@ -25,6 +25,7 @@ def test_a_recipe_takes_the_share_that_is_held_out(rows: int) -> None:
     assert held_out <= QUERIES * 1.01 + 1
     assert held_out + data.trained.rows(rows) == rows
     assert rows < 40_000 or held_out == pytest.approx(QUERIES, rel=0.01)
+    assert rows < 1_000 or held_out >= 95
 
 
 def survey(labels: int = 30_000, queries: int = 90_000, symmetric: float = 0.0, tokens: float = 12.0) -> Survey:
@@ -52,8 +53,10 @@ def test_symmetric_data_is_tried_on_rows_of_all_labels(tmp_path: Path) -> None:
     rows = Data(holdout=0.005, share=trial_data.share).trained.rows(400_000)
     assert (trial_data.data, trial_data.rows, trial_data.epochs) == ("data", 400_000, 2)
     assert rows == pytest.approx(100_000 / (1 + 12 / 200), rel=0.01)
-    small = TrialData.prepare("data", survey(queries=5_000), str(tmp_path), "cpu")
+    small = TrialData.prepare("data", survey(queries=5_000, labels=3_000), str(tmp_path), "cpu")
     assert (small.data, small.share, small.epochs) == ("data", 1.0, 4)
+    many_labels = TrialData.prepare("data", survey(queries=5_000), str(tmp_path), "cpu")
+    assert many_labels.epochs == 3
 
 
 def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
