@@ -108,13 +108,13 @@ def _choose(
                 say(f"not tried: {contender.name}, for lack of time")
                 continue
             share = max(left / (len(kinds) - number + to_come), _LEAST_MINUTES) if minutes else 0.0
-            trials.append(trial_data.try_out(contender, best_of(trials) if trials else None, share))
+            trials.append(trial_data.try_out(contender, best_of(trials, trial_data.queries) if trials else None, share))
 
     try_out(list(fitting), VARIATIONS)
-    best = best_of(trials).contender
+    best = best_of(trials, trial_data.queries).contender
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     try_out(variations(best, weight), 0)
-    chosen = best_of(trials)
+    chosen = best_of(trials, trial_data.queries)
     _show(trials, chosen)
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.facts() for trial in trials]

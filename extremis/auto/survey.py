@@ -105,6 +105,11 @@ class Contender(NamedTuple):
         """Name of its trial: the recipe and the values that are changed."""
         return "-".join([self.recipe, *(change.partition(".")[2].replace("=", "-") for change in self.changes)])
 
+    @property
+    def dual(self) -> bool:
+        """True of a dual encoder."""
+        return _FEW_MINED in self.changes
+
     def changed(self, *changes: str) -> "Contender":
         """Return the same recipe with more changes."""
         return self._replace(changes=(*self.changes, *changes))

@@ -98,6 +98,11 @@ class TrialData:
         drawn = measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
         return cls(excerpt, drawn, share, epochs, folder, device)
 
+    @property
+    def queries(self) -> int:
+        """Number of the rows that a trial is scored on."""
+        return round(self.rows * holdout_share(self.rows))
+
     def try_out(self, contender: Contender, best: Trial | None = None, minutes: float = 0.0) -> Trial:
         """Train a contender without tables, in `minutes` at most (0: no limit), until it loses to `best`.
 
@@ -108,14 +113,13 @@ class TrialData:
             return Trial(contender, **read_json(place))
         storage.remove(run, recursive=True)
         began, course, ended = time.perf_counter(), list[float](), False
-        queries = round(self.rows * holdout_share(self.rows))
 
         def goes_on(report: EpochReport) -> bool:
             nonlocal ended
             if report.metrics:
                 course.append(report.metrics[METRIC])
                 is_last = report.epoch + 1 == report.epochs
-                ended = not is_last and best is not None and best.beats(contender, course, queries)
+                ended = not is_last and best is not None and best.beats(contender, course, self.queries)
             return not ended
 
         outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on)
@@ -153,6 +157,14 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
     return float(f"{min(most, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
 
 
-def best_of(trials: Sequence[Trial]) -> Trial:
-    """Return the trial with the best score, the first of equals, of those that were trained to their end."""
-    return max((trial for trial in trials if not trial.ended), key=lambda trial: trial.score)
+def best_of(trials: Sequence[Trial], queries: int) -> Trial:
+    """Return the best, by so many `queries`, of the trials that were trained to their end; the first of equals.
+
+    A dual encoder is, where no other is ahead by more than half of the interval, as all have the same queries: hard
+    negatives, which no trial has, lift it most. On 20,000 rows of YSO it ended at P@1 22.9, and a contender that was
+    0.2 ahead of it in a trial at 14.6.
+    """
+    finished = [trial for trial in trials if not trial.ended]
+    best = max(trial.score for trial in finished)
+    near = [trial for trial in finished if best - trial.score <= half_interval(best, queries) / 2]
+    return max([trial for trial in near if trial.contender.dual] or near, key=lambda trial: trial.score)

@@ -83,7 +83,12 @@ def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     assert best.beats(other, [47.0], 2000)
     assert not best.beats(other, [40.0], 50)  # fewer queries, a wider interval
     assert not best.beats(change, [1.0, 1.0, 1.0], 2000)  # the best one has no such validation
-    assert best_of([best, of_course(other, 70.0, ended=True)]) is best
+    assert best_of([best, of_course(other, 70.0, ended=True)], 500) is best
+    dual = next(each for each in contenders(survey()) if each.dual)
+    near, far = of_course(dual, best.score - 1.0), of_course(dual, best.score - 10.0)
+    assert best_of([best, near], 500) is near
+    assert best_of([best, far], 500) is best
+    assert best_of([best, near], 500_000) is best
 
 
 def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path: Path) -> None:
