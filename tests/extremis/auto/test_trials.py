@@ -77,12 +77,13 @@ def of_course(contender: Contender, *course: float, ended: bool = False) -> Tria
 def test_a_trial_loses_where_it_is_behind_at_the_same_epoch() -> None:
     best = of_course(Contender("astra"), 50.0, 60.0)
     change, other = Contender("astra", ("encoder.ngram_weight=1",)), Contender("decoupled")
-    assert best.beats(change, [49.9], 2000)
-    assert not best.beats(change, [50.1], 2000)  # though it is below the best one's end
-    assert not best.beats(other, [48.0], 2000)  # within the interval
-    assert best.beats(other, [47.0], 2000)
-    assert not best.beats(other, [40.0], 50)  # fewer queries, a wider interval
-    assert not best.beats(change, [1.0, 1.0, 1.0], 2000)  # the best one has no such validation
+    assert best.beats(change, [49.9], 2000, 2)
+    assert not best.beats(change, [50.1], 2000, 2)  # though it is below the best one's end
+    assert not best.beats(change, [1.0], 2000, 1)  # one epoch is too early
+    assert not best.beats(other, [48.0], 2000, 1)  # within the interval
+    assert best.beats(other, [47.0], 2000, 1)
+    assert not best.beats(other, [40.0], 50, 1)  # fewer queries, a wider interval
+    assert not best.beats(change, [1.0, 1.0, 1.0], 2000, 3)  # the best one has no such validation
     assert best_of([best, of_course(other, 70.0, ended=True)], 500) is best
     dual = next(each for each in contenders(survey()) if each.dual)
     near, far = of_course(dual, best.score - 1.0), of_course(dual, best.score - 10.0)
