@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -18,10 +19,13 @@ PAGE = (ROOT / "docs" / "stream.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_loop.py"
 
 
-def test_the_page_shows_the_example_as_it_is() -> None:
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert shown == EXAMPLE.read_text()
-    assert len(shown.splitlines()) <= 30
+def test_the_page_shows_the_examples_as_they_are() -> None:
+    own, *others = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert own == EXAMPLE.read_text()
+    assert len(own.splitlines()) <= 45
+    for shown, name in zip(others, ("hf_trainer", "lightning_module"), strict=True):
+        assert shown in EXAMPLE.with_stem(name).read_text()
+        assert len(shown.splitlines()) <= 35
 
 
 def test_the_recipe_on_the_page_is_one() -> None:
@@ -34,11 +38,31 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
     queries, labels = open_manifest(layout.queries("train")), open_manifest(layout.labels).rows
     table = np.random.default_rng(0).integers(0, labels, (queries.rows, 12))
     write_negatives(str(tmp_path / "negatives"), queries, table, labels)
-    command = [sys.executable, EXAMPLE, data, tmp_path / "negatives"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True, check=False
-    )
+    done = follow(data, tmp_path / "negatives")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+) at step", done.stdout)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ((), "the following arguments are required: DATA"),
+        (("nowhere",), "error: nowhere/queries/train: no table here"),
+        (("{data}", "nowhere"), "error: nowhere: no table here"),
+        (("{data}", "{data}"), "expected a negatives table, got a data table"),
+    ],
+)
+def test_wrong_use_of_the_example_is_one_message(places: tuple[str, ...], message: str, data: Path) -> None:
+    done = follow(*(place.format(data=data) for place in places))
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def follow(*places: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the example."""
+    command = [sys.executable, EXAMPLE, *places]
+    env = environment({"PYTHONPATH": str(ROOT)})
+    return subprocess.run(command, cwd=EXAMPLE.parent, env=env, capture_output=True, text=True, check=False)

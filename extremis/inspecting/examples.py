@@ -1,9 +1,8 @@
 """Queries with text, positives, and the hard negatives that a run's table joins to them."""
 
 import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,8 @@ from extremis.inspecting.decode_text import TextDecoder, clean, input_columns
 from pipelines.sharding.hashing import hash_strings
 from schemas import PAD, storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
+from schemas.layout import DataLayout, RunLayout
+from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 
@@ -48,24 +48,6 @@ def _likely_group(table: Table, key: str) -> list[int]:
 
 def _keys(table: Table, number: int) -> pa.Array:
     return table.read_group(number, ["key"]).column("key").combine_chunks()
-
-
-class RunTable(NamedTuple):
-    """A table of the source `queries` or `labels`, made for training from `epoch` on."""
-
-    epoch: int
-    source: str
-    table: Table
-
-
-def run_tables(run: RunLayout) -> Iterator[RunTable]:
-    """Yield the run's finished tables, newest first. Raises TableError, StorageError."""
-    for epoch in reversed(numbered(run.negatives_root)):
-        for name in storage.list_names(epoch_of(run.negatives_root, epoch)):
-            if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
-                continue
-            if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:
-                yield RunTable(epoch, name, table)
 
 
 LONGEST_QUERY = 600

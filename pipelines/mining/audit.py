@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from pipelines.common.vectors import Source
 from schemas.errors import ExtremisError
-from schemas.layout import RunLayout, numbered
+from schemas.layout import RunLayout
 from schemas.ragged import Ragged
+from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from search.block import Block
@@ -107,15 +108,12 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
 
 def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
     """Return the newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
-    layout = RunLayout(run)
-    for epoch in reversed(numbered(layout.negatives_root)):
-        if use_from is not None and epoch >= use_from:
-            continue
-        table = Table.find(layout.negatives(epoch, source.name), "negatives")
-        if table is not None:
-            same = [shard.rows for shard in table.shards] == [shard.rows for shard in source.queries.shards]
-            return table if same and table.parents["queries"] == source.queries.digest else None
-    return None
+    newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
+    if newest is None:
+        return None
+    table = newest.table
+    same = [shard.rows for shard in table.shards] == [shard.rows for shard in source.queries.shards]
+    return table if same and table.parents["queries"] == source.queries.digest else None
 
 
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:

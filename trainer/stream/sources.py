@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, source_of_part
+from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
+from schemas.run_tables import run_tables
 from schemas.table import PartTable, Table
 from trainer.inputs import Kind, require_inputs
 from trainer.schedule import MOST_WEIGHT
@@ -80,12 +82,28 @@ class Source:
         return 0 if self.negatives is None else self.negatives.width("label_ids")
 
     def with_negatives(self, url: str | None) -> "Source":
-        """Join the rows with the table at `url`. Raises TableError when it was made from other rows."""
+        """Join the rows with the table at `url`, or with the newest finished one of the run there.
+
+        Raises TableError when there is none, and when it was made from other rows.
+        """
         if url is None:
             return replace(self, negatives=None)
-        negatives = Table.open(url, "negatives")
+        negatives = Table.find(url, "negatives") or self._newest_negatives(url)
         negatives.require_aligned(self.table, "Mine it again.")
         return replace(self, negatives=negatives)
+
+    def _newest_negatives(self, url: str) -> Table:
+        """Return the newest table of the run at `url`. Raises TableError as opening a table there where is no run."""
+        run = RunLayout(url)
+        if not storage.exists(run.config):
+            return Table.open(url, "negatives")
+        newest = next(run_tables(run, self.name), None)
+        if newest is None:
+            raise TableError(
+                f"{url}: this run has no finished table of negatives for {self.name}. Mine one (extremis mine), or "
+                "train with random ones alone."
+            )
+        return newest.table
 
     def in_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""

@@ -1,0 +1,31 @@
+"""Finished tables of hard negatives that a run has."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from schemas import storage
+from schemas.layout import RunLayout, epoch_of, numbered
+from schemas.table import Table
+
+
+class RunTable(NamedTuple):
+    """A table of the source `queries` or `labels`, made for training from `epoch` on."""
+
+    epoch: int
+    source: str
+    table: Table
+
+
+def run_tables(run: RunLayout, source: str | None = None, before: int | None = None) -> Iterator[RunTable]:
+    """Yield the run's finished tables, newest first: of `source` alone, and for epochs `before` one, where given.
+
+    Raises TableError, StorageError.
+    """
+    for epoch in reversed(numbered(run.negatives_root)):
+        if before is not None and epoch >= before:
+            continue
+        for name in storage.list_names(epoch_of(run.negatives_root, epoch)) if source is None else [source]:
+            if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
+                continue
+            if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:
+                yield RunTable(epoch, name, table)
