@@ -92,7 +92,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
     group = Group.of_environment()
     trainer = Trainer.start(data, run, recipe, lambda line: None, group)
     meter = Meter()
-    miner = start_miner(data, run, ()) if group.first and recipe.table_epochs() else None
+    miner = start_miner(data, run, print, ()) if group.first and recipe.table_epochs() else None
     for _ in trainer.train(meter.step):
         pass
     if miner is not None:

@@ -13,8 +13,9 @@ from typing import NoReturn
 import click
 
 import extremis
-from extremis.console import open_streams, output, say_error
+from extremis.console import Unread, open_streams, output, say_error
 from extremis.installation import extra_of
+from schemas.cores import share_cores
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
@@ -81,7 +82,7 @@ def cli() -> None:
     Example, the whole loop:
       extremis shard raw/ data/
       extremis run auto data/ runs/1
-      extremis evaluate data/ runs/1 --scores fused
+      extremis evaluate data/ runs/1
     """
 
 
@@ -92,8 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         open_streams()
-        # Before OpenMP is loaded: a thread that spins while it waits takes a processor that the miner has work for.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        share_cores()
         if TRACEBACK not in os.environ:
             sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
     try:
@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # whoever read the results has enough
-        sys.exit(1)
+    except Unread:
+        sys.exit(0)
     except Exception as error:
         _fail(error)
 

@@ -61,7 +61,7 @@ class _Channel:
         return SafeConsole(self._clean, stderr=self._name == "stderr", width=self._width)
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        """Print a text, or something that rich draws. Raises StorageError, BrokenPipeError."""
+        """Print a text, or something that rich draws. Raises StorageError, Unread."""
         spoke()
         if not isinstance(text, str) or (style is not None and self.is_terminal):
             self.rich.print(text, end=end, style=style)
@@ -81,6 +81,10 @@ class _Notes(_Channel):
             super().print(text, end, style)
 
 
+class Unread(Exception):
+    """Whoever read standard output has enough. It is no OSError: other pipes break for other reasons."""
+
+
 class _Stream(io.FileIO):
     """Standard output (1) or error (2) of a command: what cannot be written there is an error once, or is lost."""
 
@@ -94,7 +98,7 @@ class _Stream(io.FileIO):
             if is_lost:
                 return len(data)
             if isinstance(error, BrokenPipeError):
-                raise
+                raise Unread from None
             raise StorageError(f"cannot write to standard output: {error.strerror}; give it another place.") from error
 
 
@@ -131,7 +135,8 @@ class Event:
 class Output:
     """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
 
-    `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work.
+    `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work. `log` gets
+    every line of progress, and alone those said while output is `aside`.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -139,6 +144,8 @@ class Output:
     verbose: bool = False
     tables: Literal["stdout", "stderr", "nowhere"] = "stdout"
     command: str = ""
+    log: Callable[[str], object] | None = None
+    aside: bool = False
 
 
 class _Results(_Channel):
@@ -146,7 +153,8 @@ class _Results(_Channel):
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         if _output.tables == "stdout":
-            super().print(text, end, style)
+            with contextlib.suppress(Unread):  # the work, and its status, are what they are
+                super().print(text, end, style)
         elif _output.tables == "stderr" and not _output.quiet:
             notes.print(text, end, style)
 
@@ -217,6 +225,10 @@ def say_error(message: str) -> None:
 
 
 def _tell(event: Event) -> None:
+    if _output.log is not None:
+        _output.log(event.text)
+    if _output.aside and not _output.verbose:
+        return
     if _output.listener is not None:
         _output.listener(event)
     elif not _output.quiet:
@@ -250,7 +262,7 @@ class Bar:
     `quiet`: print nothing. Use as a context manager.
     """
 
-    def __init__(self, title: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
+    def __init__(self, title: str, total: int | None, seconds: float = 30.0, quiet: bool = False) -> None:
         quiet = quiet or _output.quiet
         self._title, self._total, self._seconds, self._quiet = title, total, seconds, quiet
         self._plain = _output.listener is not None or not notes.is_terminal

@@ -17,19 +17,21 @@ _LOOK_SECONDS = 0.2
 ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer holds open
 
 
-def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "mine") -> "Miner":
-    """Start `extremis mine --watch`, or `extremis cluster`, as a process of its own. Raises ExtremisError."""
+def start_miner(
+    data: str, run: str, log: Callable[[str], object], beam_options: Sequence[str], verb: str = "mine"
+) -> "Miner":
+    """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
     command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
     if beam_options:
         command += ["--", *beam_options]
-    return Miner(command)
+    return Miner(command, log)
 
 
 class Miner:
     """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str], log: Callable[[str], object]) -> None:
+        self._command, self._log, self._last = command, log, ""
         self._stopping, self._over = threading.Event(), threading.Event()
         self._tell: Callable[[], None] = _tell_nobody
         self.process = self._start()
@@ -57,9 +59,26 @@ class Miner:
 
     def _start(self) -> subprocess.Popen:
         try:
-            return subprocess.Popen(self._command, env={**os.environ, ATTACHED: "1"}, stdin=subprocess.PIPE)
+            process = subprocess.Popen(
+                self._command,
+                env={**os.environ, ATTACHED: "1"},
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
         except OSError as error:
             raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
+        self._reader = threading.Thread(target=self._read, args=(process,), name="extremis-miner-log", daemon=True)
+        self._reader.start()
+        return process
+
+    def _read(self, process: subprocess.Popen) -> None:
+        """Write the lines of a process to the log, and keep the last one."""
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._last = line.rstrip()
+            self._log(f"miner: {self._last}")
 
     def _watch(self) -> None:
         self._watch_and_restart()
@@ -73,7 +92,8 @@ class Miner:
                     break
             if self._stopping.is_set() or self.process.returncode == 0:
                 return
-            ended = _describe(self.process.returncode)
+            self._reader.join(_LOOK_SECONDS)
+            ended = _describe(self.process.returncode) + (f": {self._last}" if self._last else "")
             if pause is None or self.process.returncode == InputError.exit_status:
                 say(f"the miner {ended}; it is not started again, so later epochs use older tables or none")
                 return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 _TICK = 0.1
 _SPINNER_AFTER = 0.3  # seconds of silence
-_LINES_AFTER, _LONGEST = 2.0, 16.0  # seconds of silence before a line; each is twice the last, up to _LONGEST
+_LINES_AFTER, _LONGEST = 5.0, 30.0  # seconds of silence before a line; each is twice the last, up to _LONGEST
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_FRAMES = "|/-\\"
 

@@ -8,6 +8,7 @@ from extremis.console import Bar, say
 from extremis.metrics import MetricsState, serving
 from extremis.miner import start_miner
 from extremis.ranks import keep_command, owning
+from extremis.run_log import logged
 from extremis.spinner import doing
 from schemas import storage
 from schemas.errors import StorageError
@@ -30,19 +31,22 @@ def train(
     metrics: tuple[str, int] | None = None,
     grace: float = GRACE,
     goes_on: Callable[[EpochReport], bool] | None = None,
+    title: str = "",
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
     `metrics`: host and port where rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
     saving a checkpoint; 0: the process ends at once. `goes_on` is asked after each epoch: False leaves the run there.
+    `title`: what progress is called; "" is by the recipe.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
     another process trains RUN, StoppedError where a signal stopped this one.
     """
-    with owning(run, group, data) as claim, stopping_on_signal(grace) as asked:
-        doing("setting up the run")
+    with owning(run, group, data) as claim, stopping_on_signal(grace) as asked, logged(run) as log:
+        doing(f"{title or 'train'}: reading the data")
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
         if group.first:
+            log.begin()
             keep_command(RunLayout(run))
         interrupts = Interrupts(asked)
         trainer.interrupt_by(interrupts)
@@ -50,12 +54,12 @@ def train(
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
-            miner = start_miner(data, run, beam_options, "cluster" if recipe.clusters else "mine")
+            miner = start_miner(data, run, log, beam_options, "cluster" if recipe.clusters else "mine")
             miner.on_end(interrupts.miner_ended.set)
         try:
             with (
                 serving(state, metrics if group.first else None, say),
-                Bar(f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
+                Bar(title or f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
             ):
 
                 def on_step(step: int, total: int, loss: float) -> None:

@@ -10,6 +10,7 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "_manifest.json"  # readers of Parquet folders take no file that begins with `_` for a shard
+RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
 EARLIER_MANIFEST = "manifest.json"  # of tables of earlier versions, which are read as before
 SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
 # What `extremis ablate` writes: of one run in its RUN, of all of them in OUT; and its page in OUT.
@@ -118,13 +119,14 @@ class RunLayout:
 
     root: str
 
-    config = _Below("config.toml")
+    config = _Below(RUN_FILE)
     checkpoints = _Below("checkpoints")
     dumps = _Below("dumps")
     negatives_root = _Below("negatives")
     clusters_root = _Below(CLUSTERS)
     adoptions = _Below("adoptions")
     metrics = _Below("metrics.jsonl")
+    log = _Below("run.log")
     tensorboard = _Below("tensorboard")
     services = _Below("services.json")  # which runs of tracking services are this one
     evaluations = _Below("evaluations")

@@ -3,7 +3,10 @@
 import json
 from collections.abc import Generator
 
+import torch
+
 from schemas import storage
+from schemas.cores import cores
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners.claim import Claim, Unclaimed
@@ -47,7 +50,8 @@ class Trainer:
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
-        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
+        threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
+        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         require_room_for_run(parts)
         initialise_model(parts)
         parts.tracker.start(0)
@@ -76,7 +80,8 @@ class Trainer:
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
             require_same_recipe(config["recipe"], started, recipe, run)
-        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
+        threads = config.get("machine", {}).get("threads", 0)
+        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         if checkpoint is None:
             initialise_model(parts)
             progress = Progress()
@@ -117,7 +122,8 @@ class Trainer:
 def _write_config(parts: Parts) -> None:
     made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
     if parts.group.first:
-        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from))
+        machine = {"threads": torch.get_num_threads()}
+        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from, machine=machine))
 
 
 def _correct(parts: Parts) -> None:

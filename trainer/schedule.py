@@ -26,12 +26,13 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
     """Return the epochs of a run of about so many `minutes` (0: `most`), from the `seconds` of each epoch so far.
 
-    Those fit for which the minutes left have room at the pace of the last one, the next one at least, `most` at most.
+    Those fit for which the minutes left have room at the pace of the last one, but for a tenth of one; the next one at
+    least, `most` at most.
     """
     if not minutes or not seconds:
         return most
     left = minutes * 60 - sum(seconds)
-    return min(most, len(seconds) + max(1, round(left / max(seconds[-1], 1e-9))))
+    return min(most, len(seconds) + max(1, int(left / max(seconds[-1], 1e-9) + 0.1)))
 
 
 @dataclass

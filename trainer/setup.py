@@ -72,11 +72,16 @@ class Parts:
         return self.step.model
 
 
-def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group, claim: Claim) -> Parts:
-    """Open and build the parts of a run, on every rank. Raises InputError, TableError."""
+def set_up(
+    data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group, claim: Claim, threads: int = 0
+) -> Parts:
+    """Open and build the parts of a run, on every rank. Raises InputError, TableError.
+
+    `threads`: of torch, where the recipe states none; 0: as many as there are.
+    """
     say = say if group.first else _say_nothing
-    if recipe.train.threads:
-        set_threads(recipe.train.threads)
+    if recipe.train.threads or threads:
+        set_threads(recipe.train.threads or threads)
     device = open_device(recipe.train.device)
     say(f"device: {describe_device(device)}")
     facts = DataSizes.of(data)

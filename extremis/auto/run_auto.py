@@ -1,14 +1,18 @@
 """The run of `auto`: survey, trials, the best recipe trained on all rows but a few, and its scores fused."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import tomli_w
 
+from extremis.auto import WAITS
 from extremis.auto.survey import VARIATIONS, Contender, Survey, contenders, variations
 from extremis.auto.trials import METRIC, SHOWN, Trial, TrialData, best_of, holdout_share
 from extremis.console import say, table
+from extremis.run_log import logged
+from extremis.spinner import doing
 from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import InputError
@@ -19,15 +23,19 @@ from schemas.owners.place import require_place
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config import Recipe, load_config, restore_recipe
+from trainer.config.load import applicable_overrides
 from trainer.device import open_device
-from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
-from trainer.settings.resolve import Resolved, resolve
+from trainer.evaluation.fitting import MISSED, FitOptions, describe_weights, fit_ranker, fit_weights
+from trainer.settings.resolve import Resolved, facts_of, resolve
 from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
 _PATIENCE = 2  # validations without a better one
 _OF_TRIALS = 1 / 3  # of the time for all
+_LATE = 1.1  # that --minutes may be off
+_WIDER = 1.5  # an epoch of the final run, in epochs of a trial over as many rows
+_OF_RANKER, _OF_FUSION = 0.3, 0.1  # of what is left then
 _LEAST_MINUTES = 0.05  # of a trial
 
 
@@ -46,7 +54,7 @@ def run_auto(
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])
-    with claimed(run, "trained", say):
+    with claimed(run, "trained", say), logged(run):
         began = time.perf_counter()
         is_there = storage.exists(RunLayout(run).config)
         _require_able(run, is_there, resume)
@@ -57,10 +65,19 @@ def run_auto(
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
             report = read_json(join(run, REPORT))
         else:
-            report, resolved = _choose(data, run, survey, overrides, minutes)
-            for line in resolved.lines(data):
+            report, resolved, epoch = _choose(data, run, survey, overrides, minutes)
+            facts = facts_of(resolved.recipe, data)
+            texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
+            held_out = survey.facts.queries - facts.queries
+            say(f"training points: {facts.queries:,} queries{texts}; {held_out:,} queries are held out")
+            for line in resolved.reasons:
                 say(line)
-            recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
+            recipe = resolved.recipe
+        spent = time.perf_counter() - began
+        doing("fitting the linear ranker")
+        ranker = fit_ranker(data, recipe, seconds=(60 * minutes - spent) * _OF_RANKER if minutes else math.inf)
+        if not is_there:
+            recipe = _within(recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent)
             _write(run, report, recipe)
         if storage.exists(RunLayout(run).finished):  # its newest checkpoint may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
@@ -69,8 +86,9 @@ def run_auto(
         best = best_step(RunLayout(run))
         _tidy(RunLayout(run), best)
         to_fit = FitOptions(step=best, device=recipe.train.device)
-        fusion = fit_weights(data, run, to_fit).parameters
-        say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
+        doing("fitting the weights of the scores")
+        fusion = fit_weights(data, run, to_fit, ranker=ranker).parameters
+        say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -90,8 +108,8 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 
 def _choose(
     data: str, run: str, survey: Survey, overrides: Sequence[str], minutes: float
-) -> tuple[dict[str, Any], Resolved]:
-    """Try the contenders, then variations of the best, and return a report and the recipe of the winner.
+) -> tuple[dict[str, Any], Resolved, float]:
+    """Try the contenders, then variations of the best: a report, the recipe of the winner, seconds of an epoch of it.
 
     Of `minutes` (0: no limit) trials have a share; contenders that find no time left are not tried.
     """
@@ -108,7 +126,9 @@ def _choose(
                 say(f"not tried: {contender.name}, for lack of time")
                 continue
             share = max(left / (len(kinds) - number + to_come), _LEAST_MINUTES) if minutes else 0.0
-            trials.append(trial_data.try_out(contender, best_of(trials, trial_data.queries) if trials else None, share))
+            best = best_of(trials, trial_data.queries) if trials else None
+            title = f"trial {len(trials) + 1} of {len(trials) + len(kinds) - number + to_come}, {contender.name}"
+            trials.append(trial_data.try_out(contender, title, best, share))
 
     try_out(list(fitting), VARIATIONS)
     best = best_of(trials, trial_data.queries).contender
@@ -118,7 +138,8 @@ def _choose(
     _show(trials, chosen)
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.facts() for trial in trials]
-    return report, _resolve(data, chosen.contender, rows, overrides)
+    epoch = _WIDER * chosen.seconds / trial_data.epochs * rows / trial_data.rows
+    return report, _resolve(data, chosen.contender, rows, overrides), epoch
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
@@ -138,22 +159,32 @@ def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequen
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
     """Return the contender's recipe for all rows but those held out."""
+    waits = applicable_overrides(contender.recipe, [WAITS]) if WAITS in overrides else []
     changes = [
         *contender.changes,
         f"data.holdout={holdout_share(rows, _HELD_OUT)}",
         f"validation.metric={METRIC}",
         "checkpoint.keep=1",
         f"validation.patience={_PATIENCE}",
-        *overrides,
+        *(each for each in overrides if each != WAITS),
+        *waits,
     ]
     return resolve(contender.recipe, changes, data)
 
 
-def _within(recipe: Recipe, minutes: float, seconds: float) -> Recipe:
-    """Let training end when `minutes` are over, of which `seconds` are."""
+def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
+    """Let training end where fusion still fits into `minutes`, of which so many seconds are `spent`.
+
+    Fusion embeds all rows once, and fits the ranker again, which took `of_ranker` seconds, where it has to. Says so
+    where two epochs, of about so many seconds, take longer: rates have to fall to their end.
+    """
     if not minutes:
         return recipe
-    left = max(0.1, minutes - seconds / 60)
+    left = (60 * minutes - spent) * (1 - _OF_FUSION) - (of_ranker if recipe.data.holdout > MISSED else 0.0)
+    needed = minutes + (2 * epoch - left) / 60
+    if needed > _LATE * minutes:
+        say(f"--minutes {minutes:g} is too short: two epochs are trained, and all takes about {needed:.1f} minutes")
+    left = max(0.1, left / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
 
 

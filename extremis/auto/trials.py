@@ -10,6 +10,7 @@ from typing import Any
 
 from extremis.auto.excerpt import write_excerpt
 from extremis.auto.survey import Contender, Survey
+from extremis.console import output, say
 from extremis.supervisor import train
 from schemas import storage
 from schemas.json_files import read_json, write_json
@@ -106,10 +107,11 @@ class TrialData:
         """Number of the rows that a trial is scored on."""
         return round(self.rows * holdout_share(self.rows))
 
-    def try_out(self, contender: Contender, best: Trial | None = None, minutes: float = 0.0) -> Trial:
+    def try_out(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
         """Train a contender without tables, in `minutes` at most (0: no limit), until it loses to `best`.
 
-        A trial that is there already is not run again. Raises ExtremisError.
+        Its lines go to the log alone, but for one that begins with `title`. A trial that is there already is not run
+        again. Raises ExtremisError.
         """
         place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
         if storage.exists(place):
@@ -127,9 +129,12 @@ class TrialData:
                 )
             return not ended
 
-        outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on)
+        with output(aside=True):
+            outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on, title=title)
         metrics = outcome["epochs"][-1]["validation"]
         trial = Trial(contender, metrics, course, ended, round(time.perf_counter() - began, 1))
+        scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN)
+        say(f"{title}: {scores}  {trial.seconds:.0f} s{', ended: it had lost' if ended else ''}")
         write_json(place, {"metrics": metrics, "course": course, "ended": ended, "seconds": trial.seconds})
         return trial
 

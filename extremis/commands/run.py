@@ -34,6 +34,7 @@ def run(
     grace: Grace = GRACE,
     metrics_host: MetricsHost = LOOPBACK,
     minutes: Annotated[float | None, Option(ge=0.1)] = None,
+    deterministic: bool = False,
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
@@ -48,6 +49,7 @@ def run(
 
     Options:
         minutes: With `auto`: time for all of it. Default: no limit.
+        deterministic: Wait for each table: two runs with as many threads (train.threads) give the same bytes.
 
     Examples:
       extremis run auto data/ runs/1 --minutes 10
@@ -57,12 +59,19 @@ def run(
     source, data, run = fspath(recipe), fspath(data), fspath(run)
     process = process_options(resume, metrics_port, metrics_host, grace)
     overrides = with_settings(changes(set), train__device=device, train__start_from=from_run and fspath(from_run))
+    from extremis.auto import WAITS
+    from trainer.config.load import applicable_overrides
+
+    if deterministic and minutes is not None:
+        raise InputError("--minutes ends work by the clock, --deterministic leaves nothing to it. Give one of them.")
     if source != "auto":
         if minutes is not None:
             raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
-        return train_recipe(source, data, run, overrides, process, beam_options)
+        waits = applicable_overrides(source, [WAITS]) if deterministic else []
+        return train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None:
         raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
     from extremis.auto.run_auto import run_auto
 
+    overrides = (*overrides, WAITS) if deterministic else overrides
     return run_auto(data, run, minutes or 0.0, overrides, beam_options, **process)

@@ -29,6 +29,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress
 from schemas import storage
+from schemas.cores import cores
 from schemas.errors import ExtremisError, InputError, StorageError
 from schemas.manifest import code_version
 from schemas.sizes import say_bytes
@@ -218,9 +219,14 @@ def answer(number: int, question: Question) -> None:
         )
     for url in (join(question.folder, _LAUNCHER), *question.reads):
         _require_readable(worker, url)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts = {"worker": worker, "host": host, "cores": cores, "memory": memory, "seconds": time.time() - question.asked}
+    facts = {
+        "worker": worker,
+        "host": host,
+        "cores": cores(),
+        "memory": memory,
+        "seconds": time.time() - question.asked,
+    }
     try:
         body = json.dumps(facts).encode()
         storage.write_bytes(join(question.folder, f"{host}-{os.getpid()}.json"), body, durable=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pipelines.runners.local import LocalRunner, Mode, Runner
 from schemas import storage
+from schemas.cores import cores
 from schemas.errors import MissingExtra
 
 _WORTH_PROCESSES = 8 << 20  # bytes
@@ -33,8 +34,8 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
 
         return BeamRunner(beam_options)
     if not any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in beam_options):
-        mode, workers = "multi_processing" if _worth_processes(urls) else "in_memory", min(_cores(), _MOST_WORKERS)
-    return LocalRunner(mode, workers or _cores())
+        mode, workers = "multi_processing" if _worth_processes(urls) else "in_memory", min(cores(), _MOST_WORKERS)
+    return LocalRunner(mode, workers or cores())
 
 
 def is_local(beam_options: Sequence[str]) -> bool:
@@ -83,10 +84,6 @@ def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
 
 def _worth_processes(urls: Sequence[str]) -> bool:
     """Return whether the files at `urls` are worth the start of processes, which takes a second, and can be reached."""
-    if _cores() < 2 or any(url.startswith("memory://") for url in urls):
+    if cores() < 2 or any(url.startswith("memory://") for url in urls):
         return False
     return sum(storage.size(url) for url in urls if storage.exists(url)) >= _WORTH_PROCESSES
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

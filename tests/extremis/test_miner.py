@@ -32,14 +32,14 @@ def wait_until_quiet(process: Miner) -> None:
     ("body", "words", "starts"),
     [
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (out of memory, maybe)", 4),
-        ("sys.exit(1)", "ended with status 1", 4),
+        ("sys.exit('no room')", "ended with status 1: no room", 4),
         ("sys.exit(2)", "ended with status 2; it is not started again", 1),
         ("sys.exit(0)", "", 1),
     ],
 )
 def test_how_often_it_is_started(tmp_path: Path, said: list[str], body: str, words: str, starts: int) -> None:
-    ended: list[str] = []
-    process = Miner(script(tmp_path / "starts", body))
+    ended, logged = list[str](), list[str]()
+    process = Miner(script(tmp_path / "starts", body), logged.append)
     process.on_end(lambda: ended.append("told"))
     wait_until_quiet(process)
     assert set(ended) == {"told"}
@@ -47,6 +47,7 @@ def test_how_often_it_is_started(tmp_path: Path, said: list[str], body: str, wor
     assert len((tmp_path / "starts").read_text().splitlines()) == starts
     assert all(words in line for line in said)
     assert len(said) == (starts if words else 0)
+    assert logged == ["miner: no room"] * (starts if "room" in body else 0)
     if starts > 1:
         assert [line.rpartition("; ")[2] for line in said] == [
             "starting it again in 0.05 s (1 of 3)",
@@ -57,14 +58,14 @@ def test_how_often_it_is_started(tmp_path: Path, said: list[str], body: str, wor
 
 
 def test_one_that_works_is_stopped_quietly(tmp_path: Path, said: list[str]) -> None:
-    process = Miner(script(tmp_path / "starts", "time.sleep(600)"))
+    process = Miner(script(tmp_path / "starts", "time.sleep(600)"), print)
     process.stop()
     assert process.process.returncode is not None
     assert said == []
 
 
 def test_a_killed_one_is_replaced_while_it_is_watched(tmp_path: Path, said: list[str]) -> None:
-    process = Miner(script(tmp_path / "starts", "time.sleep(600)"))
+    process = Miner(script(tmp_path / "starts", "time.sleep(600)"), print)
     first = process.process
     first.kill()
     limit = time.monotonic() + 30

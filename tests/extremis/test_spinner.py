@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from extremis import spinner
 from extremis.spinner import alive, doing, suspended
 from tests.command import ROOT, environment
 
@@ -50,8 +53,9 @@ def test_a_terminal_has_a_spinner_that_makes_room_for_results() -> None:
     assert after.partition("the end")[0].endswith("\r\x1b[K")
 
 
-def test_a_file_has_a_line_only_after_a_while() -> None:
+def test_a_file_has_a_line_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
+    monkeypatch.setattr(spinner, "_LINES_AFTER", 1.0)
     with alive("evaluate: at work", on_terminal=False, tell=lines.append):
         time.sleep(0.5)
         assert lines == []
@@ -59,5 +63,5 @@ def test_a_file_has_a_line_only_after_a_while() -> None:
         while not lines:
             time.sleep(0.1)
         with suspended():
-            time.sleep(2.5)
-    assert lines == ["evaluate: measuring baselines, 2 s"]
+            time.sleep(0.5)
+    assert lines == ["evaluate: measuring baselines, 1 s"]

@@ -198,7 +198,7 @@ def test_each_epoch_takes_the_newest_table_and_says_so(data: SmallData, tables: 
     train(trainer, on_epoch=lambda report: adopted.append((report.adoption.table_epoch, report.adoption.late)))
     assert adopted == [(None, False), (None, False), (2, False), (2, False), (4, False), (4, False), (4, True)]
     assert [line for line in said if not line.startswith("device: ")] == [
-        "epoch 6: the table of clusters due at epoch 6 is not there yet; going on with the table of epoch 4"
+        "epoch 6: the table of clusters due at epoch 6 is still to come; going on with the table of epoch 4"
     ]
     # Another table in the place of one that was trained on is seen.
     place = RunLayout(run).clusters(4, "queries")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
@@ -23,6 +24,7 @@ from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
 from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
+from trainer.rows.threads import set_threads
 from trainer.tracking import read_metrics
 
 BASE = {
@@ -140,6 +142,18 @@ def test_a_crash_between_a_dump_and_the_end_of_its_parts_leaves_none(
     assert rest == losses[-len(rest) :]
     assert outcome(run) == outcome(whole)
     assert not storage.list_names(run.parts(0))
+
+
+def test_a_resume_keeps_the_threads_that_the_run_began_with(data: SmallData, runs: Iterator[RunLayout]) -> None:
+    run, before = next(runs), torch.get_num_threads()
+    try:
+        set_threads(1)
+        Trainer.start(data.layout.root, run.root, recipe(), silent)
+        set_threads(2)
+        Trainer.resume(data.layout.root, run.root, recipe(), silent)
+        assert torch.get_num_threads() == 1
+    finally:
+        set_threads(before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])

@@ -1,6 +1,7 @@
 """The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and a sparse vector a label."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,11 +94,13 @@ class LinearRanker:
         columns: Sequence[str],
         budget: int = BUDGET,
         held_out: bool = False,
+        seconds: float = math.inf,
     ) -> "LinearRanker | None":
         """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
 
-        The first rows are taken, as many as `budget` bytes hold: any rows are random ones. None: it holds none.
-        `held_out`: the rows that the run held out, too. Raises TableError.
+        The first rows are taken, as many as `budget` bytes hold, and half and half again until they take no more than
+        `seconds`: any rows are random ones. None: it holds none. `held_out`: the rows that the run held out, too.
+        Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
@@ -105,7 +108,8 @@ class LinearRanker:
         rows = itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
         points = [*_first(rows, vocabulary, budget)]
         queries = sum(part.rows.rows for part in points)
-        if not sum(len(part.rows.ids) for part in points):
+        entries = sum(len(part.rows.ids) for part in points)
+        if not entries:
             return None
         if {*columns} <= {*labels.columns}:
             first = 0
@@ -114,11 +118,17 @@ class LinearRanker:
                 points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
                 first += group.num_rows
         joined = Points(_join(part.rows for part in points), Ragged.join(part.labels for part in points))
-        return cls.fit(joined, labels.rows, vocabulary, queries)
+        fitted = cls.fit(joined, labels.rows, vocabulary, queries, seconds)
+        return fitted or cls.of(data, trained, columns, _ENTRY_BYTES * entries // 2, held_out, seconds)
 
     @classmethod
-    def fit(cls, points: Points, labels: int, vocabulary: int, queries: int | None = None) -> "LinearRanker":
-        """Fit to `points` with labels of [0, `labels`); the first `queries` say how rare a word is."""
+    def fit(
+        cls, points: Points, labels: int, vocabulary: int, queries: int | None = None, seconds: float = math.inf
+    ) -> "LinearRanker | None":
+        """Fit to `points` with labels of [0, `labels`); the first `queries` say how rare a word is.
+
+        None where it would take more than `seconds`.
+        """
         words = RowFeatures.of(points.rows, vocabulary, queries)
         x, features = words.weigh(points.rows), len(words.seen)
         order, offsets = _by_column(x.ids, features)
@@ -126,7 +136,8 @@ class LinearRanker:
         order, offsets = _by_column(points.labels.entries, labels)
         of_label = Ragged(points.labels.row_of()[order], offsets)
         smallest = _SMALLEST / np.sqrt(max(1.0, len(x.ids) / x.rows))
-        return cls(words, fit_labels(x, features, columns, of_label, smallest), labels)
+        weights = fit_labels(x, features, columns, of_label, smallest, seconds)
+        return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (w.x float32 [B, k], about 2 where right, label ids [B, k] best first); 0 and -1 pad."""

@@ -6,6 +6,9 @@ positives; the rows that its weights score highest are found through columns of 
 Between these, dual coordinate descent: Hsieh et al. (2008), Algorithm 1.
 """
 
+import math
+import time
+
 import numba
 import numpy as np
 
@@ -19,6 +22,7 @@ MOST_ADDED = 100  # negatives of a round, or as many as there are rows already
 PASSES = 5  # over the rows of a round, at most
 TOLERANCE = 0.1  # of the projected gradient, where a round is done
 ENTERS = 0.1  # w.x above which a row that is not right for the label joins it
+_TIMED = 64  # one of so many labels says how long all take
 _COMMON = 256  # a word of one in so many rows is common
 _UNREAD = 0.1  # of w.x: common words that would add no more are not looked up
 _STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
@@ -164,10 +168,13 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
     return kept[:total].copy(), weights[:total].copy(), ends
 
 
-def fit_labels(x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float) -> SparseRows:
+def fit_labels(
+    x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float, seconds: float = math.inf
+) -> SparseRows | None:
     """Fit all labels, whose `points` are their rows of x: returns for each feature labels and their weights.
 
-    `columns`: for each feature the rows that have it. Weights below `smallest` are left out.
+    `columns`: for each feature the rows that have it. Weights below `smallest` are left out. None where it would take
+    more than `seconds`, by the time that some of the labels take.
     """
     sums = np.bincount(x.ids, x.values, minlength=features)
     means = (sums / np.maximum(np.diff(columns.offsets), 1)).astype(np.float32)
@@ -178,6 +185,12 @@ def fit_labels(x: SparseRows, features: int, columns: SparseRows, points: Ragged
         found = _fit(rows, transposed, means, (points.offsets, points.values), order[start:stop], np.float32(smallest))
         return *found[:2], np.diff(found[2], prepend=0)
 
+    if seconds < math.inf and points.rows >= _TIMED:
+        fit(0, 0, 1)  # compiles
+        began, some = time.perf_counter(), points.rows // _TIMED
+        in_parts(fit, some, alone=2)
+        if (time.perf_counter() - began) * points.rows / some > seconds:
+            return None
     kept, weights, counts = map(np.concatenate, zip(*in_parts(fit, points.rows, alone=2), strict=True))
     by_feature = np.argsort(kept, kind="stable")
     labels = np.repeat(order, counts)[by_feature].astype(np.int32)

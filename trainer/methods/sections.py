@@ -251,7 +251,7 @@ class Train(Options):
         pattern=DEVICES,
         description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
     )
-    threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads; 0: torch's own choice")
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads; 0: one for each core")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
     start_from: str = Field(
         "",
@@ -265,7 +265,7 @@ class Train(Options):
         "points' embeddings (labels without points: to their text's); all of them so to their texts'; or as in any run",
     )
     encoder_from: str = Field(
-        "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
+        "", description="a run on the same data whose encoder, as its checkpoint has it, this one begins with"
     )
     freeze_encoder: bool = Field(
         False, description="the encoder stays as it begins, and encodes without dropout; only the classifier learns"

@@ -194,7 +194,7 @@ def _report_missing(
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
-    missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not there yet"
+    missing = f"epoch {epoch}: {_describe_table(due, recipe)} is still to come"
     if stale and options.stale == "stop":
         state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
         raise ExtremisError(

@@ -174,8 +174,8 @@ def test_trials_go_on_after_a_kill(data: Path, ran: Done, folder: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    left = [path.name for path in run.iterdir()]
-    assert [name for name in left if not name.startswith(".")] == ["trials"]
+    left = sorted(path.name for path in run.iterdir())
+    assert [name for name in left if not name.startswith(".")] == ["run.log", "trials"]
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
     assert done.status == 0, done.err
     assert report_of(run)["trials"] == ran.json["trials"]  # as without a kill

@@ -97,11 +97,11 @@ def test_a_trial_that_is_behind_ends_at_half_time_and_is_not_run_again(tmp_path:
     trial_data = TrialData.prepare(data.layout.root, Survey.of(data.layout), str(tmp_path / "trials"), "cpu")
     assert trial_data.epochs == 4
     renee, change = Contender("renee"), Contender("renee", ("encoder.ngram_weight=1",))
-    trial = trial_data.try_out(renee)
+    trial = trial_data.try_out(renee, "trial 1")
     assert len(trial.course) == 2
     assert not trial.ended
     perfect = of_course(renee, 100.0, 100.0)
-    behind = trial_data.try_out(change, perfect)
+    behind = trial_data.try_out(change, "trial 2", perfect)
     assert len(behind.course) == 1
     assert behind.ended
-    assert trial_data.try_out(change) == behind
+    assert trial_data.try_out(change, "trial 2") == behind

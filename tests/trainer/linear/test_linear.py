@@ -1,5 +1,6 @@
 """The linear ranker: its loss against an optimizer's over all rows, its ranking against a product, and its file."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from schemas.ragged import Ragged, SparseRows
 from schemas.table import Table
 from tests.builders import build_data
 from trainer.inputs import Inputs
-from trainer.linear import ranker
+from trainer.linear import ranker, solver
 from trainer.linear.ranker import FILE, LinearRanker, Points, RowFeatures, count_features
 from trainer.linear.solver import COST
 from trainer.methods.sections import Data
@@ -155,6 +156,20 @@ def test_it_takes_the_first_rows_that_its_bytes_hold(tmp_path: Path) -> None:
     part = LinearRanker.of(data.layout, Data(), ["input_ids"], 1 << 13)
     assert part is not None
     assert len(part.words.seen) < len(whole.words.seen)
+
+
+def test_it_takes_no_more_rows_than_its_seconds_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build_data(str(tmp_path / "data"), rows={"train": 60, "val": 4, "test": 4}, labels=80)
+    whole, timed = (LinearRanker.of(data.layout, Data(), ["input_ids"], seconds=each) for each in (math.inf, 600.0))
+    assert whole is not None
+    assert timed is not None
+    assert np.array_equal(whole.weights.values, timed.weights.values)
+    assert LinearRanker.of(data.layout, Data(), ["input_ids"], seconds=0.0) is None
+    clock = iter([0.0, 100.0, 0.0, 1.0])  # all rows are too many, half of them are not
+    monkeypatch.setattr(solver.time, "perf_counter", lambda: next(clock))
+    half = LinearRanker.of(data.layout, Data(), ["input_ids"], seconds=600.0)
+    assert half is not None
+    assert 0 < len(half.words.seen) < len(whole.words.seen)
 
 
 @settings(max_examples=10, deadline=None)
