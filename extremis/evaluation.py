@@ -17,7 +17,7 @@ from trainer.config import load_config
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
 from trainer.evaluation.evaluate import Scorer, Scores
-from trainer.evaluation.fusion_files import fused_step, open_fused
+from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.ranking import By, Ranking
 from trainer.evaluation.split import HOLDOUT, label_statistics
 from trainer.group import ALONE, Group
@@ -29,24 +29,24 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 class EvaluateOptions:
     """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
 
-    `step` None: the newest checkpoint, or the newest with a fusion where `scores` are fused. `baseline`: with baselines
-    beside, on the first queries of the split.
+    `step` as of `open_step`, `scores` None as of `scores_of`. `baseline`: with baselines beside, on
+    the first queries of the split.
     """
 
     split: str = "test"
-    step: int | None = None
+    step: int | str | None = None
     limit: int | None = None
     filter: bool = True
     ks: tuple[int, ...] = ()
     seen_only: bool = False
     zero_shot: bool = False
-    scores: By = "classifier"
+    scores: By | None = None
     baseline: bool = False
 
     @property
     def standard(self) -> bool:
-        """True if all queries and candidates count, with the filter, by the scores that the run was trained with."""
-        return self.limit is None and self.filter and not self.seen_only and self.scores == "classifier"
+        """True if all queries and candidates count, with the filter, by the scores that the run is judged by."""
+        return self.limit is None and self.filter and not self.seen_only and self.scores is None
 
 
 def evaluate(
@@ -62,17 +62,16 @@ def evaluate(
     `device`: where it is embedded and searched, as in `open_device`. Rank 0 keeps a standard report in the run, for
     `extremis report`.
     """
-    step = options.step
-    if step is None and options.scores == "fused":
-        step = group.decide(lambda: fused_step(RunLayout(run)))
     doing("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
-    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
+    recipe, model, checkpoint = load_model(*layouts, options.step, group, open_device(device), earlier=True)
+    own: By = "classifier" if later else group.decide(lambda: scores_of(run, checkpoint.step))
+    by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
-    if options.scores != "labels":  # texts of any label can be embedded
+    if by != "labels":  # texts of any label can be embedded
         statistics = replace(statistics, trained=trained_labels(model, checkpoint))
-    ranking = _ranking(data, run, checkpoint, model, group, options)
+    ranking = _ranking(data, run, checkpoint, model, group, by, options.split)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(
@@ -81,7 +80,7 @@ def evaluate(
     doing("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": options.scores, "version": stated, **scores.report()}
+    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report()}
     doing("evaluate: comparing texts with those of training")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -130,13 +129,10 @@ def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
     return {name: {"queries": int(part.sum()), "metrics": scores.metrics.result(part)} for name, part in parts.items()}
 
 
-def _ranking(
-    data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, options: EvaluateOptions
-) -> Ranking:
-    by = options.scores
+def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By, split: str) -> Ranking:
     if by == "classifier":
         return Ranking.of(model, group)
     layout = DataLayout(data)
     if by != "fused":
         return Ranking.by_texts(model, layout, group, add=by == "sum")
-    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, options.split, group))
+    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, split, group))

@@ -11,7 +11,7 @@ from schemas.manifest import Manifest
 from schemas.storage import join
 from schemas.table import Table
 from schemas.version import parts_since, require_parts
-from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
 from trainer.device import CPU
 from trainer.encoders import Encoder, build_encoder
@@ -146,23 +146,23 @@ class DataSizes:
 
 
 def find_checkpoint(
-    data: DataLayout, run: RunLayout, step: int | None = None, earlier: bool = False
+    data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe and the newest checkpoint, or that of `step`, of a run that was made from DATA.
+    """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as `open_step` does.
 
     With `earlier` it may have been made from a version before DATA. Raises InputError: no run, no checkpoint, other
     data; TableError: not finished, damaged.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
-    checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
+    checkpoint = open_step(run, step)
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
     return restore_recipe(config["recipe"], run.config), checkpoint
 
 
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
-    """Open the recipe and the newest checkpoint of a run on DATA or on a version before; and the parts added since.
+    """Open the recipe of a run on DATA or on a version before, and its checkpoint; and the parts added since.
 
     Raises InputError: no run, no checkpoint, other data; TableError.
     """
@@ -174,7 +174,7 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
             f"{run.root}: this run was made from other data (digest {trained[:12]}…) than {data.root} or a version "
             "before it. Name a run on one of these."
         )
-    checkpoint = latest_checkpoint(run)
+    checkpoint = open_step(run)
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
     return restore_recipe(config["recipe"], run.config), checkpoint, parts
@@ -183,7 +183,7 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
 def load_model(
     data: DataLayout,
     run: RunLayout,
-    step: int | None = None,
+    step: int | str | None = None,
     group: Group = ALONE,
     device: torch.device = CPU,
     earlier: bool = False,
@@ -206,7 +206,7 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
     return checkpoint.labels if model.head.has_rows and checkpoint.labels < model.head.labels else None
 
 
-def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, device: torch.device = CPU) -> Model:
+def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
     """Load the model of a checkpoint for embedding alone: without rows of labels, so memory does not grow with L.
 
     Raises as `find_checkpoint`.

@@ -35,7 +35,7 @@ def demo(
       extremis demo demo/
       extremis demo demo/ --recipe astra
     """
-    from extremis.evaluation import EvaluateOptions, evaluate
+    from extremis.evaluation import evaluate
     from pipelines.options import ShardOptions
     from pipelines.shard import shard
     from schemas import storage
@@ -59,9 +59,7 @@ def demo(
     outcome = _train(data, run, source, overrides)
     moments.append(time.perf_counter())
     say("3/3 evaluate on test")
-    report = evaluate(data, run)  # kept in the run, for its report
-    if source == AUTO:
-        report = evaluate(data, run, EvaluateOptions(scores="fused"))
+    report = evaluate(data, run)
     moments.append(time.perf_counter())
     spans = zip(("shard", "train", "evaluate"), moments[:-1], moments[1:], strict=True)
     seconds = {name: round(end - start, 2) for name, start, end in spans}

@@ -30,7 +30,7 @@ def evaluate(
     k: Annotated[Sequence[int], Option(metavar="K,...", parse=_ks)] = (),
     zero_shot: bool = False,
     seen_only: bool = False,
-    scores: Literal["classifier", "labels", "sum", "fused"] = "classifier",
+    scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
     baseline: bool = False,
     device: Device = "auto",
     progress: Progress = True,
@@ -47,14 +47,14 @@ def evaluate(
         zero_shot: Also score the labels without a training point separately.
         seen_only: Rank only labels with a training point. Default: all labels.
         scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
-            fuse).
+            fuse). Default: fused, where the checkpoint has a fusion.
         baseline: Also score popular labels, and nearest texts by TF-IDF.
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       extremis evaluate data/ runs/1 --baseline
-      extremis evaluate data/ runs/1 --scores fused
+      extremis evaluate data/ runs/1 --step newest --scores classifier
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluation import EvaluateOptions
@@ -78,7 +78,7 @@ def evaluate(
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
     kept = "kept in the run; " if options.standard else ""
-    say(f"{run}, step {report['step']:,}: {kept}next: extremis report {data} {run}")
+    say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
 
 

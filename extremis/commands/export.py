@@ -23,7 +23,7 @@ def export(
     target_recall: float = 0.98,
     precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
     threshold_split: str | None = None,
-    scores: Literal["classifier", "sum", "fused"] = "classifier",
+    scores: Literal["classifier", "sum", "fused"] | None = None,
     onto: Annotated[Place | None, Option(metavar="EXPORT")] = None,
     current: bool = False,
     overwrite: bool = False,
@@ -41,6 +41,7 @@ def export(
         precision: Precisions to make thresholds for.
         threshold_split: Split that measures them, or none. Default: val where DATA has it.
         scores: sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.
+            Default: fused, where the checkpoint has a fusion.
         onto: Earlier export, whose files are named where they stay; or its folder.
         current: Make OUT the current one: `predict` and `load` open it by its folder.
         overwrite: Replace an export made from something else.
@@ -70,7 +71,8 @@ def export(
     )
     manifest = exporting.export(data, run, out, options, say)
     facts = manifest.parameters
-    say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    by = facts["options"].get("scores", "classifier")
+    say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
     if current:
         say(f"{switch(out)}: names {out} now")
     say(f'next: echo "some text" | extremis predict {out} - -')

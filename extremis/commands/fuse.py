@@ -34,6 +34,7 @@ def fuse(
 
     Options:
         by: Sum of scores, or NGAME's tree.
+        step: Step of the checkpoint. Default: the best on validation, else the newest.
         split: Queries that the run was not trained on. Default: those it held out, or val.
         shortlist: Best labels per query that are ranked again.
         queries: Queries to learn from, the first of the split.
@@ -42,8 +43,8 @@ def fuse(
 
     Examples:
       extremis fuse data/ runs/1
-      extremis evaluate data/ runs/1 --scores fused
-      extremis export data/ runs/1 exported/ --scores fused
+      extremis evaluate data/ runs/1
+      extremis export data/ runs/1 exported/
     """
     from trainer.evaluation.fitting import FitOptions
 
@@ -61,5 +62,5 @@ def fuse(
 
         manifest = fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
         say(describe_weights(manifest.parameters))
-    say(f"kept in {run}; next: extremis evaluate {data} {run} --scores fused")
+    say(f"kept in {run}; next: extremis evaluate {data} {run}")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

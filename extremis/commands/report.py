@@ -25,7 +25,7 @@ def report(
     Options:
         out: URL of the page. Default: report.html in the first RUN.
         queries: Queries to show.
-        predictions: Load each run's newest checkpoint.
+        predictions: Load each run's checkpoint.
 
     Examples:
       extremis report data/ runs/1

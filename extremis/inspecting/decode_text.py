@@ -44,14 +44,19 @@ class TextDecoder:
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
         """Map label ids to the labels' texts, or to keys where a text is empty. Ids below 0 are pads and left out."""
+        return {
+            row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
+            for row in self.label_rows(ids)
+        }
+
+    def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
+        """Read label_id, key, text and frequency of labels, ascending; ids below 0 are pads and left out."""
         if self._labels is None:
             self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))
         unique = unique[(unique >= 0) & (unique < self._labels.rows)]
-        rows = self._labels.rows_at(unique, ["label_id", "key", "text"])
-        return {
-            row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest) for row in rows.to_pylist()
-        }
+        rows: list[dict[str, Any]] = self._labels.rows_at(unique, ["label_id", "key", "text", "frequency"]).to_pylist()
+        return rows
 
     def _decode(self, ids: list[list[int]]) -> list[str]:
         from pipelines.sharding.tokenizer import FILE, open_tokenizer

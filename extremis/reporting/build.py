@@ -8,7 +8,7 @@ from extremis.inspecting.examples import splits_of
 from extremis.reporting.charts import data_charts, drift_charts, metric_charts, table_charts, training_charts
 from extremis.reporting.data_facts import describe
 from extremis.reporting.page import render
-from extremis.reporting.queries import Sample, sample, weakest
+from extremis.reporting.queries import NEIGHBOURED, Sample, sample, weakest
 from extremis.reporting.run_records import Run, differing, headlines, metric_tables, names_of, open_run, ordered_splits
 from extremis.spinner import doing
 from schemas import storage
@@ -18,6 +18,7 @@ from schemas.manifest import is_published
 from schemas.owners.place import require_file
 from schemas.storage import join
 from schemas.table import Table
+from trainer.evaluation.breakdowns import DEPTH
 from trainer.model import require_same_data
 
 NAME = "report.html"  # of a run's own page
@@ -29,7 +30,7 @@ def build(
 ) -> dict[str, Any]:
     """Write the page about `urls`: a DATA, if the first is one, and runs that were made from it or a version before it.
 
-    `queries`: how many to show; `predict`: with the predictions of each run's newest checkpoint.
+    `queries`: how many to show; `predict`: with the predictions of each run's checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
     """
     began = time.perf_counter()
@@ -39,12 +40,14 @@ def build(
     _require_page(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
     doing("report: reading facts of the data")
     facts = None if data is None else describe(data)
-    examples = Sample([], {}, ["give DATA before the runs to see queries as text"])
-    if data is not None and queries:
+    tables = [] if data is None else weakest(data, runs)
+    examples = Sample([], {}, [], ["give DATA before the runs to see queries as text"])
+    if data is not None:
         say(f"reading {queries} queries of {data.root}")
         doing("report: predicting for the queries that are shown")
         splits = ordered_splits(splits_of(data))
-        examples = sample(data, runs, list(dict.fromkeys([splits[0], splits[-1]])), queries, predict)
+        ends = list(dict.fromkeys([splits[0], splits[-1]])) if queries else []
+        examples = sample(data, runs, ends, queries, predict and queries > 0, tables)
     doing("report: drawing the page")
     values = {
         "runs": runs,
@@ -52,7 +55,9 @@ def build(
         "differences": differing({run.name: run.config for run in runs}),
         "headlines": headlines(runs),
         "metrics": metric_tables(runs),
-        "weakest": [] if data is None else weakest(data, runs),
+        "weakest": tables,
+        "labels": examples.labels,
+        "neighboured": NEIGHBOURED,
         "notes": examples.notes,
         "queries": len(examples.queries),
     }
@@ -62,8 +67,8 @@ def build(
         "tables": table_charts(runs),
         "metrics": [*metric_charts(runs), *drift_charts(runs)],
     }
-    names = [run.name for run in runs]
-    page = render(values, {"charts": charts, "runs": names, "queries": examples.queries, "labels": examples.labels})
+    searched = {"queries": examples.queries, "labels": examples.labels, "near": examples.near, "k": DEPTH}
+    page = render(values, {"charts": charts, "runs": [run.name for run in runs], **searched})
     storage.write_bytes(out, page)
     seconds = round(time.perf_counter() - began, 2)
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}

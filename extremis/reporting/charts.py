@@ -1,7 +1,7 @@
 """Charts of the report, as Plotly figures without colours: the page adds those of its theme.
 
 A chart is a dict: `id`, `title`, `note` and `figure`, which has Plotly's `data` and `layout`. A trace's `meta` is the
-number of its colour, the same for one run in all charts.
+number of its colour, the same for one run in all charts. A chart of one dot a line has `said` in place of a figure.
 """
 
 import html
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.examples import RunTable
 from extremis.reporting.data_facts import Facts, Split
-from extremis.reporting.run_records import SHOWN_METRICS, Run, baselines_of, ordered_splits
+from extremis.reporting.run_records import SHOWN_METRICS, Run, evaluated_splits
+from schemas.run_tables import RunTable
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
@@ -89,8 +89,7 @@ def _curves(
     for number, run in enumerate(runs):
         for dash, (field, label) in enumerate(fields.items()):
             places, values = run.curve(kind, field, over)
-            legend = f"{run.name} {label}".rstrip()
-            traces.append(line(legend, number, places, values, dash, points=over == "epoch"))
+            traces.append(line(_legend(runs, run, label), number, places, values, dash, points=over == "epoch"))
     return draw_chart(name, title, traces, over, unit)
 
 
@@ -155,8 +154,7 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
                 for mined in run.tables
                 if mined.source == source and mined.table.manifest.quality.get(field) is not None
             }
-            legend = run.name if source == "queries" else f"{run.name} {source}"
-            traces.append(line(legend, number, values.keys(), values.values(), dash, points=True))
+            traces.append(line(_legend(runs, run, source), number, values.keys(), values.values(), dash, points=True))
     return draw_chart(name, title, traces, "made for epoch", "%")
 
 
@@ -197,36 +195,17 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics with their intervals, and the deciles' parts of P@5, for every split that was evaluated."""
+    """Draw the deciles' parts of P@5 for every split that was evaluated."""
     charts = []
-    for split in ordered_splits({split for run in runs for split in run.evaluations}):
-        metrics, deciles = [], []
+    for split in evaluated_splits(runs):
+        traces = []
         for number, run in enumerate(runs):
-            if split not in run.evaluations:
-                continue
-            body = run.evaluations[split]
-            names = [name for name in SHOWN_METRICS if name in body["metrics"]]
-            values, ends = ([body[part][name] for name in names] for part in ("metrics", "intervals"))
-            metrics.append(_trace("bar", run.name, number, x=names, y=values))
-            metrics[-1]["error_y"] = {
-                "type": "data",
-                "symmetric": False,
-                "thickness": 1.2,
-                "width": 3,
-                "array": _plain(high - value for (_, high), value in zip(ends, values, strict=True)),
-                "arrayminus": _plain(value - low for (low, _), value in zip(ends, values, strict=True)),
-            }
-            parts = (body.get("deciles") or {}).get("P@5", [])
+            parts = (run.evaluations.get(split, {}).get("deciles") or {}).get("P@5", [])
             bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
-            deciles.append(_trace("bar", run.name, number, x=bins, y=parts))
-        for number, (name, baseline) in enumerate(baselines_of(runs, split).items(), start=len(runs)):
-            names = [metric for metric in SHOWN_METRICS if metric in baseline.metrics]
-            metrics.append(_trace("bar", name, number, x=names, y=[baseline.metrics[metric] for metric in names]))
-        note = "lines at the ends of the bars: 95 % intervals by bootstrap"
-        charts.append(draw_chart(f"metrics-{split}", f"Metrics on {split}", metrics, "", "%", note))
+            traces.append(_trace("bar", run.name, number, x=bins, y=parts))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
         title = f"Parts of P@5 on {split} from frequent and rare labels"
-        charts.append(draw_chart(f"deciles-{split}", title, deciles, "labels, by frequency", "part of P@5", note))
+        charts.append(draw_chart(f"deciles-{split}", title, traces, "labels, by frequency", "part of P@5", note))
     return _drawn(charts)
 
 
@@ -258,12 +237,36 @@ def draw_chart(
     return {"id": identity, "title": title, "note": note, "figure": {"data": traces, "layout": layout}}
 
 
+def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
+    """Name a line of a run; alone on the page it is its label, if it has one."""
+    return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
+
+
 def _axis(title: str) -> dict[str, Any]:
     return {"title": {"text": title, "standoff": 8, "font": {"size": 12}}, "automargin": True}
 
 
 def _drawn(charts: list[Chart]) -> list[Chart]:
-    return [chart for chart in charts if chart["figure"]["data"]]
+    """Leave out charts of nothing, and put those of one dot a line as sentences."""
+    return [_said(chart) or chart for chart in charts if chart["figure"]["data"]]
+
+
+def _said(chart: Chart) -> Chart | None:
+    """Return a chart with the sentence of its dots; None where a line has more than one, or it has no lines."""
+    traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
+    if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
+        return None
+    over, unit = layout["xaxis"]["title"]["text"], layout["yaxis"]["title"]["text"]
+    dots = []
+    for trace in traces:
+        name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
+        value, place = (_write(*trace[axis]) for axis in "yx")
+        dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
+    return {"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)}
+
+
+def _write(value: Any) -> str:
+    return f"{value:,.12g}" if isinstance(value, int | float) else "none" if value is None else str(value)
 
 
 def _sources_of(run: Run) -> list[str]:
@@ -284,13 +287,13 @@ def _round(value: Any) -> Any:
 
 
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")
-_OF_LABELS = ("R@5", "R@10")
+_OF_LABELS = ("R@5",)
 
 
 def drift_charts(runs: Sequence[Run]) -> list[Chart]:
     """Draw metrics of queries by their part, of positives by their label's part, and of versions, for every split."""
     charts = []
-    for split in ordered_splits({split for run in runs for split in run.evaluations}):
+    for split in evaluated_splits(runs):
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
@@ -305,7 +308,7 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
     for chart in charts:  # names of parts may look like numbers or dates
         chart["figure"]["layout"]["xaxis"]["type"] = "category"
-    return [chart for chart in charts if chart["figure"]["data"]]
+    return _drawn(charts)
 
 
 def _by_part(
@@ -318,7 +321,7 @@ def _by_part(
         texts = [f"{values[counted]:,} {counted}" for values in parts.values()]
         for dash, name in enumerate(name for name in names if any(name in values for values in parts.values())):
             values = [values.get(name) for values in parts.values()]
-            trace = line(f"{runs[number].name} {name}", number, parts, values, dash, points=True)
+            trace = line(_legend(runs, runs[number], name), number, parts, values, dash, points=True)
             traces.append({**trace, "text": texts, "hovertemplate": "%{y}, %{text}"})
     return traces
 

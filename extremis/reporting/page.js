@@ -21,7 +21,6 @@
     const [text, line, panel] = ["text", "line", "panel"].map(color);
     const axis = { gridcolor: line, linecolor: line, showline: true, zerolinecolor: line };
     return {
-      data: { bar: [{ error_y: { color: text } }] },
       layout: {
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text }, xaxis: axis, yaxis: axis,
         hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: text } },
@@ -39,6 +38,12 @@
   function lay() {
     for (const place of document.querySelectorAll("[data-charts]")) {
       for (const chart of body.charts[place.dataset.charts]) {
+        if (chart.said) {
+          const said = make("p", undefined, "said");
+          said.append(make("b", chart.title), ": " + chart.said + ".");
+          place.before(said);
+          continue;
+        }
         const figure = make("figure");
         const caption = make("figcaption", chart.title);
         if (chart.note) caption.append(make("small", chart.note));
@@ -63,6 +68,15 @@
     root.dataset.drawn = String(plots.length);
   }
 
+  // An open document in a frame holds the page's load event back: who prints, or takes a picture after it, has charts.
+  function hold() {
+    const frame = make("iframe");
+    frame.hidden = true;
+    document.body.append(frame);
+    frame.contentDocument?.open();
+    return () => { frame.contentDocument?.close(); frame.remove(); };
+  }
+
   async function load() {
     const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -70,18 +84,17 @@
     document.head.append(script);
   }
 
-  // ---- queries ----
+  // ---- queries and labels ----
 
-  const state = { shown: PAGE, matching: [] };
-
-  function label(id) {
-    return body.labels[id] ?? "label " + id;
+  function name(id) {
+    const [text, key, , shared] = body.labels[id] ?? ["label " + id];
+    const box = make("span", text);
+    if (shared) box.append(" ", make("small", key));
+    return box;
   }
 
-  function haystack(query) {
-    const ids = [...query.positives];
-    for (const view of query.runs) ids.push(...view.predictions.map((p) => p[0]), ...view.negatives.map((n) => n[0]));
-    return [query.key, query.text, ...ids.map(label)].join("\n").toLowerCase();
+  function named(ids) {
+    return [...ids].map((id) => (body.labels[id] ?? []).slice(0, 2).join("\n"));
   }
 
   const kinds = {
@@ -92,77 +105,126 @@
     differ: (query) => new Set(query.runs.map((view) => (view.predictions[0] || [null])[0])).size > 1,
   };
 
-  function list(title, rows) {
-    const box = make("div");
+  const score = (value) => (value === null || value === undefined ? "" : value.toFixed(2));
+
+  function list(title, rows, className) {
+    const box = make("div", undefined, className);
     box.append(make("h5", title));
     const items = make("ul");
-    for (const [text, score, name] of rows) {
-      const item = make("li", undefined, name);
-      item.append(make("span", text), make("span", score === null || score === undefined ? "" : score.toFixed(2)));
+    for (const [what, number, mark] of rows) {
+      const item = make("li", undefined, mark);
+      item.append(what, make("span", number));
       items.append(item);
     }
     box.append(items);
     return box;
   }
 
-  function article(query) {
+  function article(facts, text, listsOf) {
     const box = make("article");
     const head = make("header");
-    head.append(make("span", query.split), make("span", query.key), make("span", "row " + query.row.toLocaleString("en")));
-    box.append(head, make("p", query.text));
+    head.append(...facts.map((fact) => make("span", fact)));
     const views = make("div", undefined, "views");
-    query.runs.forEach((view, number) => {
+    body.runs.forEach((run, number) => {
       const column = make("div");
-      if (body.runs.length > 1) column.append(make("h4", body.runs[number]));
+      if (body.runs.length > 1) column.append(make("h4", run));
       const lists = make("div", undefined, "lists");
-      const top = new Set(view.predictions.map((p) => p[0]));
-      lists.append(list("positives", query.positives.map((id, i) => [label(id), view.positives[i], top.has(id) ? "hit" : ""])));
-      if (view.predictions.length) {
-        const positives = new Set(query.positives);
-        lists.append(list("predictions", view.predictions.map(([id, score]) => [label(id), score, positives.has(id) ? "hit" : ""])));
-      }
-      if (view.negatives.length) {
-        lists.append(list("hard negatives", view.negatives.map(([id, score, suspect]) => [label(id), score, suspect ? "suspect" : ""])));
-      }
+      lists.append(...listsOf(number).filter(Boolean));
       column.append(lists);
       views.append(column);
     });
-    box.append(views);
+    box.append(head, make("p", text), views);
     return box;
   }
 
-  function show() {
-    document.getElementById("found").replaceChildren(...state.matching.slice(0, state.shown).map(article));
-    document.getElementById("more").hidden = state.matching.length <= state.shown;
-    document.getElementById("count").textContent = state.matching.length.toLocaleString("en") + " of " + body.queries.length.toLocaleString("en");
+  function ofQuery(query) {
+    const facts = [query.split, query.key, "row " + query.row.toLocaleString("en")];
+    const positives = new Set(query.positives);
+    return article(facts, query.text, (number) => {
+      const view = query.runs[number];
+      const top = new Set(view.predictions.map((p) => p[0]));
+      return [
+        list("positives", query.positives.map((id, i) => [name(id), score(view.positives[i]), top.has(id) ? "hit" : ""])),
+        view.predictions.length && list("predictions", view.predictions.map(
+          ([id, value]) => [name(id), score(value), positives.has(id) ? "hit" : ""]), "ranked"),
+        view.negatives.length && list("hard negatives", view.negatives.map(
+          ([id, value, suspect]) => [name(id), score(value), suspect ? "suspect" : ""])),
+      ];
+    });
   }
 
-  function search() {
-    const words = document.getElementById("words").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const split = document.getElementById("split").value;
-    const kind = kinds[document.getElementById("kind").value];
-    state.matching = body.queries.filter(
-      (query) => (split === "" || query.split === split) && kind(query) && words.every((word) => query.hay.includes(word)));
-    state.shown = PAGE;
-    show();
+  const first = (query, number) => query.runs[number].predictions.slice(0, body.k).map((p) => p[0]);
+
+  function ofLabel(label) {
+    const [text, key, points] = body.labels[label.id];
+    return article([key, points.toLocaleString("en") + " training points"], text, (number) => {
+      const missed = label.queries.filter((query) => !first(query, number).includes(label.id));
+      const wrong = new Map();
+      for (const query of missed) {
+        for (const id of first(query, number)) {
+          if (!query.positives.includes(id)) wrong.set(id, (wrong.get(id) ?? 0) + 1);
+        }
+      }
+      const confused = [...wrong].sort((a, b) => b[1] - a[1]).slice(0, PAGE);
+      const near = body.near[number][label.id] ?? [];
+      const more = label.queries.length > PAGE ? `, ${PAGE} of ${label.queries.length}` : "";
+      return [
+        label.queries.length && list("its queries here" + more, label.queries.slice(0, PAGE).map(
+          (query) => [make("span", query.text), query.key, missed.includes(query) ? "" : "hit"]), "cut"),
+        near.length && list("nearest labels", near.map(([id, cosine]) => [name(id), score(cosine)])),
+        confused.length && list("predicted in its place", confused.map(([id, count]) => [name(id), "× " + count])),
+      ];
+    });
+  }
+
+  function find(prefix, items, show, matches = () => true) {
+    const at = (id) => document.getElementById(prefix + id);
+    let found = items, shown = PAGE;
+    function lay() {
+      at("found").replaceChildren(...found.slice(0, shown).map(show));
+      at("more").hidden = found.length <= shown;
+      at("count").textContent = found.length.toLocaleString("en") + " of " + items.length.toLocaleString("en");
+    }
+    function search() {
+      const words = at("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+      found = items.filter((item) => matches(item) && words.every((word) => item.hay.includes(word)));
+      shown = PAGE;
+      lay();
+    }
+    at("search").addEventListener("input", search);
+    at("search").addEventListener("submit", (event) => event.preventDefault());
+    at("more").addEventListener("click", () => { shown += PAGE; lay(); });
+    search();
   }
 
   function prepare() {
     if (!body.queries.length) return;
-    for (const query of body.queries) query.hay = haystack(query);
+    const labels = Object.keys(body.labels).map(Number).map(
+      (id) => ({ id, hay: named([id])[0].toLowerCase(), queries: [], missed: 0 }));
+    const byId = new Map(labels.map((label) => [label.id, label]));
+    for (const query of body.queries) {
+      const ids = query.runs.flatMap((view) => [...view.predictions, ...view.negatives].map((pair) => pair[0]));
+      query.hay = [query.key, query.text, ...named(new Set([...query.positives, ...ids]))].join("\n").toLowerCase();
+      for (const label of query.positives.map((id) => byId.get(id)).filter(Boolean)) {
+        label.queries.push(query);
+        label.missed += query.runs.filter((view, number) => !first(query, number).includes(label.id)).length;
+      }
+    }
+    labels.sort((a, b) => b.missed - a.missed || a.id - b.id);
     const splits = document.getElementById("split");
     const whole = make("option", "every split");
     whole.value = "";
-    splits.append(whole, ...[...new Set(body.queries.map((query) => query.split))].map((name) => {
-      const option = make("option", name);
-      option.value = name;
+    splits.append(whole, ...[...new Set(body.queries.map((query) => query.split))].map((split) => {
+      const option = make("option", split);
+      option.value = split;
       return option;
     }));
     if (body.runs.length < 2) document.querySelector("#kind option[value=differ]").remove();
-    document.getElementById("search").addEventListener("input", search);
-    document.getElementById("search").addEventListener("submit", (event) => event.preventDefault());
-    document.getElementById("more").addEventListener("click", () => { state.shown += PAGE; show(); });
-    search();
+    find("", body.queries, ofQuery, (query) => {
+      const split = splits.value;
+      return (split === "" || query.split === split) && kinds[document.getElementById("kind").value](query);
+    });
+    find("label-", labels, ofLabel);
   }
 
   // ---- tables ----
@@ -193,6 +255,18 @@
     }
   }
 
+  // A table that is wider than its place says so, and takes the keys.
+  function measure() {
+    const seen = new ResizeObserver((entries) => {
+      for (const { target } of entries) {
+        const isWide = target.scrollWidth > target.clientWidth + 1;
+        target.classList.toggle("wide", isWide);
+        if (isWide) target.tabIndex = 0; else target.removeAttribute("tabindex");
+      }
+    });
+    for (const box of document.querySelectorAll(".scroll")) seen.observe(box);
+  }
+
   // ---- theme ----
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -207,8 +281,10 @@
   document.getElementById("theme").addEventListener("click", () => theme(!root.classList.contains("dark")));
   prepare();
   offer();
+  measure();
   lay();
+  const release = hold();
   load().then(draw).catch((error) => {
     for (const [plot] of plots) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));
-  });
+  }).finally(release);
 })();

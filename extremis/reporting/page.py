@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from extremis.reporting.standing import explain_choice
 from schemas.errors import InputError, MissingExtra
 from schemas.secrets import redact
 
@@ -31,7 +32,12 @@ TERMS = {
     "±": "half of the 95 % interval, by drawing queries again and again (bootstrap)",
     "seen": "queries whose text is that of a training point: a model can know their labels by heart",
     "unseen": "queries whose text no training point has",
-    "found": "true labels among the first 5 predictions",
+    "found": "true labels among the first 5 predictions; of several queries with one text, all that were found",
+    "scores": "what labels are ranked by: the classifier, or its score and others fused (extremis fuse)",
+    "fused": "the scores of vectors, labels' texts, training points and a linear ranker, added up by learned weights",
+    "vectors": "scores of the vectors alone, as they were trained",
+    "Trials": "short trainings on an excerpt of the data, by which extremis run auto chooses a recipe",
+    "ended": "trained to half time: by then the trial had lost to the best one before it",
     "step": "batches trained until the checkpoint that was scored",
     "epoch": "one pass over all training points; the first is 0",
     "loss": "mean of what training lowers; comparable between runs of one loss alone",
@@ -80,7 +86,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     environment = Environment(
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": _number, "redact": redact, "term": explain}
+    environment.filters |= {"number": _number, "redact": redact, "term": explain, "choice": explain_choice}
     html = environment.get_template("page.html").render(
         **facts,
         terms=TERMS,

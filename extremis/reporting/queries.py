@@ -1,13 +1,15 @@
 """Queries and labels as text: a sample beside what each run makes of them, and what a run does worst."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.decode_text import TextDecoder
-from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples, splits_of
+from extremis.inspecting.decode_text import TextDecoder, clean
+from extremis.inspecting.examples import Example, read_examples, splits_of
+from extremis.reporting.labels import Label, name_labels
 from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
@@ -16,16 +18,13 @@ from schemas.table import Table
 LONGEST = 160  # characters of a query
 
 
-def weakest_rows(runs: Sequence[Run], split: str) -> np.ndarray:
-    """Return the rows of the weakest queries of all runs on a split, int64 ascending."""
-    bodies = (run.evaluations.get(split, {}).get("weakest", {}) for run in runs)
-    return np.unique(np.asarray([row for body in bodies for row, _, _ in body.get("queries", [])], np.int64))
+GROUPS = 20  # of weakest queries, a text each
 
 
 def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"run", "split", "k", "queries": rows, "labels": rows} for each evaluation that has them, test first.
+    """Return {"run", "split", "k", "queries", "labels"} for each evaluation that has its weakest, test first.
 
-    A query is {"row", "key", "text", "found", "positives"}, a label {"text", "found", "queries"}. Raises TableError.
+    Queries are as of `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
     """
     decoder, tables = TextDecoder(data), []
     for split in (split for split in evaluated_splits(runs) if split in splits_of(data)):
@@ -33,35 +32,46 @@ def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
             body = run.evaluations[split]["weakest"]
             rows = np.asarray(sorted(row for row, _, _ in body["queries"]), np.int64)
             examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
-            names = decoder.labels((label for label, _, _ in body["labels"]), LONGEST_LABEL)
-            queries = [
-                {
-                    "row": row,
-                    "key": examples[row].key,
-                    "text": examples[row].text[:LONGEST],
-                    "found": hits,
-                    "positives": n,
-                }
-                for row, hits, n in body["queries"]
-            ]
-            labels = [{"text": names[label], "found": hits, "queries": n} for label, hits, n in body["labels"]]
-            tables.append({"run": run.name, "split": split, "k": body["k"], "queries": queries, "labels": labels})
+            queries = group_queries([(examples[row], found, positives) for row, found, positives in body["queries"]])
+            labels = [dict(zip(("id", "found", "queries"), label, strict=True)) for label in body["labels"]]
+            facts = {"run": run.name, "split": split, "k": body["k"]}
+            tables.append({**facts, "queries": queries[:GROUPS], "labels": labels})
     return tables
+
+
+def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str, Any]]:
+    """Put queries (each with its counts of found and of all positives) of one text together, in order of the first.
+
+    A group is {"text", "keys", "rows", "found", "positives"}; a text that is cut off equals no other.
+    """
+    groups: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for query, found, positives in counted:
+        same = query.text, query.row if query.text.endswith("…") else None
+        empty: dict[str, Any] = {"text": clean(query.text, LONGEST), "keys": [], "rows": [], "found": 0, "positives": 0}
+        group = groups.setdefault(same, empty)
+        group["keys"].append(query.key)
+        group["rows"].append(query.row)
+        group["found"] += found
+        group["positives"] += positives
+    return list(groups.values())
 
 
 PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones
+NEIGHBOURED = 500  # labels whose nearest ones are looked for, at most
 SAMPLED_GROUPS = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # by (split, row) and label
+Near: TypeAlias = dict[int, list[tuple[int, float]]]  # the nearest labels, with their cosines, by label
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Queries, label texts by id, and notes on what is missing."""
+    """Queries, labels by id, the nearest labels by run and label, and notes on what is missing."""
 
     queries: list[dict[str, Any]]
-    labels: dict[int, str]
+    labels: dict[int, Label]
+    near: list[Near]
     notes: list[str]
 
 
@@ -88,63 +98,84 @@ def with_rows(sampled: np.ndarray, first: np.ndarray) -> np.ndarray:
     return np.union1d(first, np.setdiff1d(sampled, first)[: len(sampled) - len(first)])
 
 
-def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, predict: bool) -> Sample:
+def sample(
+    data: DataLayout,
+    runs: list[Run],
+    splits: list[str],
+    count: int,
+    predict: bool,
+    tables: Sequence[Mapping[str, Any]] = (),
+) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    The weakest ones of the runs' evaluations are among them. A run that cannot predict (no checkpoint yet) is left out,
-    with a note. Raises TableError.
+    The first query of each group in `tables`, as of `weakest`, is among them, and their labels are named too. A run
+    that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
     by_run: dict[str, list[Example]] = {run.name: [] for run in runs}
-    weak: dict[str, np.ndarray] = {}
+    weak: dict[str, set[int]] = {split: set() for split in splits}
+    for shown in (shown for shown in tables if shown["split"] in weak):
+        weak[shown["split"]] |= {group["rows"][0] for group in shown["queries"]}
     for split in splits:
         table = Table.open(data.queries(split), "queries")
-        weak[split] = weakest_rows(runs, split)
-        rows = with_rows(sample_rows(table.rows, -(-count // len(splits)), table.groups.first), weak[split])
+        sampled = sample_rows(table.rows, -(-count // len(splits)), table.groups.first)
+        rows = with_rows(sampled, np.asarray(sorted(weak[split]), np.int64))
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
-    for example in (example for examples in by_run.values() for example in examples):
+    examples = [example for examples in by_run.values() for example in examples]
+    for example in examples:
         example.negatives = example.negatives[:NEGATIVES]
+    frequent = Counter(label for example in examples for label in example.positives).most_common()
+    weakest_labels = [label["id"] for shown in tables for label in shown["labels"]]
+    asked = list(dict.fromkeys([*weakest_labels, *(label for label, _ in frequent)]))[:NEIGHBOURED]
     scores: dict[str, Scores] = {run.name: {} for run in runs}
+    near: dict[str, Near] = {run.name: {} for run in runs}
     for run in runs if predict else []:
         try:
-            scores[run.name] = _score(data, run, by_run[run.name])
+            scores[run.name], near[run.name] = _score(data, run, by_run[run.name], asked)
         except ExtremisError as error:
             notes.append(f"{run.name}: no predictions. {error}")
-    named = (label for examples in by_run.values() for example in examples for label in example.label_ids)
-    labels = decoder.labels(named, LONGEST_LABEL)
+    named = [label for example in examples for label in example.label_ids]
+    found = [label for nearest in near.values() for row in nearest.values() for label, _ in row]
+    labels = name_labels(decoder, [*weakest_labels, *named, *found])
     queries = [_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True)]
     for query in queries:
         query["weak"] = query["row"] in weak[query["split"]]
-    return Sample(queries, labels, notes)
+    return Sample(queries, labels, list(near.values()), notes)
 
 
-def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
-    """Fill in predictions; return the scores of each positive and negative by the newest checkpoint."""
-    from trainer.evaluation.ranking import score_rows
+def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]) -> tuple[Scores, Near]:
+    """Fill in predictions; return the scores of each positive and negative, and the labels nearest to those `asked`.
+
+    All are by the run's own checkpoint, predictions and scores by its own scores.
+    """
+    from trainer.evaluation.fusion_files import open_fused
+    from trainer.evaluation.ranking import nearest_labels, score_rows
     from trainer.model import load_model, trained_labels
 
     _, model, checkpoint = load_model(data, run.layout, earlier=True)
-    trained = trained_labels(model, checkpoint)
+    trained, root = trained_labels(model, checkpoint), run.layout.root
+    assert run.standing is not None, "it has a checkpoint"
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
         queries = Table.open(data.queries(split), "queries")
         rows = queries.rows_at(np.asarray([example.row for example in part]), model.columns)
+        fused = open_fused(data.root, root, checkpoint, model, split) if run.standing.scores == "fused" else None
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
         if trained is not None:
             named = [[label for label in labels if label < trained] for labels in named]
-        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, trained)
+        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, trained, fused)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):
             scores[split, example.row] = dict(zip(row_labels, row_scores, strict=True))
-    return scores
+    return scores, nearest_labels(model.head.vectors[:trained, : model.encoder.dimension], asked)
 
 
 def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
-    """Describe one query for the page, with a view per run: scores of the newest checkpoint, else of the table."""
+    """Describe one query for the page, with a view per run: scores of its checkpoint, else of the table."""
     query = examples[0]
     views = [
         _describe_view(example, by_row.get((query.split, query.row), {}))

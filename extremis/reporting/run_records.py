@@ -6,34 +6,40 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from extremis.inspecting.examples import RunTable, require_run, run_tables
+from extremis.auto.run_auto import REPORT
+from extremis.inspecting.examples import require_run
 from extremis.ranks import commands_of
+from extremis.reporting.standing import Standing
 from schemas import storage
 from schemas.json_files import read_json
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
+from schemas.run_tables import RunTable, run_tables
 from schemas.secrets import redact
 from schemas.storage import join
+from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config import flatten, load_config
 from trainer.model import trained_digest
 from trainer.tracking import read_metrics
 
-SHOWN_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "R@10", "PSP@1", "PSP@3", "PSP@5")
+SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # at the k of all tables
 POINTS = 1000  # most points of a curve; more are averaged
 
 
 @dataclass(frozen=True)
 class Run:
-    """Facts of the page about a run."""
+    """Facts of the page about a run; it is named by its path and recipe."""
 
     name: str
     layout: RunLayout
     config: dict[str, Any]
     records: dict[str, list[dict[str, Any]]]  # by kind
     tables: list[RunTable]  # by source, oldest first
-    evaluations: dict[str, dict[str, Any]]  # the newest of each split
+    evaluations: dict[str, dict[str, Any]]  # by split
     finished: bool
     commands: list[str]  # that made it
+    standing: Standing | None  # None: no checkpoint yet
+    auto: dict[str, Any] | None  # what `auto` recorded, where it made the run
     later: str | None = None  # digest of the data of the page, where it is a later version than the run's
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,33 +85,36 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
 
 
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
-    """Read the run at `url`, with its evaluations on `data`, by default those on its own.
+    """Read the run at `url`, with its evaluations on `data`, by default those on its own; its recipe joins its `name`.
 
     Raises TableError where there is none, or its config cannot be read.
     """
     layout = require_run(url)
     config = load_config(layout.config)
     later = data.digest if data is not None and trained_digest(config) != data.digest else None
+    recipe, checkpoint = config.get("recipe", {}), open_step(layout)
     records: dict[str, list[dict[str, Any]]] = {}
     for record in read_metrics(layout):
         records.setdefault(str(record.get("kind")), []).append(record)
     return Run(
-        name,
+        f"{name} ({recipe.get('name') or recipe.get('method')})",
         layout,
         config,
         records,
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
-        _evaluations(layout.evaluations_on(later)),
+        _evaluations(layout.evaluations_on(later), checkpoint),
         storage.exists(layout.finished),
         commands_of(layout),
+        None if checkpoint is None else Standing.of(layout, checkpoint, later is not None),
+        read_json(join(layout.root, REPORT)) if storage.exists(join(layout.root, REPORT)) else None,
         later,
     )
 
 
 def names_of(urls: Sequence[str]) -> list[str]:
-    """Make a short name for each run: the last parts of its URL that differ from the others."""
+    """Make a short name for each run: the last parts of its URL, two or as many as differ from the others."""
     parts = [redact(url).rstrip("/").split("/") for url in urls]
-    for length in range(1, max(map(len, parts)) + 1):
+    for length in range(2, max(2, *map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
         if len(set(names)) == len(names):
             return names
@@ -128,17 +137,22 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
 
 
-def _evaluations(folder: str) -> dict[str, dict[str, Any]]:
-    newest: dict[str, dict[str, Any]] = {}
+def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
+    """Return the evaluation of each split: that of the checkpoint that stands for the run, else the newest."""
+
+    def rank(body: dict[str, Any]) -> tuple[bool, int]:
+        return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
+
+    chosen: dict[str, dict[str, Any]] = {}
     for name in storage.list_names(folder):
         if name.endswith(".json"):
             body = read_json(join(folder, name))
-            if body["step"] >= newest.get(body["split"], body)["step"]:
-                newest[body["split"]] = body
-    return newest
+            if rank(body) >= rank(chosen.get(body["split"], body)):
+                chosen[body["split"]] = body
+    return chosen
 
 
-HEADLINE = ("P@1", "P@5", "R@10", "PSP@5")
+HEADLINE = ("P@1", "P@5", "R@5", "PSP@5")
 
 
 def headlines(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -177,10 +191,11 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 cells.append(
                     {"value": value, "half": _half(body, name), "best": len(bodies) > 1 and value == best[name]}
                 )
-            rows.append({"run": run_name, "step": body["step"], "queries": body["queries"], "cells": cells})
+            facts = {name: body[name] for name in ("scores", "step", "queries")}
+            rows.append({"run": run_name, **facts, "cells": cells})
         for name, baseline in baselines_of(runs, split).items():
             cells = [{"value": baseline.metrics.get(metric), "half": None, "best": False} for metric in names]
-            rows.append({"run": name, "step": None, "queries": baseline.queries, "cells": cells})
+            rows.append({"run": name, "scores": None, "step": None, "queries": baseline.queries, "cells": cells})
         seen = [body["seen"]["queries"] for body in bodies.values() if "seen" in body]
         tables.append(
             {

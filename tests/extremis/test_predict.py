@@ -11,7 +11,11 @@ import pytest
 from safetensors.torch import load_file
 from scipy.sparse import load_npz
 
+import extremis
 from extremis.predicting.outputs import open_writer, prediction_table
+from extremis.reporting.queries import sample
+from extremis.reporting.run_records import open_run
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
@@ -219,8 +223,33 @@ class TestWeights:
     def test_what_was_held_out_can_be_scored_by_name(self, data: Path, fused: Path) -> None:
         done = call("evaluate", data, fused / "run", "--split", "holdout", "--scores", "fused", "--json")
         assert (done.status, done.json["queries"]) == (0, 150)
-        alone = call("evaluate", data, fused / "run", "--split", "holdout", "--json")
+        alone = call("evaluate", data, fused / "run", "--split", "holdout", "--scores", "classifier", "--json")
         assert done.json["metrics"]["nDCG@5"] >= alone.json["metrics"]["nDCG@5"]
+
+    def test_fused_scores_stand_for_the_run_wherever_none_are_named(
+        self, data: Path, fused: Path, tmp_path: Path
+    ) -> None:
+        run = fused / "run"
+        by_default, named, alone = (
+            call("evaluate", data, run, *words, "--json").json
+            for words in ((), ("--scores", "fused"), ("--step", "newest", "--scores", "classifier"))
+        )
+        assert by_default == named
+        assert (by_default["scores"], alone["scores"]) == ("fused", "classifier")
+        assert by_default["metrics"] != alone["metrics"]
+        assert call("export", data, run, tmp_path / "out").status == 0
+        done = call("predict", tmp_path / "out", tmp_path / "p.parquet", "--data", data, "--k", "3", "--no-filter")
+        assert done.status == 0, done.err
+        predicted = {row["key"]: row for row in pq.read_table(tmp_path / "p.parquet").to_pylist()}
+        layout = DataLayout(str(data))
+        opened = open_run(str(run), "run", Table.open(layout.root, "data").manifest)
+        assert opened.evaluations["test"]["metrics"] == by_default["metrics"]
+        for query in sample(layout, [opened], ["test"], 20, predict=True).queries:
+            view, row = query["runs"][0], predicted[query["key"]]
+            shown = dict(view["predictions"])
+            assert [shown[label] for label in row["label_ids"]] == pytest.approx(row["scores"], rel=1e-3)
+            for label, score in zip(query["positives"], view["positives"], strict=True):
+                assert shown.get(label, score) == score
 
     def test_it_is_fitted_again_within_another_budget(self, data: Path, fused: Path) -> None:
         done = call("fuse", data, fused / "run", "--memory", "20kB", "--linear", "0", "--json")
@@ -292,6 +321,8 @@ def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
         "no threshold for a precision of 0.33",
         "--threshold SCORE",
     )
+    with pytest.raises(InputError, match=r"Export with precision=0\.33 and .*, or give threshold SCORE"):
+        extremis.load(exported).predict(["a ship"], precision=0.33)
 
 
 @pytest.mark.parametrize(("index", "dtype"), [("IVF16,Flat", "float32"), ("IVF8,PQ3x4", "float16")])
@@ -313,7 +344,7 @@ def test_at_another_place(data: Path, run: Path, exported: Path, texts: pa.Table
     import fsspec
 
     out = "memory://served/exported"
-    arguments = ("--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
+    arguments = ("--scores", "classifier", "--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
     assert call("export", data, run, out, *arguments).json["digest"] == open_manifest(str(exported)).digest
     with fsspec.open("memory://served/in/part.jsonl", "w") as file:
         file.write("".join(json.dumps(row) + "\n" for row in texts.to_pylist()))
@@ -355,7 +386,7 @@ class TestRefusals:
         refused(call("predict", exported, out), "expected INPUT and OUT")
         refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
         refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
-        refused(call("predict", run, out, "--data", data), str(run), "no _manifest.json")
+        refused(call("predict", run, out, "--data", data), f"{run}: a run, and no export")
         refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")

@@ -15,8 +15,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "train": (("train", "astra", "{root}/data", "{out}/run", *TRAIN), "", "run/checkpoints/"),
     "mine": (("mine", "{root}/data", "{out}/run", "--for-epoch", "2"), "negatives/", "run/negatives/"),
     "embed": (("embed", "{root}/data", "{root}/run", "{out}/vectors"), "", "vectors/"),
+    "fuse": (("fuse", "{root}/data", "{out}/run"), "fusion/", "run/fusion/"),
     "evaluate": (("evaluate", "{root}/data", "{root}/run", "--json"), "", ""),
-    "fuse": (("fuse", "{root}/data", "{out}/run"), "fusions/", "run/fusions/"),
     "export": (("export", "{root}/data", "{root}/run", "{out}/export"), "", "export/"),
     "predict": (("predict", "{root}/export", "{root}/texts.jsonl", "{out}/predicted.jsonl"), "", "predicted.jsonl"),
 }

@@ -138,6 +138,10 @@ def test_an_override_below_a_value_is_refused() -> None:
 def test_an_unknown_recipe_names_the_nearest_and_all() -> None:
     with pytest.raises(InputError, match=r"no recipe 'astro': expected one of .*astra.*Did you mean 'astra'\?"):
         load_recipe("astro")
+    with pytest.raises(InputError, match=r"no recipe 'autoo': expected one of auto, .*Did you mean 'auto'\?"):
+        load_recipe("autoo")
+    with pytest.raises(InputError, match=r"auto chooses a recipe.* type `extremis run auto DATA RUN`"):
+        load_recipe("auto")
     for name, path in (("w-hard", "astra/w-hard"), ("random+theta-hard", "astra/random-theta-hard")):
         with pytest.raises(
             InputError, match=rf"no recipe .*a line of a paper's table.* papers/{path}\.toml: give that"
@@ -297,4 +301,4 @@ def test_recipes_are_listed_without_what_implements_them() -> None:
         "from extremis.cli import main; main(['recipes', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(done.stdout.splitlines()[-1])) == recipe_names()
+    assert [*json.loads(done.stdout.splitlines()[-1])] == ["auto", *recipe_names()]

@@ -38,7 +38,9 @@ def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | No
     data_digest = digest or open_manifest(data.layout.root, "data").digest
     storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": data_digest}))
     parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.head.vectors}
-    CheckpointWriter(run, background=False).save(Contents(step, parts, rows, 0, data.labels, {}, {}))
+    CheckpointWriter(run, background=False).save(
+        Contents(step, parts, rows, 0, data.labels, {"progress": {"global_step": step}}, {})
+    )
 
 
 def test_a_table_is_embedded_row_by_row_whatever_the_slices(data: SmallData) -> None:

@@ -124,6 +124,21 @@ def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
     return None
 
 
+NEWEST = "newest"  # in place of a step
+
+
+def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
+    """Open the checkpoint of `step`, the NEWEST, or by default the one that stands for the run; None: there is none.
+
+    That is the newest that a fusion was fitted to, else the best on validation, else the newest.
+    """
+    if step == NEWEST:
+        return latest_checkpoint(run)
+    if step is None:
+        step = max(numbered(run.fusions), default=best_step(run))
+    return None if step is None else Checkpoint.open(run.checkpoint(int(step)))
+
+
 def best_step(run: RunLayout) -> int | None:
     """Return the step with the best metric on validation, or else the newest; None without a checkpoint."""
     newest = latest_checkpoint(run)

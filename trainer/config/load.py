@@ -39,6 +39,7 @@ OF_PAPERS = {
     "mips_s": ("mips-a",),
     "ngame": ("ance", "dpr", "tas"),
 }
+BY_TRIALS = "auto"  # in the place of a recipe: `extremis run` chooses one
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
@@ -214,6 +215,8 @@ def _read_bodies(source: str) -> list[dict[str, Any]]:
 def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
+    if source == BY_TRIALS:
+        raise InputError("auto chooses a recipe, and is none itself: type `extremis run auto DATA RUN`.")
     if not source.endswith(".toml"):
         for paper, names in OF_PAPERS.items():
             if (name := source.replace("+", "-")) in names:
@@ -221,10 +224,11 @@ def _read_text(source: str) -> str:
                     f"no recipe {source!r}: it is a line of a paper's table, and does not ship with Extremis. A "
                     f"checkout has it as papers/{paper}/{name}.toml: give that path."
                 )
-        near = difflib.get_close_matches(source, recipe_names(), n=1)
+        known = [BY_TRIALS, *recipe_names()]
+        near = difflib.get_close_matches(source, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InputError(
-            f"no recipe {source!r}: expected one of {', '.join(recipe_names())}, or a path that ends in .toml.{hint}"
+            f"no recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
         )
     from schemas import storage  # a named recipe does without Arrow and fsspec, so a typo in it is told at once
 

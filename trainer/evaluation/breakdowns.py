@@ -177,7 +177,8 @@ class ZeroShot:
 
 
 DEPTH = 5  # ranks that a label is looked for in
-SHOWN = 20  # queries, and labels
+SHOWN = 20  # labels
+QUERIES = 100  # of which many may have one text
 
 
 class Weakest:
@@ -204,16 +205,16 @@ class Weakest:
         """
         hits, positives = np.concatenate(self._hits), np.concatenate(self._positives)
         rows = np.flatnonzero(positives)
-        queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH))
+        queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH), QUERIES)
         labels, counts = np.unique(np.concatenate(self._labels), return_counts=True)
         hit_labels, hit_counts = np.unique(np.concatenate(self._hit_labels), return_counts=True)
         label_hits = np.zeros(len(labels), np.int64)
         label_hits[np.searchsorted(labels, hit_labels)] = hit_counts
-        return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts)}
+        return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts, SHOWN)}
 
 
-def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray) -> list[list[int]]:
-    """Return SHOWN rows (id, hits, total) [n, 3] of those of which not all that is `attainable` was found."""
-    order = np.lexsort((ids, -total, hits / attainable))[:SHOWN]
+def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray, most: int) -> list[list[int]]:
+    """Return at most `most` rows (id, hits, total) [n, 3] of those of which not all that is `attainable` was found."""
+    order = np.lexsort((ids, -total, hits / attainable))[:most]
     order = order[hits[order] < attainable[order]]
     return np.stack([ids, hits, total], 1)[order].tolist()

@@ -1,5 +1,6 @@
 """Fitting of a run's fusion, weights or a tree, on queries that it was not trained on."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
@@ -28,7 +29,7 @@ from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
 from trainer.evaluation.tree import DEPTH, Tree
-from trainer.inputs import Inputs, scored_columns
+from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
 from trainer.methods.sections import Data
@@ -38,13 +39,13 @@ from trainer.stream.sources import RowShare
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of fitting a fusion: the checkpoint of `step` (None: the newest), and the first `queries` of `split`.
+    """Options of fitting a fusion: the checkpoint of `step` (None: the best), and the first `queries` of `split`.
 
     `split`: None for what the run held out, or else `val`. `shortlist`: labels of a query that are ranked again.
     """
 
     split: str | None = None
-    step: int | None = None
+    step: int | str | None = None
     shortlist: int = SHORTLIST
     queries: int = QUERIES
     device: str = "auto"
@@ -69,7 +70,8 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     Raises InputError: no such split or device; as `load_model`; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
+    step = best_step(RunLayout(run)) if options.step is None else options.step  # not that of an earlier fusion
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
     columns = scored_columns(table, model.columns)
@@ -92,18 +94,37 @@ def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowS
 
 
 _TIMED = 256  # queries
-_MISSED = 0.03  # of the rows held out: a greater share is worth another fit of the linear ranker
+MISSED = 0.03  # of the rows held out: a greater share is worth another fit of the linear ranker
+
+
+def fit_ranker(
+    data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
+) -> LinearRanker | None:
+    """Fit the linear ranker to rows that `recipe` trains on, as `LinearRanker.of`; None: of a mix, or no rows.
+
+    Raises TableError, StorageError.
+    """
+    if recipe.data.mix:
+        return None
+    columns = columns_of(recipe.encoder.inputs)
+    return LinearRanker.of(DataLayout(data), recipe.data, columns, budget, held_out, seconds)
 
 
 def fit_weights(
-    data: str, run: str, options: FitOptions = DEFAULT, budget: int = BUDGET, ranker_budget: int = RANKER_BUDGET
+    data: str,
+    run: str,
+    options: FitOptions = DEFAULT,
+    budget: int = BUDGET,
+    ranker_budget: int = RANKER_BUDGET,
+    ranker: LinearRanker | None = None,
 ) -> Manifest:
     """Fit weights for a checkpoint: of labels' texts, of a memory, and of a linear ranker.
 
     The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
     that the run held out come to it then, which the weights were fitted without. The ranker, of the rows that
-    `ranker_budget` bytes hold (0: none), is kept if it has a weight, fitted once more with what was held out where it
-    would miss that. A fusion that is there already is replaced.
+    `ranker_budget` bytes hold (0: none), or `ranker`, which is one without what was held out, is kept if it has a
+    weight, fitted once more with what was held out where it would miss that. A fusion that is there already is
+    replaced.
     Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
@@ -111,7 +132,7 @@ def fit_weights(
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
-    ranker = None if recipe.data.mix else LinearRanker.of(layout, recipe.data, model.columns, ranker_budget)
+    ranker = ranker or fit_ranker(data, recipe, ranker_budget)
     scorers = Scorers(texts, built and built.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant)
@@ -135,8 +156,8 @@ def fit_weights(
         "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }
     kept = {FILE: ranker} if ranker and weights.linear else {}
-    if kept and recipe.data.holdout > _MISSED:
-        all_rows = LinearRanker.of(layout, recipe.data, model.columns, ranker_budget, held_out=True)
+    if kept and recipe.data.holdout > MISSED:
+        all_rows = fit_ranker(data, recipe, ranker_budget, held_out=True)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
 

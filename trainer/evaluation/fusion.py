@@ -232,3 +232,11 @@ class Fused:
         missing = ((0, 0), (0, k - order.shape[1]))
         best = np.pad(np.take_along_axis(fused, order, 1), missing, constant_values=-np.inf)
         return best.astype(np.float32), np.pad(np.take_along_axis(scored.ids, order, 1), missing, constant_values=PAD)
+
+    def scores(
+        self, x: torch.Tensor, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
+    ) -> np.ndarray:
+        """Return the fused scores float32 [B, S] of `listed`, as `shortlisted` of `rank` is, and of no other label."""
+        scored = self.scorers.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
+        listed_first = self.fusion.fuse(scored, self.frequency[scored.ids])[:, : listed[1].shape[1]]
+        return listed_first.astype(np.float32)

@@ -1,10 +1,10 @@
 """Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, numbered
+from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, check_shard, is_published, write_file
 from schemas.owners.build import building
 from schemas.storage import join
@@ -90,9 +90,9 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     return Fused(opened.fusion, scorers, frequency, opened.shortlist)
 
 
-def fused_step(run: RunLayout) -> int | None:
-    """Return the newest step that a fusion was fitted to; None: there is none."""
-    return max(numbered(run.fusions), default=None)
+def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
+    """Name the scores that a checkpoint is judged by where none are asked for: fused, where it has a fusion."""
+    return "fused" if is_published(RunLayout(run).fusion(step)) else "classifier"
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:

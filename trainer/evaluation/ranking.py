@@ -1,6 +1,6 @@
 """Rankings of labels: by the classifier's scores, those of the labels' texts, their sum, or fused scores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from trainer.evaluation.fusion import Fused
+from trainer.evaluation.fusion import Fused, score_pairs
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs, require_inputs
@@ -82,6 +82,13 @@ class Ranking:
             return scores, ids
         return self.fused.rank(x, self.labels, (scores, ids), k, filters, among, inputs)
 
+    def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
+        """Return the scores float32 [B, S] of labels `ids` [B, S]; -1 pads. Arguments as of `top_k`."""
+        pairs = self.labels.group.sum(
+            torch.from_numpy(score_pairs(x, self.labels.rows, ids, self.labels.first))
+        ).numpy()
+        return pairs if self.fused is None else self.fused.scores(x, self.labels, (pairs, ids), inputs)
+
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     """Return E(z) of length 1 of this rank's labels, float32 [n, D].
@@ -101,18 +108,35 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
 
 @torch.no_grad()
 def score_rows(
-    model: Model, rows: pa.Table, named: Sequence[Sequence[int]], k: int, trained: int | None = None
+    model: Model,
+    rows: pa.Table,
+    named: Sequence[Sequence[int]],
+    k: int,
+    trained: int | None = None,
+    fused: Fused | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
 
     `rows` hold the model's columns; no filter is applied. `trained`: only labels before it are predicted.
     """
-    x = model.embed_table(rows)
-    vectors = model.head.vectors
+    x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
     among = None if trained is None else np.arange(trained)
-    scores, ids = filtered_top_k(x, LabelRows(vectors), k, Ragged.empty(len(x)), among)
-    named_scores = [
-        (vectors[torch.as_tensor(labels, dtype=torch.int64, device=vectors.device)].to(x) @ query).tolist()
-        for query, labels in zip(x, named, strict=True)
-    ]
-    return scores, ids, named_scores
+    scores, ids = ranking.top_k(x, k, Ragged.empty(len(x)), among, inputs)
+    counts = np.array([len(labels) for labels in named], np.int64)
+    listed = Ragged.from_counts(np.array([label for labels in named for label in labels], np.int64), counts).padded()
+    of_named = ranking.scores(x, listed, inputs)
+    return scores, ids, [row[:count].tolist() for row, count in zip(of_named, counts, strict=True)]
+
+
+NEIGHBOURS = 8
+CHEAP = 1 << 28  # numbers of all vectors, which are copied
+
+
+def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
+    """Return the NEIGHBOURS labels nearest to each of `ids`, with their cosines; of more than CHEAP numbers nothing."""
+    asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= CHEAP], np.int64)
+    unit = normalize(vectors.float()) if len(asked) else vectors
+    own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))
+    scores, found = filtered_top_k(unit[torch.from_numpy(asked)], LabelRows(unit), NEIGHBOURS, own)
+    rows = zip(asked.tolist(), found.tolist(), scores.astype(float).round(3).tolist(), strict=True)
+    return {label: [pair for pair in zip(near, cosines, strict=True) if pair[0] >= 0] for label, near, cosines in rows}

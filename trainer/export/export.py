@@ -28,7 +28,7 @@ from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.encoders import Encoder
 from trainer.evaluation.fusion import Fused, Scorers
-from trainer.evaluation.fusion_files import RunFusion, fused_step, open_fusion
+from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import label_statistics, retired_labels
 from trainer.evaluation.tree import Tree
@@ -52,18 +52,19 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 class ExportOptions:
     """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
-    `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a label; or "fused" by the run's
-    tree, which is exported with these embeddings. `device`: where they are made, of which the export knows nothing.
+    `step`: as of `open_step`. `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a
+    label; "fused" by the run's weights or tree, with what they read; None: fused where it has these. `device`: where
+    vectors are made, of which the export knows nothing.
     `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
     """
 
-    step: int | None
+    step: int | str | None
     dtype: str
     index: str
     target_recall: float
     precisions: tuple[float, ...]
     split: str | None
-    scores: str
+    scores: str | None
     overwrite: bool
     device: str
     onto: str | None
@@ -76,15 +77,14 @@ class ExportOptions:
 
 
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
-    """Export a checkpoint of RUN (the newest by default), made from DATA, to OUT.
+    """Export a checkpoint of RUN, made from DATA, to OUT.
 
     An export that is there already, of the same checkpoint with the same options, is returned as it is.
     Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
     """
     layout = DataLayout(data)
-    if options.step is None and options.scores == "fused":
-        options = replace(options, step=fused_step(RunLayout(run)))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
+    options = replace(options, step=checkpoint.step, scores=options.scores or scores_of(run, checkpoint.step))
     split = _threshold_split(layout, options.split)
     described = {**_describe(options), "threshold_split": split}
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
@@ -227,7 +227,9 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
                 yield write_file(url, path.relative_to(folder).as_posix(), path.read_bytes())
 
 
-def _rows_to_score(model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str) -> RowsOf:
+def _rows_to_score(
+    model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str | None
+) -> RowsOf:
     """Return the reader of the vectors that x is scored against, by ranges of labels."""
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)

@@ -2,21 +2,29 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from extremis.reporting.charts import FATES, data_charts, line
+from extremis.auto.trials import METRIC
+from extremis.inspecting.examples import Example
+from extremis.reporting.charts import FATES, _drawn, data_charts, draw_chart, line
 from extremis.reporting.data_facts import Facts, Split, frequencies, histogram, tail_of
+from extremis.reporting.labels import name_labels
 from extremis.reporting.page import _inert
-from extremis.reporting.queries import sample_rows
+from extremis.reporting.queries import group_queries, sample_rows
 from extremis.reporting.run_records import differing, names_of, thin
+from extremis.reporting.standing import Standing, explain_choice
 from pipelines.mining.steps import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from tests.builders import build_data
+from trainer.evaluation.ranking import NEIGHBOURS, nearest_labels
 
 
 @given(some.lists(some.integers(0, 500), max_size=200), some.integers(1, 70))
@@ -83,9 +91,88 @@ def test_a_long_curve_is_averaged_and_keeps_its_ends() -> None:
     assert values.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_names_tell_runs_apart() -> None:
-    assert names_of(["s3://b/runs/1", "s3://b/runs/2"]) == ["1", "2"]
-    assert names_of(["a/x/run", "a/y/run/"]) == ["x/run", "y/run"]
+@given(some.lists(some.lists(some.sampled_from("ab"), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_names_tell_runs_apart_by_the_ends_of_their_paths(paths: list[list[str]]) -> None:
+    urls = list(dict.fromkeys("s3://bucket/" + "/".join(path) for path in paths))
+    names = names_of(urls)
+    assert len(set(names)) == len(urls)
+    assert all(url.endswith(name) and "/" in name for url, name in zip(urls, names, strict=True))
+    assert names_of(["run/"]) == ["run"]
+
+
+queries = some.tuples(some.sampled_from(["", "one", "two", "cut…"]), some.integers(0, 5), some.integers(6, 9))
+
+
+@given(some.lists(queries, max_size=12))
+def test_weakest_queries_of_one_text_are_one(rows: list[tuple[str, int, int]]) -> None:
+    examples = [Example("test", row, f"key{row}", text, []) for row, (text, _, _) in enumerate(rows)]
+    groups = group_queries([(example, *row[1:]) for example, row in zip(examples, rows, strict=True)])
+    assert sorted(row for group in groups for row in group["rows"]) == [*range(len(rows))]
+    texts = [group["text"] for group in groups if not group["text"].endswith("…")]
+    assert len(texts) == len(set(texts))
+    for group in groups:
+        own = [rows[row] for row in group["rows"]]
+        assert {text for text, _, _ in own} == {group["text"]}
+        assert group["keys"] == [f"key{row}" for row in group["rows"]]
+        assert (group["found"], group["positives"]) == (sum(row[1] for row in own), sum(row[2] for row in own))
+        assert len(own) == 1 or not group["text"].endswith("…")
+
+
+@given(some.lists(some.sampled_from(["", "one", "two", "k1"]), min_size=1, max_size=8))
+def test_no_two_labels_have_one_name(texts: list[str]) -> None:
+    rows = [{"label_id": i, "key": f"k{i}", "text": text, "frequency": i} for i, text in enumerate(texts)]
+    decoder: Any = SimpleNamespace(label_rows=lambda ids: [rows[label] for label in ids])
+    labels = name_labels(decoder, range(len(texts)))
+    shown = [(label.text, label.key if label.shared else "") for label in labels.values()]
+    assert len(set(shown)) == len(texts)
+    assert all(label.text for label in labels.values())
+    assert [label.points for label in labels.values()] == [*range(len(texts))]
+
+
+@given(some.integers(0, 99), some.integers(1, 30))
+def test_the_nearest_labels_have_the_greatest_cosines(seed: int, labels: int) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(labels, 3)).astype(np.float32)
+    near = nearest_labels(torch.from_numpy(vectors), range(labels + 3))
+    assert [*near] == [*range(labels)]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for label, found in near.items():
+        others = np.delete(unit @ unit[label], label)
+        assert label not in dict(found)
+        assert [cosine for _, cosine in found] == pytest.approx(sorted(others, reverse=True)[:NEIGHBOURS], abs=1e-3)
+
+
+@given(some.lists(some.integers(0, 3), min_size=1, max_size=4))
+def test_a_chart_with_one_dot_a_line_is_a_sentence(lengths: list[int]) -> None:
+    traces = [line(f"<run {i}>", i, range(n), np.arange(n) + 0.5, points=True) for i, n in enumerate(lengths)]
+    charts = _drawn([draw_chart("id", "title", traces, "epoch", "%")])
+    assert len(charts) == (max(lengths) > 0)
+    for chart in charts:
+        assert ("figure" in chart) == (max(lengths) > 1) != ("said" in chart)
+        dots = [f"<run {i}>: 0.5 % (epoch 0)" for i, n in enumerate(lengths) if n]
+        assert chart.get("said", "") in ("", "; ".join(dots), "0.5 % (epoch 0)")
+
+
+trials = some.builds(
+    lambda score, ended: {"recipe": "astra", "changes": ["a.b=1"], METRIC: score, **({"ended": True} if ended else {})},
+    some.floats(0, 99).map(lambda value: round(value, 2)),
+    some.booleans(),
+)
+
+
+@given(some.lists(trials, max_size=4), some.floats(0, 99))
+def test_a_choice_is_explained_by_the_best_of_the_others(others: list[dict[str, Any]], score: float) -> None:
+    chosen = {"recipe": "renee", "changes": [], METRIC: score}
+    why = explain_choice({"chosen": "renee", "changes": [], "trials": [*others, chosen]})
+    assert why.startswith(f"auto chose renee: {METRIC} {score:.2f}")
+    finished = [trial[METRIC] for trial in others if "ended" not in trial]
+    assert ("no other trial" in why) == (not finished)
+    if finished:
+        assert f"astra with a.b=1, had {max(finished):.2f}" in why
+        assert ("not clearly more" in why) == (max(finished) > score)
+
+
+def test_the_scores_that_are_added_up_are_named() -> None:
+    assert Standing(7, "fused", {"texts": 0.0, "linear": 3.333}).formula == "vectors + 3.33 × linear ranker"
 
 
 def test_only_what_differs_is_listed() -> None:

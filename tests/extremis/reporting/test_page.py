@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 
 from extremis.inspecting.inspect import sharding_command
+from schemas.json_files import read_json, write_json
 from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny
 
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }} &amp; \u2028 end")
-CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1", "validation.split=test")
+CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1", "validation.split=test", "data.holdout=0.2")
+TRIALS = [
+    {"recipe": "renee", "changes": ["a.b=<b>"], "P@1": 9.5, "P@5": 2.25, "nDCG@5": 3.0},
+    {"recipe": "astra", "changes": [], "P@1": 40.0, "P@5": 20.0, "nDCG@5": 30.0, "ended": True},
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set with hostile texts, a run with tables and an evaluation, and one without either."""
     folder = tmp_path_factory.mktemp("report")
     raw = write_tiny(folder / "raw", rows=60, labels=20)
-    labels = [{"uid": f"L{i}", "title": f"label {i} {HOSTILE[i % 3]}"} for i in range(20)]
+    labels = [{"uid": f"L{i}", "title": f"label {i % 18} {HOSTILE[i % 3]}"} for i in range(20)]
     write_lines(raw / "lbl.json.gz", labels)
     points = [point(i, 20) for i in range(60)]
     for i, record in enumerate(points):
@@ -35,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert call("shard", raw, folder / "data", *options).status == 0
     mined = (*CHOICES, "--set", "refresh.stale=wait")
     assert call("run", "astra", folder / "data", folder / "<b>run", *mined).status == 0
+    assert call("fuse", folder / "data", folder / "<b>run").status == 0
     assert call("evaluate", folder / "data", folder / "<b>run", "--baseline").status == 0
+    write_json(str(folder / "<b>run" / "auto.json"), {"chosen": "renee", "changes": ["a.b=<b>"], "trials": TRIALS})
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
     records = folder / "alone" / "metrics.jsonl"
@@ -56,16 +63,10 @@ def page(folder: Path, report: Done) -> Iterator[Any]:
     assert report.status == 0, report.err
     with browser() as driver:
         driver.get(f"file://{folder / 'page.html'}")
-        wait_for_charts(driver)
+        assert driver.execute_script(
+            "return document.documentElement.dataset.drawn"
+        )  # whoever waits for a page has them
         yield driver
-
-
-def wait_for_charts(driver: Any) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(driver, WAIT_SECONDS).until(
-        lambda page: page.execute_script("return document.documentElement.dataset.drawn")
-    )
 
 
 def search(driver: Any, words: str = "", kind: str = "all", split: str = "") -> int:
@@ -112,8 +113,10 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert all(drawn for _, drawn in charts), charts
     names = {name for name, _ in charts}
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
-    assert {"chart-age", "chart-overlap", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
-    assert {"chart-validation", "chart-time-to-P-1", "chart-metrics-test", "chart-deciles-test"} <= names
+    assert {"chart-age", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
+    assert {"chart-validation", "chart-time-to-P-1", "chart-deciles-test"} <= names
+    said = "Share of negatives that the table before had too: "
+    assert any(p.text.startswith(said) for p in page.find_elements("css selector", ".said"))  # of one table
     assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
 
@@ -121,58 +124,71 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
 BASELINES = ["linear ranker", "nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
 
 
-def test_what_a_run_found_odd_is_beside_its_metrics(page: Any) -> None:
-    assert "alone, after epoch 1: P@1 <b>fell</b>" in page.find_element("id", "metrics").text
+def cells(page: Any, table: str) -> list[list[str]]:
+    """Return the cells of a table's rows."""
+    script = """return [...document.querySelector(arguments[0]).querySelectorAll('tbody tr')].map(
+        r => [...r.cells].map(c => c.textContent))"""
+    rows: list[list[str]] = page.execute_script(script, f"[data-csv^='{table}']")
+    return rows
+
+
+def test_what_stands_for_a_run_comes_first(page: Any, folder: Path) -> None:
+    (step,) = (int(path.name.removeprefix("step-")) for path in (folder / "<b>run" / "fusion").iterdir())
+    first, second = (p.text for p in page.find_elements("css selector", ".standing"))
+    assert f"Step {step} with fused scores stands for {folder.name}/<b>run (astra): vectors + " in first
+    assert f"with classifier scores stands for {folder.name}/alone (random)." in second
+    facts = read_json(f"{folder}/<b>run/fusion/step-{step:08d}/_manifest.json")["parameters"]
+    fitted = {title.split(" alone")[0]: [float(value) for value in values] for title, *values in cells(page, "scores-")}
+    assert fitted == {name: [metrics["P@1"], metrics["P@5"]] for name, metrics in facts["metrics"].items()}
+    assert f"{facts['queries']} queries of holdout" in page.find_element("id", "metrics").text
+    shown = [[each["recipe"], ", ".join(each["changes"])] for each in TRIALS]
+    assert [row[:2] for row in cells(page, "trials-")] == shown
+    assert [row[2:] for row in cells(page, "trials-")] == [
+        ["9.50", "2.25", "3.00", "chosen"],
+        ["40.00", "20.00", "30.00", "ended"],
+    ]
+    assert "auto chose renee with a.b=<b>" in page.find_element("id", "made").text
+
+
+def test_all_tables_have_the_same_k(page: Any) -> None:
+    names = page.execute_script("return [...document.querySelectorAll('main th, .card h3')].map(h => h.textContent)")
+    assert {name.partition("@")[2] for name in names if "@" in name} == {"1", "5"}
+
+
+def test_what_a_run_found_odd_is_beside_its_metrics(page: Any, folder: Path) -> None:
+    assert f"{folder.name}/alone (random), after epoch 1: P@1 <b>fell</b>" in page.find_element("id", "metrics").text
 
 
 def test_baselines_stand_beside_the_runs(page: Any) -> None:
-    rows = page.execute_script(
-        "return [...document.querySelectorAll('[data-csv=metrics-test] tbody tr')].map(r => r.cells[0].textContent)"
-    )
-    assert rows[-4:] == BASELINES
-    charts = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts.metrics")
-    names = [trace["name"] for trace in charts[0]["figure"]["data"]]
-    assert names[-4:] == BASELINES
+    assert [row[0] for row in cells(page, "metrics-test")][-4:] == BASELINES
 
 
-def test_metrics_come_first_beside_baselines(page: Any) -> None:
+def test_metrics_come_first_beside_baselines(page: Any, folder: Path) -> None:
     sections = page.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
-    assert sections == ["metrics", "queries", "training", "tables", "data", "made"]
+    assert sections == ["metrics", "queries", "labels", "training", "tables", "data", "made"]
     cards = page.execute_script(
         "return [...document.querySelectorAll('.card')].map(c => [c.querySelector('h3').textContent, "
         "[...c.querySelectorAll('.bar span')].map(s => s.textContent)])"
     )
-    assert [title for title, _ in cards] == ["P@1", "P@5", "R@10", "PSP@5"]
+    assert [title for title, _ in cards] == ["P@1", "P@5", "R@5", "PSP@5"]
     for _, names in cards:
-        assert names == [
-            "<b>run",
-            "linear ranker",
-            "nearest label texts by TF-IDF",
-            "nearest queries by TF-IDF",
-            "popular labels",
-        ]
+        assert names == [f"{folder.name}/<b>run (astra)", *BASELINES]
 
 
 def test_terms_are_explained(page: Any) -> None:
     terms = page.execute_script("return [...document.querySelectorAll('abbr')].map(a => [a.textContent, a.title])")
-    assert {"P@5", "PSP@3", "popular labels", "recall", "seen"} <= {name for name, _ in terms} | {"seen"}
+    assert {"P@5", "PSP@5", "popular labels", "recall", "seen"} <= {name for name, _ in terms} | {"seen"}
     assert all(len(meaning) > 20 for _, meaning in terms)
     assert len(page.find_elements("css selector", "dl dt")) >= 20
 
 
 def test_weakest_queries_and_labels_are_shown(page: Any, folder: Path) -> None:
-    shown = {
-        name: page.execute_script(
-            "return [...document.querySelector(arguments[0]).querySelectorAll('tbody tr')].map("
-            "r => [...r.cells].map(c => c.textContent))",
-            f"[data-csv^='weakest-{name}']",
-        )
-        for name in ("queries", "labels")
-    }
-    assert shown["queries"]
-    assert all(text and int(hits) < int(of) for text, hits, of in shown["queries"])
-    assert shown["labels"]
-    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in shown["labels"])
+    queries, labels = (cells(page, f"weakest-{name}") for name in ("queries", "labels"))
+    assert queries
+    assert all(text and keys.startswith("p") and int(hits) < int(of) for text, keys, hits, of in queries)
+    assert labels
+    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in labels)
+    assert len({text for text, _, _ in labels}) == len(labels)
     assert search(page, kind="weak") >= 1
 
 
@@ -190,9 +206,9 @@ def test_tables_are_downloaded_as_csv(page: Any) -> None:
     rows = list(csv.reader(io.StringIO(page.execute_async_script(script, "[data-csv=metrics-test]"), newline="")))
     shown = page.execute_script("return [...document.querySelectorAll('[data-csv=metrics-test] tr')].length")
     assert len(rows) == shown
-    assert [name.lstrip("\ufeff") for name in rows[0][:4]] == ["run", "step", "queries", "P@1"]
-    assert rows[1][0] == "<b>run"
-    assert 0 <= float(rows[1][3]) <= 100
+    assert [name.lstrip("\ufeff") for name in rows[0][:4]] == ["run", "scores", "step", "queries"]
+    assert rows[1][0].endswith("/<b>run (astra)")
+    assert 0 <= float(rows[1][4]) <= 100
     labels = list(csv.reader(io.StringIO(page.execute_async_script(script, "[data-csv^=weakest-labels]"), newline="")))
     assert {len(row) for row in labels} == {3}
     assert console_messages(page) == []
@@ -211,7 +227,7 @@ def test_charts_are_valid_figures_of_plotly(page: Any) -> None:
     from plotly.graph_objects import Figure
 
     sections = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts")
-    for chart in (chart for charts in sections.values() for chart in charts):
+    for chart in (chart for charts in sections.values() for chart in charts if "figure" in chart):
         Figure(chart["figure"])  # raises ValueError for an unknown attribute or a wrong value
 
 
@@ -240,6 +256,40 @@ def test_it_searches_text_labels_and_keys(page: Any) -> None:
     assert console_messages(page) == []
 
 
+def test_labels_are_searched_and_stand_beside_what_they_are_confused_with(page: Any) -> None:
+    script = """
+        const [words] = arguments;
+        document.getElementById("label-words").value = words;
+        document.getElementById("label-search").dispatchEvent(new Event("input"));
+        const lists = (view) => Object.fromEntries([...view.querySelectorAll(".lists > div")].map(d => [
+            d.querySelector("h5").textContent, [...d.querySelectorAll("li")].map(l => [l.className, l.innerText])]));
+        return [...document.querySelectorAll("#label-found article")].map(a => [
+            a.querySelector("header span").textContent, [...a.querySelectorAll(".views > div")].map(lists)]);
+    """
+    body = page.execute_script("return JSON.parse(document.getElementById('body').textContent)")
+    for label, (text, key, points, shared) in body["labels"].items():
+        found = dict(page.execute_script(script, f"{key} {text.split()[1]}"))
+        assert key in found
+        assert shared == (key in {"L0", "L1", "L18", "L19"})
+        for number, view in enumerate(found[key]):
+            own = [query for query in body["queries"] if int(label) in query["positives"]]
+            first = [[each[0] for each in query["runs"][number]["predictions"][:5]] for query in own]
+            listed = next((rows for title, rows in view.items() if title.startswith("its queries")), [])
+            assert len(listed) == min(10, len(own))
+            assert [mark == "hit" for mark, _ in listed] == [int(label) in top for top in first][:10]
+            near = body["near"][number].get(label, [])
+            assert len(view.get("nearest labels", [])) == len(near)
+            assert int(label) not in dict(near)
+            missed = [(query, top) for query, top in zip(own, first, strict=True) if int(label) not in top]
+            wrong = sum(each not in query["positives"] for query, top in missed for each in top)
+            counts = [int(text.split("× ")[1]) for _, text in view.get("predicted in its place", [])]
+            assert counts == sorted(counts, reverse=True)
+            assert sum(counts) == wrong or len(counts) == 10
+        assert points >= 0
+    assert page.execute_script(script, "nowhere to be found") == []
+    assert console_messages(page) == []
+
+
 def test_texts_are_texts(page: Any) -> None:
     search(page)
     shown = page.execute_script("return document.getElementById('found').textContent")
@@ -248,12 +298,12 @@ def test_texts_are_texts(page: Any) -> None:
     assert "<b>run" in page.execute_script("return document.querySelector('h1').textContent")
 
 
-def test_runs_stand_side_by_side(page: Any) -> None:
+def test_runs_stand_side_by_side(page: Any, folder: Path) -> None:
     search(page, split="train")
     views = page.execute_script(
         "return [...document.querySelector('#found article').querySelectorAll('h4')].map(h => h.textContent)"
     )
-    assert views == ["<b>run", "alone"]
+    assert views == [f"{folder.name}/<b>run (astra)", f"{folder.name}/alone (random)"]
     text = page.execute_script("return document.querySelector('main').textContent")
     assert "What differs in the recipes" in text
     assert "train.epochs" in text
@@ -273,9 +323,14 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, report: Done,
     assert report.status == 0, report.err
     with browser(390, 844, dark) as driver:
         driver.get(f"file://{folder / 'page.html'}")
-        wait_for_charts(driver)
         width = driver.execute_script("return document.documentElement.scrollWidth")
         assert width == 390
+        tables = driver.execute_script(
+            "return [...document.querySelectorAll('.scroll')].filter(s => s.checkVisibility()).map("
+            "s => [s.scrollWidth > s.clientWidth + 1, s.className])"
+        )
+        assert all(is_wide == ("wide" in marks) for is_wide, marks in tables)
+        assert {is_wide for is_wide, _ in tables} == {True, False}
         ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (not dark)
         assert console_messages(driver) == []
@@ -303,4 +358,4 @@ def test_evaluations_of_a_whole_split_are_kept(folder: Path) -> None:
     assert call("evaluate", folder / "data", run, "--limit", "5").status == 0
     assert call("evaluate", folder / "data", run, "--no-filter").status == 0
     assert sorted(path.name for path in (run / "evaluations").iterdir()) == kept
-    assert kept == [f"test-{max((run / 'checkpoints').iterdir()).name}.json"]
+    assert kept == [f"test-{max((run / 'fusion').iterdir()).name}.json"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from trainer.evaluation.breakdowns import DEPTH, SHOWN, Weakest
+from trainer.evaluation.breakdowns import DEPTH, QUERIES, SHOWN, Weakest
 
 LABELS = 8
 points = st.lists(
@@ -34,7 +34,7 @@ def test_it_is_what_counting_finds(points: list[tuple[set[int], list[int]]], bat
     rows = [(row, found[row], len(positives)) for row, (positives, _) in enumerate(points) if positives]
     missed = [row for row in rows if row[1] < min(row[2], DEPTH)]
     missed.sort(key=lambda row: (row[1] / min(row[2], DEPTH), -row[2], row[0]))
-    assert report["queries"] == [[*row] for row in missed[:SHOWN]]
+    assert report["queries"] == [[*row] for row in missed[:QUERIES]]
 
     total = Counter(label for positives, _ in points for label in positives)
     hits = Counter(label for positives, top in points for label in positives & {*top[:DEPTH]})

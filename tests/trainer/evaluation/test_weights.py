@@ -28,14 +28,14 @@ from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
 from trainer.evaluation.fusion import Fused, Scored, Scorers, Weights
-from trainer.evaluation.fusion_files import fused_step, open_fused, open_fusion
+from trainer.evaluation.fusion_files import open_fused, open_fusion, scores_of
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.sections import Data
-from trainer.model import Model, load_model
+from trainer.model import Model, find_checkpoint, load_model
 
 
 def loss(weights: Weights, scored: Scored, relevant: Rows) -> float:
@@ -189,12 +189,13 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
     with pytest.raises(InputError, match="no fusion is fitted for step"):
         open_fusion(root, run, checkpoint)
-    assert fused_step(RunLayout(run)) is None
+    assert scores_of(run, checkpoint.step) == "classifier"
     manifest = fit_weights(root, run)
     facts = manifest.parameters
     assert (facts["split"], facts["queries"]) == ("holdout", 12)
     assert head == "classifier" or facts["texts"] == 0
-    assert fused_step(RunLayout(run)) == checkpoint.step
+    assert scores_of(run, checkpoint.step) == "fused"
+    assert find_checkpoint(data.layout, RunLayout(run))[1].step == checkpoint.step
     Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")
