@@ -9,6 +9,7 @@ bounds, the default and the help of the model's field.
 import contextlib
 import difflib
 import functools
+import glob
 import inspect
 import json
 import os
@@ -34,6 +35,7 @@ from typing import (
 import click
 from click.shell_completion import CompletionItem
 
+from extremis.arguments import in_python, naming_arguments
 from extremis.console import Event, at_work, output, print_json, say_error
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
@@ -144,7 +146,8 @@ class Command:
         lines = []
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
-                help, default = self.in_python(self._help(name).replace("{names}", "")), self._default(name)
+                help = in_python(self._help(name).replace("{names}", ""), self.arguments)
+                default = self._default(name)
                 stated = "" if default in (None, False, (), "") or "Default:" in help else f" Default: {default}."
                 lines.append(f"    {name}: {help}{stated}")
         head, mark, examples = self._text.partition("\n\nExample")
@@ -164,25 +167,18 @@ class Command:
         words = [*_words(self.line, stated | dict.fromkeys(objects, "-")), *beam_options]
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None
-        with output(listener=listener, quiet=progress is False, tables="nowhere", command=typed):
+        said = output(listener=listener, quiet=progress is False, tables="nowhere", command=typed)
+        with naming_arguments(self.arguments), said:
             try:
                 params = self.line.make_context(name, words).params | objects
                 places, settings = _bound(self.function, {key: params[key] for key in params if key not in _SHELL_ONLY})
                 return Result(name, self.function(*places, **settings) or {})
             except click.ClickException as error:
-                raise InputError(self.in_python(f"{name}: {error.format_message()}")) from None
-            except ExtremisError as error:
-                error.args = (self.in_python(str(error)),)
-                raise
-
-    def in_python(self, message: str) -> str:
-        """Return a message with arguments in the place of flags: `max_tokens` for --max-tokens."""
-        message = re.sub(r"--set ([\w.]+)=([\w.]+)", r'set={"\1": \2}', message)
-        return re.sub(r"--[a-z][a-z-]*", lambda flag: self._arguments.get(flag[0], flag[0]), message)
+                raise InputError(f"{name}: {error.format_message()}") from None
 
     @functools.cached_property
-    def _arguments(self) -> dict[str, str]:
-        """Return how Python states each flag."""
+    def arguments(self) -> dict[str, str]:
+        """How Python states each flag."""
         stated: dict[str, str] = {}
         for name, (kind, option) in self._options.items():
             if self.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
@@ -211,8 +207,9 @@ class Command:
     def _parameter(self, parameter: inspect.Parameter) -> click.Parameter:
         name, (kind, option) = parameter.name, self._options[parameter.name]
         facts: dict[str, Any] = {"metavar": option.metavar, "type": _click_type(kind, option)}
-        if option.names is not None:
-            facts["shell_complete"] = functools.partial(_complete, option.names)
+        place = kind is Any or os.PathLike in [get_origin(each) for each in get_args(kind)]
+        if place or option.names is not None:
+            facts["shell_complete"] = functools.partial(_complete, option.names, place)
         if parameter.kind is not parameter.KEYWORD_ONLY:
             if parameter.kind is parameter.VAR_POSITIONAL:
                 return click.Argument([name], nargs=-1, required=True, **facts)
@@ -299,11 +296,13 @@ class _Option(click.Option):
 
 
 def _complete(
-    names: Callable[[], Iterable[str]], context: click.Context, param: click.Parameter, begun: str
+    names: Callable[[], Iterable[str]] | None, place: bool, context: click.Context, param: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete one of `names`, or else a file."""
-    matching = [name for name in names() if name.startswith(begun)]
-    return [CompletionItem(name) for name in matching] or [CompletionItem(begun, type="file")]
+    """Complete one of `names`, with a place a TOML file too; else a file or folder where the value is a place."""
+    matching = [] if names is None else [name for name in names() if name.startswith(begun)]
+    if place and names is not None:
+        matching += sorted(glob.glob(f"{glob.escape(begun)}*.toml"))
+    return [CompletionItem(name) for name in matching] or [CompletionItem(begun, type="file")] * place
 
 
 def _terminal_options() -> list[click.Parameter]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from extremis.arguments import naming_arguments
 from extremis.console import without_controls
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
@@ -120,6 +121,7 @@ class Model:
         """The labels, by id."""
         return Labels(self._exported.label_table(("key", "text")))
 
+    @naming_arguments()
     def predict(
         self, texts: str | Sequence[str], k: int = 5, *, threshold: float | None = None, precision: float | None = None
     ) -> Predictions:
@@ -174,6 +176,7 @@ class Model:
             yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url)})
 
 
+@naming_arguments()
 def load(export: str | PathLike[str], *, exact: bool = False, threads: int | None = None) -> Model:
     """Open the export at `export`, a directory or an object-store prefix, or the current one of a folder.
 

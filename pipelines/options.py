@@ -222,7 +222,9 @@ class EmbedOptions(Options):
 
     what: Literal["queries", "labels"] = Field(default="queries", description="Texts to embed.")
     split: str = Field(default="test", description="Split of the queries.")
-    step: int | None = Field(default=None, ge=0, description="Step of the checkpoint. Default: the newest.")
+    step: int | None = Field(
+        default=None, ge=0, description="Step of the checkpoint. Default: as of evaluate, the one of the run's figures."
+    )
     dtype: Literal["float16", "float32"] = Field(default="float16", description="Numbers of the embeddings.")
     batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")
 

@@ -191,6 +191,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
     raw = _read(attempt) if finished is None else finished.raw
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
+    for table in ("train", f"{PAIRS}train", LABELS):
+        if line := read.describe_first(raw, inputs, table):
+            say(line)
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     if finished is None:
         finished = Finished(resume.READ, raw, Summary())
@@ -229,8 +232,6 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         require_most_labels(base, summary)
     rejects = dataset.write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
-    if rejects.rows:
-        say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     if base is not None:
         say(_changes(base, summary))

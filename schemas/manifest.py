@@ -24,7 +24,7 @@ from pydantic import (
 
 from schemas import checksums, storage
 from schemas.errors import TableError
-from schemas.layout import EARLIER_MANIFEST, MANIFEST
+from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
@@ -289,7 +289,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
     except FileNotFoundError:
-        raise TableError(_absent(url)) from None
+        raise TableError(_absent(url, kind)) from None
     if isinstance(body, Exception):
         raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
@@ -401,8 +401,20 @@ def _parse(data: bytes) -> tuple[Any, bool]:
     return body, not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
 
 
-def _absent(url: str) -> str:
+def _absent(url: str, kind: str | None) -> str:
+    """Say what is at `url` in the place of a table of `kind`, and what to do."""
     names = storage.list_names(url)
+    if RUN_FILE in names:
+        if kind == "export":
+            return f"{url}: a run, and no export. Type `extremis export DATA {url} exported/`, and open exported/."
+        if kind == "data":
+            return f"{url}: a run, and no DATA. Name the DATA that it was trained on, which `extremis shard` wrote."
+        return f"{url}: a run, and no table itself. `extremis inspect {url}` lists its tables."
+    for below in (names, [f"{name}/{inner}" for name in names[-1:] for inner in storage.list_names(join(url, name))]):
+        folders = [name for name in below if "." not in name]
+        if folders and all(is_published(join(url, name)) for name in folders):
+            kinds = " and ".join(sorted({open_manifest(join(url, name)).kind for name in folders}))
+            return f"{url}: a folder of {kinds} tables, and no table itself. Name one: {join(url, folders[-1])}."
     if names:
         return (
             f"{url}: unfinished table: it holds {len(names)} file(s) but no {MANIFEST}, so whatever wrote it "

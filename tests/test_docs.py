@@ -119,6 +119,15 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in cli.commands if f"`extremis {name}" not in text and f"make {name}" not in text] == []
 
 
+def test_the_readme_installs_what_its_python_block_uses() -> None:
+    """The extras of your-data.md, which calls the same functions and is typed as it stands."""
+    pages = ROOT / "README.md", DOCS / "your-data.md"
+    readme, typed = (re.findall(r"pip install '[^\[]*\[(.*)\]'", page.read_text()) for page in pages)
+    assert readme == typed != []
+    used, known = ({*re.findall(r"extremis\.(\w+)\(", "".join(blocks(page, "python")))} for page in pages)
+    assert used == known
+
+
 def test_every_recipe_is_on_the_page_of_recipes_and_in_the_readme() -> None:
     for page in (DOCS / "recipes.md", ROOT / "README.md"):
         text = page.read_text()

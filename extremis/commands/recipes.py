@@ -28,6 +28,7 @@ def recipes(
 ) -> dict[str, Any]:
     """List the recipes that ship with Extremis; show, copy or validate one.
 
+    `auto` states nothing itself: `extremis run auto` tries a few of them on the data, and trains the best.
     show prints what RECIPE states, with what it extends; copy writes that as a TOML file OUT, to be changed; validate
     checks a name or a file, with all that --set changes, as a run would.
 
@@ -78,16 +79,17 @@ def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def _list() -> dict[str, Any]:
     from trainer.config import recipe_names, stated_options
+    from trainer.config.load import BY_TRIALS
 
     by_name = {name: stated_options(name) for name in recipe_names()}
-    rows = []
+    rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
         stated = {key: recipe.get(section, {}).get(key, default) for section, key, default in _SHOWN}
         kinds = [recipe.get(section, {}).get("kind", default) for section, default in _KINDS.items()]
         stated["random"] = _describe_pool(stated["random"], stated["pool"])
         rows.append([name, *kinds, *(str(stated[key]) for key in ("hard", "random", "epochs"))])
     table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
-    return by_name
+    return {BY_TRIALS: {}, **by_name}
 
 
 def _describe_pool(random: int | str, pool: str) -> str:

@@ -65,8 +65,8 @@ def shard(
     INPUT is a prefix with files of one of the forms of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
     In Python it may be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a Hugging
     Face data set, or a dictionary of these by split ("train", "test", "labels").
-    Rows that cannot be used go to DATA/rejects. Everything after -- goes to Beam; without it all
-    cores of this machine are used.
+    Rows that cannot be used go to DATA/rejects; an empty text is kept, a missing one is not. Everything after -- goes
+    to Beam; without it all cores of this machine are used.
 
     Options:
         propensity: Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.
@@ -87,7 +87,7 @@ def shard(
     with _as_source(input) as source:
         manifest = sharding.shard(source, data, options, beam_options, say, overwrite=overwrite)
     summary = summarize(data)
-    for line in summary_lines(summary):
+    for line in summary_lines(data, summary):
         say(line)
     say(f"next: extremis run auto {data} RUN")
     facts = {"data": data, "digest": manifest.digest, "tables": manifest.parents}

@@ -17,10 +17,16 @@ def _device(text: str) -> str:
     return text
 
 
-def _recipe_names() -> list[str]:
-    from trainer.config import recipe_names
+def _step(text: str) -> int | str:
+    if text != "newest" and not text.isdigit():
+        raise ValueError("a number, or newest")
+    return text if text == "newest" else int(text)
 
-    return ["auto", *recipe_names()]
+
+def _recipe_names() -> list[str]:
+    from trainer.config.load import BY_TRIALS, recipe_names
+
+    return [BY_TRIALS, *recipe_names()]
 
 
 DEVICE = Option(metavar="auto|cpu|cuda|cuda:N", parse=_device)
@@ -30,7 +36,8 @@ Url = Annotated[Place, Option(metavar="URL")]
 Recipe = Annotated[Place, Option("A recipe's name or TOML file.", names=_recipe_names)]
 Positive = Annotated[int, Option(ge=1)]
 NotNegative = Annotated[int, Option(ge=0)]
-Step = Annotated[int, Option("Step of the checkpoint. Default: the newest.", ge=0)]
+_STEP = "Step of the checkpoint. Default: that of the newest fusion, else the best on validation, else the newest."
+Step = Annotated[int | str, Option(_STEP, metavar="N|newest", parse=_step)]
 Device = Annotated[str, DEVICE, Option("Where to compute. Default: auto, a GPU where there is one.")]
 Size = Annotated[str, Option(metavar="SIZE")]  # "8GiB"
 Fields = Annotated[Mapping[str, str] | str, Option(metavar="NAME=NAME,...")]  # {"key": "id"}, or "key=id"

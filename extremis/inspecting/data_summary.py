@@ -20,8 +20,8 @@ _TRAIN = "train"
 def summarize(data: str) -> dict[str, Any]:
     """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
 
-    A split's counts: points, merged, labels (mentions), rejected, and where few enough rows are there empty_texts and,
-    but for train, in_train: its points whose text is that of a point of train. Raises TableError, StorageError.
+    A split's counts: points, merged, labels (mentions), empty_texts, and but for train, where there are few enough
+    rows, in_train: its points whose text is that of a point of train. Raises TableError, StorageError.
     """
     whole = Table.open(data, "data").manifest
     tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
@@ -31,6 +31,9 @@ def summarize(data: str) -> dict[str, Any]:
     texts = {name: _texts(table) for name, table in splits.items()} if few else {}
     labels = tables["labels"]
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
+    for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
+        if whole.parameters["options"].get(share):  # cut out of train, whose rejects it has
+            rejected.pop(name, None)
     return {
         "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},
         "labels": {
@@ -48,24 +51,24 @@ def _are_derived(whole: Manifest) -> bool:
     return files.pop("labels", None) in files.values()
 
 
-def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Describe a summary, a line a table."""
-    lines = []
+def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
+    """Describe the summary of the DATA at `data`, a line a table; labels first."""
+    labels = summary["labels"]
+    parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
+    lines = [f"labels: {', '.join(parts)}"]
     for name, facts in summary["splits"].items():
         parts = [f"{facts['points']:,} points, {facts['labels'] / max(1, facts['points']):.1f} labels each"]
         parts += [f"{facts[key]:,} {said}" for key, said in _SAID.items() if facts.get(key)]
         lines.append(f"{name}: {', '.join(parts)}")
-    labels = summary["labels"]
-    parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
-    lines.append(f"labels: {', '.join(parts)}")
     for name, reasons in summary["rejected"].items():
-        lines.append(f"rejected of {name}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}")
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        lines.append(f"rejected of {name.removeprefix('queries/')}: {counts}; see {DataLayout(data).rejects}")
     return lines
 
 
 _SAID = {
     "merged": "rows merged with others of the same text",
-    "empty_texts": "without a word",
+    "empty_texts": "without a word, which are kept",
     "in_train": "with a text that train has too: metrics on them flatter",
     "without_training_points": "without a training point",
 }
@@ -76,12 +79,10 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
         "points": table.rows,
         "merged": table.counters.get("rows_merged", 0),
         "labels": _mentions(table),
+        "empty_texts": table.counters.get("empty_texts", 0),
     }
-    if len(texts.get(name, ())):
-        words = pc.greater(pc.binary_length(texts[name]), 0)
-        facts["empty_texts"] = int(pc.sum(pc.invert(words)).as_py())
-        if name != _TRAIN:
-            facts["in_train"] = int(pc.sum(_repeated(texts[name], texts[_TRAIN])).as_py())
+    if name != _TRAIN and len(texts.get(name, ())):
+        facts["in_train"] = int(pc.sum(_repeated(texts[name], texts[_TRAIN])).as_py())
     return facts
 
 

@@ -15,7 +15,7 @@ from pipelines.formats import lines
 from pipelines.formats.base import Holds, Part
 from pipelines.formats.column_files import CSV, PARQUET, check_columns, is_csv
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
-from pipelines.formats.names import Fields, listed, listing
+from pipelines.formats.names import Fields, in_use, listed, listing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
@@ -108,9 +108,9 @@ class Texts:
         keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
         if is_csv(url) and not {*self.fields.texts} & {*field_names(url)}:
             present = ", ".join(field_names(url))[:200]
-            raise InputError(f"{url}: no column {self.fields.text!r}; found: {present}. See --fields text=NAME.")
+            raise InputError(f"{url}: no column {self.fields.body!r}; found: {present}. See --fields text=NAME.")
         if url.endswith(f".{PARQUET}") and not features:
-            check_columns(url, self.fields.texts)
+            check_columns(url, in_use(*self.fields.texts))
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."

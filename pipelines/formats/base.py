@@ -48,8 +48,12 @@ class Reject:
     detail: str
 
     def __str__(self) -> str:
-        detail = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in self.detail)
-        return f"{self.file}, line {self.line}: {detail}"
+        return f"{self.file}, line {self.line}: {printable(self.detail)}"
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes in the place of control characters and other marks that nobody sees."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
@@ -156,10 +160,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Normalised columns of the good rows, and the rejects. `batch` has the columns of `*_schema` below."""
+    """Good rows, with the columns of `*_schema` below; rejects; and how many are neither: pairs of no weight."""
 
     batch: pa.RecordBatch
     rejects: list[Reject]
+    left_out: int = 0
 
 
 class RawRows:

@@ -39,7 +39,8 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
         return rows.parsed(columns, pairs_schema())
     relevant = rows.is_positive(fields.weight)
     parsed = rows.parsed(columns, pairs_schema())
-    return replace(parsed, batch=parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(raw.num_rows)))))
+    kept = parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(raw.num_rows))))
+    return replace(parsed, batch=kept, left_out=parsed.batch.num_rows - kept.num_rows)
 
 
 class _Rows(RawRows):
@@ -67,7 +68,7 @@ class _Rows(RawRows):
         )
         if not shape.features:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
-            self._reject(missing, Reason.MISSING_FIELD, f"{fields.text} is null")
+            self._reject(missing, Reason.MISSING_FIELD, f"{fields.body} is null")
         rest = pc.if_else(has_body, body, content)
         if shape.text == "title":
             return pc.if_else(has_title, title, rest)

@@ -70,7 +70,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
     kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
     columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
-    return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects)
+    return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects, len(rows) - len(kept))
 
 
 def _key(value: Any, name: str) -> str:
@@ -87,7 +87,7 @@ def _text(record: Record, shape: Shape) -> str:
     body = record.get(name)
     if title is None:
         if body is None:
-            return "" if shape.features else records.string(records.required(record, fields.text), fields.text)
+            return "" if shape.features else records.string(records.required(record, fields.body), fields.body)
         return records.string(body, name)
     title = records.string(title, fields.title)
     if body is None or shape.text == "title":
@@ -123,8 +123,8 @@ def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
-    kinds = {_ROW: pa.int64(), fields.key: pa.string(), fields.text: pa.string(), fields.title: pa.string()}
-    schema = pa.schema([*kinds.items(), (fields.labels, pa.list_(pa.string()))])
+    texts = [(name, pa.string()) for name in (fields.key, fields.text, fields.title)]
+    schema = pa.schema([(_ROW, pa.int64()), *texts, (fields.labels, pa.list_(pa.string()))])
     if len(schema.names) > len(set(schema.names)):
         return None
     content = b"\n".join(marked)
@@ -182,6 +182,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     for row in weighted[np.isnan(weights)].tolist():
         reject(row, Reason.MALFORMED, "the weight is no number: ")
     good[weighted[~(weights > 0)]] = False
+    left_out = int(np.count_nonzero(weights <= 0))
     rows = np.flatnonzero(good)
     keys = [
         decode_column(
@@ -191,7 +192,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
         for number in (0, 1)
     ]
     batch = pa.record_batch([pa.array(rows + first_row), *keys], schema=pairs_schema())
-    return Parsed(batch.filter(block.good(rows)), block.rejects)
+    return Parsed(batch.filter(block.good(rows)), block.rejects, left_out)
 
 
 def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:

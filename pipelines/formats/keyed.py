@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pipelines.formats import column_files, from_columns, from_lines, lines, records
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Reject, Text, labels_schema
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
-from pipelines.formats.names import Fields, Shape, listed, listing, one_of, single_file
+from pipelines.formats.names import Fields, Shape, in_use, listed, listing, one_of, single_file
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -276,9 +276,10 @@ def _require_points(url: str, fields: Fields) -> Holds:
     """Return what the rows of a file of points with their labels hold. Raises InputError: no texts, or no labels."""
     names = field_names(url)
     featured = fields.feature_ids in names
+    of_labels = in_use(fields.label, fields.labels)
     problems = [
-        *([] if featured or {*fields.texts} & {*names} else [f"no text ({fields.text}, {fields.title})"]),
-        *([] if {fields.labels, fields.label} & {*names} else [f"no labels ({fields.label}, {fields.labels})"]),
+        *([] if featured or {*fields.texts} & {*names} else [f"no text ({fields.body})"]),
+        *([] if {*of_labels} & {*names} else [f"no labels ({', '.join(of_labels)})"]),
     ]
     if problems:
         shown = ", ".join(ascii(name)[1:-1][:40] for name in names[:20]) or "no fields"
@@ -295,7 +296,7 @@ def _check_csv(url: str, fields: Fields, required: Sequence[str]) -> None:
     missing = [name for name in required if name not in names] or not {*fields.texts} & {*names}
     if missing:
         raise InputError(
-            f"{url}: expected the columns {', '.join(required)} and {fields.text}; found: {', '.join(names)[:200]}. If "
+            f"{url}: expected the columns {', '.join(required)} and {fields.body}; found: {', '.join(names)[:200]}. If "
             "they are called otherwise, say so, as in --fields labels.key=code,labels.text=name."
         )
 
@@ -328,5 +329,5 @@ def _parts(
     holds = Holds(features=not pairs and features_in(urls, fields), labels=labels)
     for url in urls:
         if url.endswith(f".{PARQUET}") and not pairs and not holds.features:
-            column_files.check_columns(url, fields.texts)
+            column_files.check_columns(url, in_use(*fields.texts))
     return [Part(table, name, {ROWS: url}, holds=holds) for name, url in zip(names, urls, strict=True)]

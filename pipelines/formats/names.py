@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import fnmatch
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ def _matching(root: str, patterns: Sequence[str]) -> list[str]:
 
 
 OF_LABELS = "labels."  # before a field of the table of labels
+ABSENT = "\x01absent"  # the name of a field whose usual column is another field
+_OF_PAIRS = ("query_key", "label_key", "weight")  # the other fields are of points and labels
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,16 @@ class Fields:
     def texts(self) -> tuple[str, str, str]:
         """Fields that a text may be in."""
         return self.title, self.text, self.content
+
+    @property
+    def body(self) -> str:
+        """Field that a text without any other would be in."""
+        return self.text if self.text != ABSENT else self.title
+
+
+def in_use(*names: str) -> list[str]:
+    """Return those of the names of fields that are in use."""
+    return [name for name in names if name != ABSENT]
 
 
 class Shape(NamedTuple):
@@ -130,9 +143,13 @@ def parse_fields_by_table(text: str, usual: Fields = Fields()) -> tuple[Fields, 
 
 
 def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen
-    """Read `key=id,text=query`, the names that differ from the usual ones. Raises InputError: no such field or name."""
+    """Read `key=id,text=query`, the names that differ from the usual ones.
+
+    A column is one field: what is stated takes it from a field that is called so as usual. A key alone may be the text
+    as well. Raises InputError: no such field or name, or one name for two fields.
+    """
     names = [field.name for field in dataclasses.fields(Fields)]
-    changes = {}
+    changes = dict[str, str]()
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
         if name not in names:
@@ -142,4 +159,11 @@ def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen
         if not equals or not value or name in changes:
             raise InputError(f"--fields: expected {name}=NAME once, got {item!r}. For example: key=id,text=query.")
         changes[name] = value
-    return dataclasses.replace(usual, **changes)
+    changed = vars(usual) | changes
+    for name, other in itertools.product(changes, names):
+        same = name != other and changed[name] == changed[other] and (name in _OF_PAIRS) == (other in _OF_PAIRS)
+        if same and {name, other} != {"key", "text"}:
+            if other in changes:
+                raise InputError(f"--fields: {name} and {other} are both {changed[name]!r}. Name a column once.")
+            changed[other] = ABSENT
+    return Fields(**changed)

@@ -12,7 +12,7 @@ from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.flow import Flow
 from pipelines.common.summary import INPUT, Block, Summary, write_sum
 from pipelines.formats import lines
-from pipelines.formats.base import PAIRS, Rejects, to_batch
+from pipelines.formats.base import LABELS, PAIRS, Inputs, Rejects, printable, to_batch
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
@@ -23,6 +23,7 @@ READ, PARSE = "read", "parse"  # steps
 # Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
 SAMPLED_SHARE = 1 / 16
 _FEATURES = ("feature_ids", "feature_values")
+_LISTED = 5  # labels or features of a row that is shown
 _THREADS = 8  # readers wait for storage more than they work
 
 
@@ -57,12 +58,44 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     rejected = Files(plan.rejects).send([(part.table, to_batch(parsed.rejects))] if parsed.rejects else [])
     plan.meter.count(PARSE, raw.num_rows)
     return Summary(
-        counters={INPUT + part.table: _count(raw.num_rows, rows)},
+        counters={INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)},
         rejects=Rejects.of(part.table, parsed.rejects),
         blocks=(Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),),
         rejected=tuple(rejected),
         features=_features(rows),
     )
+
+
+def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
+    """Describe the first row of an input table, as it was understood.
+
+    None where no row is at hand, or the rows are labels that points name, or labels without a text.
+    """
+    if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
+        return None
+    block, batch = next(((b, rows) for b in raw.blocks_of(table) if (rows := b.read()).num_rows), (None, None))
+    if block is None or batch is None:
+        return None
+    (row,) = batch.slice(int(np.argmin(batch["row"])), 1).to_pylist()
+    labels = row.get("label_ids") or ()
+    if block.mentions is not None:
+        labels = next(receive([block.mentions]))["key"].take(pa.array(row["label_index"], pa.int32())).to_pylist()
+    features = [f"{n}:{value:.4g}" for n, value in zip(*(row.get(name) or () for name in _FEATURES), strict=True)]
+    text = f', text "{_short(row["text"], 120)}"' if "text" in row and (row["text"] or not features) else ""
+    lists = ("features", features), ("labels", labels)
+    shown = "".join(f", {name} {_first(values)}" for name, values in lists if values)
+    return f"first row of {table}: key {_short(row['key'])}{text}{shown}"
+
+
+def _first(values: Sequence[object]) -> str:
+    """List the first values; of more, how many there are."""
+    more = f" … ({len(values):,})" if len(values) > _LISTED else ""
+    return ", ".join(_short(str(value)) for value in values[:_LISTED]) + more
+
+
+def _short(text: str, longest: int = 40) -> str:
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def hash_file(url: str) -> Summary:
@@ -85,8 +118,8 @@ def _features(rows: pa.RecordBatch) -> int:
     return 0 if largest is None else int(largest) + 1
 
 
-def _count(rows_in: int, rows: pa.RecordBatch) -> Counter[str]:
-    counts = Counter(rows_in=rows_in, rows=rows.num_rows)
+def _count(others: int, rows: pa.RecordBatch) -> Counter[str]:
+    counts = Counter(rows_in=rows.num_rows + others, rows=rows.num_rows)
     for name in ("key", "text"):
         if name in rows.schema.names:
             counts[f"{name}_bytes"] = pc.sum(pc.binary_length(rows[name])).as_py() or 0

@@ -1,5 +1,6 @@
 """What is slower is said to be, what is as fast is not, and what was agreed to passes."""
 
+import os
 import subprocess
 import sys
 from math import comb
@@ -93,3 +94,13 @@ def test_a_package_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) 
         require("json", "no_such_package")
     assert ended.value.code == 2
     assert "missing: no_such_package" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["chaos", "stream_memory"])
+def test_a_benchmark_without_a_package_names_the_extra_on_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError('none here', name='psutil')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "missing: psutil. Install it with: pip install -e '.[bench]'\n"

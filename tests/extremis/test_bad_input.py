@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from extremis.model import load
+from schemas.errors import TableError
 from tests.command import call, extremis, refused, sets
 from tests.pipelines.raw import point, read_lines, write_lines, write_tiny
 
@@ -173,6 +176,13 @@ class TestDataAndRun:
         nowhere = tmp_path / "nowhere"
         refused(call("train", "astra", nowhere, tmp_path / "run"), f"{nowhere}: no table here", "Is the path right")
         assert visible(tmp_path) == []
+
+    def test_a_run_in_the_place_of_an_export_or_of_data(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
+        remedy = f"{run}: a run, and no export. Type `extremis export DATA {run} exported/`"
+        refused(call("predict", run, tmp_path / "x.csv", "--data", tiny_data), remedy)
+        with pytest.raises(TableError, match=re.escape(remedy)):
+            load(run)
+        refused(call("evaluate", run, tiny_data), f"{run}: a run, and no DATA")
 
     def test_a_split_that_is_not_there(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
         words = (f"{tiny_data}: no split 'dev'", "this data set has test, train")

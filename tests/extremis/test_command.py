@@ -1,9 +1,12 @@
 """A command is one typed function: what the command line, Python and the pages make of it."""
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +14,7 @@ import click
 import pytest
 
 import extremis
+from extremis.arguments import naming_arguments
 from extremis.cli import cli
 from extremis.command import Option, Progress, command, options_of
 from extremis.commands.shared import Fields, Settings
@@ -107,6 +111,52 @@ def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
     refused(call("shard", "raw/", "data/", "--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1")
     with pytest.raises(InputError, match=r"^--seed: input should be less than"):
         options_of(ShardOptions, {"seed": 1 << 64, "onto": None})
+
+
+def worded(message: str) -> str:
+    """Return the message of an error as Python has it."""
+    with pytest.raises(InputError) as fault, naming_arguments():
+        raise InputError(message)
+    return str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("resume it with --resume, or name --split.", "resume it with resume=True, or name split."),
+        ("Give --memory 8GiB, --minutes 10 or --no-filter.", 'Give memory="8GiB", minutes=10 or no_filter=True.'),
+        ("as in --fields key=id,text=query.", 'as in fields="key=id,text=query".'),
+        ("with --set data.holdout=0.02.", 'with set={"data.holdout": 0.02}.'),
+        ("--set refresh.stale=wait, --set a.b=true", 'set={"refresh.stale": "wait"}, set={"a.b": True}'),
+        ("by `extremis embed DATA OUT --split train`", "by `extremis embed DATA OUT --split train`"),
+        ("give --dask_npartitions, or --runner=X", "give --dask_npartitions, or --runner=X"),
+    ],
+)
+def test_python_words_flags_of_any_command_as_arguments(message: str, expected: str) -> None:
+    assert worded(message) == expected
+
+
+def test_no_message_names_a_flag_in_python() -> None:
+    """But for those of Beam and of other programs, and within command lines."""
+    foreign = re.compile(r"extremis [a-z]+ [^`();]*|--(?:shm-size|runner|direct_|dask_|[a-z]+_|json|x\b)")
+    left = []
+    for package in ("schemas", "search", "pipelines", "trainer", "extremis"):
+        for path in (ROOT / package).rglob("*.py"):
+            raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+            said = [worded(text) for node in raised for text in _texts(node)]
+            left += [text for text in said if re.search("--[a-z]", foreign.sub("", text))]
+    assert left == []
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts in a part of the source, with x for what is put into them."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+    elif isinstance(node, ast.Constant):
+        yield str(node.value)
+    else:
+        for inner in ast.iter_child_nodes(node):
+            yield from _texts(inner)
 
 
 def test_help_lists_the_options_with_their_meaning() -> None:

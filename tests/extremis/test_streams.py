@@ -1,6 +1,7 @@
 """Standard streams that are closed, full, or read by nobody: a command works on, and its status is the right one."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,15 +50,30 @@ def test_messages_that_cannot_be_written_change_nothing(kind: str, words: tuple[
     assert text.startswith('method = "astra"') if COMMANDS[words] == 0 else text == ""
 
 
-RESULTS = [("closed", SHOW), ("unread", SHOW), ("full", SHOW), ("full", (*SHOW, "--json", "-q")), ("full", ("--help",))]
+RESULTS = [
+    *(("closed", SHOW), ("unread", SHOW), ("unread", (*SHOW, "--json")), ("unread", ("--help",))),
+    *(("full", SHOW), ("full", (*SHOW, "--json", "-q")), ("full", ("--help",))),
+]
 
 
 @pytest.mark.parametrize(("kind", "words"), RESULTS)
 def test_results_that_cannot_be_written_are_one_error(kind: str, words: tuple[str, ...], full: Path) -> None:
     """Or none: who closes them does not want them, who stops to read them has enough."""
-    assert run(words, full, **{"in": "closed", "out": kind, "err": "err"}) == int(kind != "closed")
+    assert run(words, full, **{"in": "closed", "out": kind, "err": "err"}) == int(kind == "full")
     message = "error: cannot write to standard output: No space left on device; give it another place.\n"
     assert full.with_name("err").read_text() == (message if kind == "full" else "")
+
+
+def test_whoever_has_read_enough_changes_no_work(data: Path, tmp_path: Path, full: Path) -> None:
+    """`extremis inspect data/ --verify | head -1` has the status of what it verifies."""
+    streams = {"in": "closed", "out": "unread", "err": "err"}
+    assert run(("inspect", str(data), "--verify", "-q"), full, **streams) == 0
+    assert full.with_name("err").read_text() == ""
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    shard = next((damaged / "labels").glob("part-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert run(("inspect", str(damaged), "--verify"), full, **streams) == 2
+    assert "Traceback" not in full.with_name("err").read_text()
 
 
 @pytest.mark.parametrize("change", ["= None", ". close()"])

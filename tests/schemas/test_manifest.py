@@ -1,6 +1,7 @@
 """A manifest says what a table is, and refuses to say it when it is not so."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.layout import MANIFEST
+from schemas.layout import MANIFEST, RUN_FILE
 from schemas.manifest import (
     Manifest,
     Shard,
@@ -83,6 +84,23 @@ def test_an_unfinished_table_is_invisible_and_says_so(table: Manifest) -> None:
     assert not is_published(URL)
     with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no _manifest.json"):
         open_manifest(URL)
+
+
+def test_a_folder_of_tables_names_one_and_a_run_says_what_to_type() -> None:
+    place = "memory://manifests/run"
+    for name in ("negatives/epoch-0002/queries", "negatives/epoch-0002/labels", "dumps/epoch-0000/queries"):
+        publish(join(place, name), Manifest(kind="negatives" if "neg" in name else "embeddings"))
+    for folder in ("negatives", "negatives/epoch-0002"):
+        with pytest.raises(TableError, match=r"a folder of negatives tables.* Name one: .*/epoch-0002/queries\.$"):
+            open_manifest(join(place, folder), "negatives")
+    storage.write_bytes(join(place, RUN_FILE), b"")
+    for kind, remedy in (
+        ("export", f"a run, and no export. Type `extremis export DATA {place} exported/`"),
+        ("data", "a run, and no DATA"),
+        ("negatives", f"a run, and no table itself. `extremis inspect {place}` lists"),
+    ):
+        with pytest.raises(TableError, match=re.escape(f"{place}: {remedy}")):
+            open_manifest(place, kind)
 
 
 @pytest.mark.parametrize(

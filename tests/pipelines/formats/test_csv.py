@@ -88,6 +88,43 @@ def test_queries_and_labels_have_names_of_their_own(tmp_path: Path) -> None:
         points(tmp_path, fields="key=id,text=query,labels=codes,labels.key=key,labels.text=text")
 
 
+COLUMNS = {"key": "k", "title": "a", "text": "b", "content": "c", "labels": "x"}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("fields", "key", "text"),
+    [
+        (None, "k", "a b"),
+        ("text=title", "k", "a"),
+        ("text=content", "k", "a c"),
+        ("title=text", "k", "b c"),
+        ("title=content,text=title", "k", "c a"),
+        ("key=title", "a", "b"),
+        ("key=text", "b", "a b"),
+        ("key=text,text=text,title=key", "b", "k b"),
+    ],
+)
+def test_a_column_is_used_once(suffix: str, fields: str | None, key: str, text: str, tmp_path: Path) -> None:
+    """What --fields states takes a column from the field that is called so; a key alone may be the text as well."""
+    source = tmp_path / f"mine.{suffix}"
+    row = {**COLUMNS, "labels": ["x"]}
+    if suffix == "parquet":
+        pa.parquet.write_table(pa.Table.from_pylist([row]), source)
+    else:
+        mark = {"csv": ",", "tsv": "\t"}.get(suffix)
+        lines = [json.dumps(row)] if mark is None else [mark.join(COLUMNS), mark.join(COLUMNS.values())]
+        source.write_text("\n".join(lines) + "\n")
+    (point,) = points(source, fields=fields)["train"].rows
+    assert (point["key"], point["text"], point["label_keys"]) == (key, text, ["x"])
+
+
+def test_one_label_a_row_may_be_in_a_column_called_labels(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,labels\none,a;b\n")
+    assert points(tmp_path)["train"].rows[0]["label_keys"] == ["a", "b"]
+    assert points(tmp_path, fields="label=labels")["train"].rows[0]["label_keys"] == ["a;b"]
+
+
 def test_a_tsv_has_quotes_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "mine.tsv").write_text('text\tlabel\na "quoted" ship\tsea\n')
     rows = points(tmp_path / "mine.tsv")["train"].rows

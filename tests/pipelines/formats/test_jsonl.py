@@ -228,6 +228,8 @@ def test_fields_of_other_names(tmp_path: Path) -> None:
     assert tables["train"].rows == [{"row": 0, "key": "q", "text": "t", "label_keys": ["a"], "merged": 0}]
     assert tables["labels"].rows == [{"row": 0, "key": "a", "text": "l"}]
     assert parse_fields("") == Fields()
+    of_pairs = parse_fields("key=query_key,weight=score")  # a table of its own
+    assert of_pairs == Fields(key="query_key", weight="score")
 
 
 def test_the_command_line_names_every_form() -> None:
@@ -251,6 +253,8 @@ def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
         ("key", "expected key=NAME once, got 'key'"),
         ("key=", "expected key=NAME once, got 'key='"),
         ("key=a,key=b", "expected key=NAME once, got 'key=b'"),
+        ("text=a,title=a", "text and title are both 'a'. Name a column once"),
+        ("label=a,labels=a", "label and labels are both 'a'"),
     ],
 )
 def test_fields_that_cannot_be(text: str, message: str) -> None:
