@@ -86,7 +86,7 @@ CHOICES = sets(
     "logging.tensorboard=false",
 )
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
-UNEQUAL = ("spent.json", "commands.json")  # what the miner's work took, and what was typed
+UNEQUAL = ("spent.json", "commands.json", "run.log")  # what work took and when, and what was typed
 # What a second writer says, one that was replaced, and one that has too little room.
 OWNED = ("Let it finish", "no sign of life", " are free")
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")

@@ -13,7 +13,7 @@ import tomllib
 
 # What a clock or the machine decides, and what names the code, not its results.
 VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
-SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed")
+SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed", "run.log")
 PARSED = (".json", ".toml", ".out")
 OF_PAPERS = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may know by its name
 

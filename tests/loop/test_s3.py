@@ -57,11 +57,12 @@ def test_the_loop_leaves_what_it_leaves_on_a_disk(
         folder = tmp_path / name
         local = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         stored = set(bucket.keys(f"{name}/"))
-        varying = re.compile(r"tensorboard/|metrics\.jsonl|config\.toml|commands\.json|.*/spent\.json$")
+        varying = re.compile(r"tensorboard/|metrics\.jsonl|config\.toml|commands\.json|run\.log|.*/spent\.json$")
         assert {key for key in stored if not varying.match(key)} == {key for key in local if not varying.match(key)}
         for key in sorted(stored & local):
             if not varying.match(key):
                 assert bucket.read(f"{name}/{key}") == (folder / key).read_bytes(), key
+    assert b"miner: epoch 0: mined" in bucket.read("run/run.log")
     assert any(key.startswith("tensorboard/events") for key in bucket.keys("run/"))
     losses = [
         _losses(text) for text in (bucket.read("run/metrics.jsonl"), (tmp_path / "run/metrics.jsonl").read_bytes())
