@@ -75,7 +75,8 @@ def run_auto(
             recipe = resolved.recipe
         spent = time.perf_counter() - began
         doing("fitting the linear ranker")
-        ranker = fit_ranker(data, recipe, seconds=(60 * minutes - spent) * _OF_RANKER if minutes else math.inf)
+        seconds = max(0.0, 60 * minutes - spent) * _OF_RANKER if minutes else math.inf
+        ranker = fit_ranker(data, recipe, seconds=seconds)
         if not is_there:
             recipe = _within(recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent)
             _write(run, report, recipe)
@@ -87,7 +88,7 @@ def run_auto(
         _tidy(RunLayout(run), best)
         to_fit = FitOptions(step=best, device=recipe.train.device)
         doing("fitting the weights of the scores")
-        fusion = fit_weights(data, run, to_fit, ranker=ranker).parameters
+        fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 

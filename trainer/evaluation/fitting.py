@@ -117,14 +117,15 @@ def fit_weights(
     budget: int = BUDGET,
     ranker_budget: int = RANKER_BUDGET,
     ranker: LinearRanker | None = None,
+    seconds: float = math.inf,
 ) -> Manifest:
     """Fit weights for a checkpoint: of labels' texts, of a memory, and of a linear ranker.
 
     The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
     that the run held out come to it then, which the weights were fitted without. The ranker, of the rows that
     `ranker_budget` bytes hold (0: none), or `ranker`, which is one without what was held out, is kept if it has a
-    weight, fitted once more with what was held out where it would miss that. A fusion that is there already is
-    replaced.
+    weight, fitted once more with what was held out where it would miss that; each fit takes no more than `seconds`. A
+    fusion that is there already is replaced.
     Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
@@ -132,7 +133,7 @@ def fit_weights(
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
-    ranker = ranker or fit_ranker(data, recipe, ranker_budget)
+    ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
     scorers = Scorers(texts, built and built.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant)
@@ -157,7 +158,7 @@ def fit_weights(
     }
     kept = {FILE: ranker} if ranker and weights.linear else {}
     if kept and recipe.data.holdout > MISSED:
-        all_rows = fit_ranker(data, recipe, ranker_budget, held_out=True)
+        all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
 
