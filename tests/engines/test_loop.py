@@ -26,7 +26,7 @@ def test_the_miner_on_flink(flink: Cluster, bucket: Bucket, env: dict[str, str],
         "run", "astra", data, run, *CHOICES, "--json", "--", *process(flink, worker), env=env, timeout=SECONDS
     )
     assert done.json["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2}
-    assert re.search(r"\d workers? answered", done.err)
+    assert re.search(r"\d workers? answered", bucket.read("run/run.log").decode())
     mined = extremis("inspect", f"{run}/negatives/epoch-0002/queries", "--verify", "--json", env=env).json
     again = extremis("mine", data, run, "--epoch", "0", "--out", here, "--json", env=env).json
     assert mined["digest"] == again["tables"]["queries"]["digest"]
