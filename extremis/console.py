@@ -136,7 +136,8 @@ class Output:
     """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work. `log` gets
-    every line of progress, and alone those said while output is `aside`.
+    every line of progress, and alone those said while output is `aside`. `remaining` says what is left of the command,
+    by the share of its present phase that is done.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -146,6 +147,7 @@ class Output:
     command: str = ""
     log: Callable[[str], object] | None = None
     aside: bool = False
+    remaining: Callable[[float], str] | None = None
 
 
 class _Results(_Channel):
@@ -189,7 +191,7 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     """
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
-    return alive(title, notes.is_terminal, notes.print)
+    return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
 
 
 def command_line() -> str:
@@ -290,6 +292,8 @@ class Bar:
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         """Show `done` of the total. `total`: the new total, where it changed."""
         self._total = self._total if total is None else total
+        if _output.remaining is not None and self._total:
+            note = f"{note}  {_output.remaining(done / self._total)}".strip()
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=self._total, note=note)
         elif self._quiet:

@@ -44,13 +44,13 @@ class _Waiting:
             self.spoke()
             self._suspended += by
 
-    def tick(self, on_terminal: bool, tell: Callable[[str], None]) -> None:
+    def tick(self, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> None:
         """Show the sign of life where it is time."""
         with self._lock:
             silent = time.monotonic() - self._spoken
             if self._suspended or not self._text:
                 return
-            line = f"{self._text}, {time.monotonic() - self._began:.0f} s"
+            line = f"{self._text}, {time.monotonic() - self._began:.0f} s, {left()}".removesuffix(", ")
             if on_terminal and silent > _SPINNER_AFTER:
                 frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
                 frame = frames[int(silent / _TICK) % len(frames)]
@@ -75,13 +75,16 @@ spoke = _waiting.spoke
 
 
 @contextlib.contextmanager
-def alive(title: str, on_terminal: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Show until the block ends that `title` is at work, whenever nothing is said for a while; `tell` prints a line."""
+def alive(title: str, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> Iterator[None]:
+    """Show until the block ends that `title` is at work, whenever nothing is said for a while.
+
+    `tell` prints a line; `left` says what is left of the work, if it is known.
+    """
     over = threading.Event()
 
     def work() -> None:
         while not over.wait(_TICK):
-            _waiting.tick(on_terminal, tell)
+            _waiting.tick(on_terminal, tell, left)
 
     _waiting.begin(title)
     thread = threading.Thread(target=work, name="extremis-alive", daemon=True)

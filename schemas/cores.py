@@ -18,14 +18,16 @@ def cores() -> int:
     return max(1, math.ceil(min(present, *map(_quota, _QUOTAS))))
 
 
-def share_cores() -> None:
+def share_cores(threads: int | None = None) -> None:
     """Let OpenMP, by which torch and Faiss compute, use these cores and no more, and not spin while it waits.
 
     To be called before either is loaded. A thread that spins takes a core that other threads have work for. What the
-    environment says already stays.
+    environment says already stays, unless `threads` are stated, which processes that are started from now on use, too.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def _quota(files: tuple[str, ...]) -> float:

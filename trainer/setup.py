@@ -289,7 +289,10 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()
-        if value != before.get(key) and key not in _WHERE and not key.startswith("storage.")  # how it is read, not what
+        if value != before.get(key)
+        and key not in _WHERE
+        and not key.startswith("storage.")  # how it is read, not what
+        and (key, value) != ("train.threads", 0)  # those of the run stay
     ]
     if differing:
         raise InputError(

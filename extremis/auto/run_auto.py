@@ -1,6 +1,7 @@
 """The run of `auto`: survey, trials, the best recipe trained on all rows but a few, and its scores fused."""
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,9 @@ import tomli_w
 
 from extremis.auto import WAITS
 from extremis.auto.survey import VARIATIONS, Contender, Survey, contenders, variations
-from extremis.auto.trials import METRIC, SHOWN, Trial, TrialData, best_of, holdout_share
-from extremis.console import say, table
+from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
+from extremis.console import output, say
+from extremis.remaining import Remaining
 from extremis.run_log import logged
 from extremis.spinner import doing
 from extremis.supervisor import train
@@ -36,6 +38,7 @@ _OF_TRIALS = 1 / 3  # of the time for all
 _LATE = 1.1  # that --minutes may be off
 _WIDER = 1.5  # an epoch of the final run, in epochs of a trial over as many rows
 _OF_RANKER, _OF_FUSION = 0.3, 0.1  # of what is left then
+_RANKER, _FUSION = 3.0, 1.0  # what the ranker and the fusion take, in epochs, before they are known
 _LEAST_MINUTES = 0.05  # of a trial
 
 
@@ -54,7 +57,8 @@ def run_auto(
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])
-    with claimed(run, "trained", say), logged(run):
+    remaining = Remaining(60 * minutes or math.inf)
+    with claimed(run, "trained", say), logged(run), output(remaining=remaining):
         began = time.perf_counter()
         is_there = storage.exists(RunLayout(run).config)
         _require_able(run, is_there, resume)
@@ -63,9 +67,9 @@ def run_auto(
             say(line)
         if is_there:
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
-            report = read_json(join(run, REPORT))
+            report, epoch = read_json(join(run, REPORT)), 0.0
         else:
-            report, resolved, epoch = _choose(data, run, survey, overrides, minutes)
+            report, resolved, epoch = _choose(data, run, survey, overrides, minutes, remaining)
             facts = facts_of(resolved.recipe, data)
             texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
             held_out = survey.facts.queries - facts.queries
@@ -75,11 +79,14 @@ def run_auto(
             recipe = resolved.recipe
         spent = time.perf_counter() - began
         doing("fitting the linear ranker")
+        training = epoch * recipe.train.epochs
+        remaining.begin(epoch * _RANKER, lambda own: training + epoch * _FUSION)
         seconds = max(0.0, 60 * minutes - spent) * _OF_RANKER if minutes else math.inf
         ranker = fit_ranker(data, recipe, seconds=seconds)
         if not is_there:
             recipe = _within(recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent)
             _write(run, report, recipe)
+        remaining.begin(training, lambda own: epoch * _FUSION)
         if storage.exists(RunLayout(run).finished):  # its newest checkpoint may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
         else:
@@ -88,6 +95,7 @@ def run_auto(
         _tidy(RunLayout(run), best)
         to_fit = FitOptions(step=best, device=recipe.train.device)
         doing("fitting the weights of the scores")
+        remaining.begin(epoch * _FUSION, lambda own: 0.0)
         fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
         return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
@@ -108,7 +116,7 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 
 
 def _choose(
-    data: str, run: str, survey: Survey, overrides: Sequence[str], minutes: float
+    data: str, run: str, survey: Survey, overrides: Sequence[str], minutes: float, remaining: Remaining
 ) -> tuple[dict[str, Any], Resolved, float]:
     """Try the contenders, then variations of the best: a report, the recipe of the winner, seconds of an epoch of it.
 
@@ -116,19 +124,35 @@ def _choose(
     """
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    device = next(iter(fitting.values())).train.device
-    open_device(device)  # raises InputError before anything is made
-    trial_data, trials = TrialData.prepare(data, survey, join(run, FOLDER), device), list[Trial]()
+    machine = next(iter(fitting.values())).train
+    open_device(machine.device)  # raises InputError before anything is made
+    trial_data = TrialData.prepare(data, survey, join(run, FOLDER), machine.device, machine.threads)
+    trials = list[Trial]()
 
-    def try_out(kinds: Sequence[Contender], to_come: int) -> None:
+    def epoch_of(seconds: float) -> float:
+        """Estimate an epoch over all rows by the seconds of a trial."""
+        return _WIDER * seconds / trial_data.epochs * rows / trial_data.rows
+
+    def expect(recipe: Recipe, to_come: int) -> None:
+        """Begin a trial before so many others; the final run is expected to be one of `recipe`."""
+
+        def after(own: float) -> float:
+            one = statistics.fmean([own, *(trial.seconds for trial in trials)])
+            return to_come * one + epoch_of(one) * (recipe.train.epochs + _RANKER + _FUSION)
+
+        remaining.begin(statistics.fmean(trial.seconds for trial in trials) if trials else 0.0, after)
+
+    def try_out(kinds: Sequence[Contender], further: int) -> None:
         for number, contender in enumerate(kinds):
             left = minutes * _OF_TRIALS - (time.perf_counter() - began) / 60
             if trials and minutes and left <= 0:
                 say(f"not tried: {contender.name}, for lack of time")
                 continue
-            share = max(left / (len(kinds) - number + to_come), _LEAST_MINUTES) if minutes else 0.0
             best = best_of(trials, trial_data.queries) if trials else None
-            title = f"trial {len(trials) + 1} of {len(trials) + len(kinds) - number + to_come}, {contender.name}"
+            to_come = len(kinds) - number - 1 + further
+            title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
+            expect(next(iter(fitting.values())), to_come)
+            share = max(left / (to_come + 1), _LEAST_MINUTES) if minutes else 0.0
             trials.append(trial_data.try_out(contender, title, best, share))
 
     try_out(list(fitting), VARIATIONS)
@@ -136,11 +160,10 @@ def _choose(
     weight = _resolve(data, best, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     try_out(variations(best, weight), 0)
     chosen = best_of(trials, trial_data.queries)
-    _show(trials, chosen)
+    say(f"chosen: {chosen.contender.name}")
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.facts() for trial in trials]
-    epoch = _WIDER * chosen.seconds / trial_data.epochs * rows / trial_data.rows
-    return report, _resolve(data, chosen.contender, rows, overrides), epoch
+    return report, _resolve(data, chosen.contender, rows, overrides), epoch_of(chosen.seconds)
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
@@ -206,12 +229,3 @@ def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
         write_json(join(run, REPORT), report, indent=1)
         storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
         storage.remove(join(run, FOLDER), recursive=True)
-
-
-def _show(trials: Sequence[Trial], best: Trial) -> None:
-    rows = []
-    for trial in trials:
-        name = trial.contender.name + (" *" if trial is best else "")
-        seconds = f"{trial.seconds:.0f}" + (", ended" if trial.ended else "")
-        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in SHOWN), seconds])
-    table("trials on an excerpt of the data (*: chosen)", ["", *SHOWN, "seconds"], rows)

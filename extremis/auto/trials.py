@@ -76,7 +76,7 @@ class Trial:
 class TrialData:
     """Rows that all trials of a data set are trained and scored on: a `share` of the `rows` at `data`.
 
-    Each passes over them `epochs` times on `device`, and is kept in `folder`.
+    Each passes over them `epochs` times on `device` by `threads`, and is kept in `folder`.
     """
 
     data: str
@@ -85,22 +85,23 @@ class TrialData:
     epochs: int
     folder: str
     device: str
+    threads: int
 
     @classmethod
-    def prepare(cls, data: str, survey: Survey, folder: str, device: str) -> "TrialData":
+    def prepare(cls, data: str, survey: Survey, folder: str, device: str, threads: int = 0) -> "TrialData":
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
         passed = facts.queries + round(survey.texts * facts.labels)  # labels' texts are rows too
         epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
-            return cls(data, facts.queries, share, epochs, folder, device)
+            return cls(data, facts.queries, share, epochs, folder, device, threads)
         if survey.is_symmetric:
-            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder, device)
+            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder, device, threads)
         excerpt = join(folder, "data")
         write_excerpt(DataLayout(data), excerpt, rows)
         drawn = measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
-        return cls(excerpt, drawn, share, epochs, folder, device)
+        return cls(excerpt, drawn, share, epochs, folder, device, threads)
 
     @property
     def queries(self) -> int:
@@ -148,6 +149,7 @@ class TrialData:
             f"encoder.dimension={_WIDTH}",
             f"encoder.hidden={2 * _WIDTH}",
             f"train.device={self.device}",
+            f"train.threads={self.threads}",
             "checkpoint.every_epochs=0",
             f"train.minutes={minutes}",
             f"validation.every_epochs={-(-self.epochs // 2)}",

@@ -63,7 +63,7 @@ def demo(
     moments.append(time.perf_counter())
     spans = zip(("shard", "train", "evaluate"), moments[:-1], moments[1:], strict=True)
     seconds = {name: round(end - start, 2) for name, start, end in spans}
-    _print(outcome, report, seconds)
+    _print(report, seconds)
     return {"data": data, "run": run, **outcome, **report, "seconds": seconds}
 
 
@@ -80,13 +80,7 @@ def _train(data: str, run: str, recipe: str, overrides: Sequence[str]) -> dict[s
     return train(data, run, resolved.recipe, beam_options=())
 
 
-def _print(outcome: dict[str, Any], report: dict[str, Any], seconds: dict[str, float]) -> None:
-    rows = []
-    for row in outcome["epochs"]:
-        made_for, age = row["table_epoch"], row["table_age"]
-        negatives = ("random only", "") if made_for is None else (f"epoch-{made_for:04d}", str(age))
-        rows.append([str(row["epoch"]), f"{row['loss']:.3f}", *negatives, f"{row['seconds']:.1f}"])
-    table("epochs", ["epoch", "loss", "negatives", "age (epochs)", "seconds"], rows)
+def _print(report: dict[str, Any], seconds: dict[str, float]) -> None:
     metrics_table(f"test: {report['queries']:,} queries, 95 % intervals", report)
     names = list(XR_LINEAR)
     ours = [f"{report['metrics'][name]:.2f}" for name in names]

@@ -3,8 +3,8 @@
 from os import fspath
 from typing import Annotated, Any
 
-from extremis.command import Option, Progress, changes, command
-from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout, with_settings
+from extremis.command import Option, Progress, command
+from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout
 from extremis.commands.train import (
     LOOPBACK,
     FromRun,
@@ -13,6 +13,8 @@ from extremis.commands.train import (
     MetricsPort,
     RecipeDevice,
     Resume,
+    Threads,
+    overrides_of,
     process_options,
     train_recipe,
 )
@@ -29,6 +31,7 @@ def run(
     set: Settings = (),
     from_run: FromRun | None = None,
     device: RecipeDevice | None = None,
+    threads: Threads | None = None,
     resume: Resume = False,
     metrics_port: MetricsPort | None = None,
     grace: Grace = GRACE,
@@ -49,7 +52,7 @@ def run(
 
     Options:
         minutes: With `auto`: time for all of it. Default: no limit.
-        deterministic: Wait for each table: two runs with as many threads (train.threads) give the same bytes.
+        deterministic: Wait for each table: two runs with as many --threads give the same bytes.
 
     Examples:
       extremis run auto data/ runs/1 --minutes 10
@@ -58,7 +61,7 @@ def run(
     """
     source, data, run = fspath(recipe), fspath(data), fspath(run)
     process = process_options(resume, metrics_port, metrics_host, grace)
-    overrides = with_settings(changes(set), train__device=device, train__start_from=from_run and fspath(from_run))
+    overrides = overrides_of(set, device, threads, from_run)
     from extremis.auto import WAITS
     from trainer.config.load import applicable_overrides
 

@@ -7,17 +7,20 @@ from typing import Annotated, Any
 from extremis.command import Option, Progress, changes, command
 from extremis.commands.shared import DEVICE, Place, Recipe, Settings, with_settings
 from extremis.console import say
+from schemas.cores import share_cores
 from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
 _DEVICE = "Where to compute. Default: the recipe's, auto, a GPU where there is one."
 _FROM = "Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id."
+_THREADS = "Threads to compute with, of the miner beside too. Default: the cores that this process may use."
 _RESUME = "Continue from the newest checkpoint of RUN, or start if there is none."
 _PORT = "Serve metrics for Prometheus. 0: a free port."
 _GRACE = "Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once."
 
 RecipeDevice = Annotated[str, DEVICE, Option(_DEVICE)]
 FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
+Threads = Annotated[int, Option(_THREADS, ge=1)]
 Resume = Annotated[bool, Option(_RESUME)]
 MetricsPort = Annotated[int, Option(_PORT, ge=0, le=65535)]
 Grace = Annotated[float, Option(_GRACE, ge=0)]
@@ -33,6 +36,7 @@ def train(
     set: Settings = (),
     from_run: FromRun | None = None,
     device: RecipeDevice | None = None,
+    threads: Threads | None = None,
     resume: Resume = False,
     metrics_port: MetricsPort | None = None,
     grace: Grace = GRACE,
@@ -50,8 +54,16 @@ def train(
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
     process = process_options(resume, metrics_port, metrics_host, grace)
-    overrides = with_settings(changes(set), train__device=device, train__start_from=from_run and fspath(from_run))
+    overrides = overrides_of(set, device, threads, from_run)
     return train_recipe(fspath(recipe), fspath(data), fspath(run), overrides, process)
+
+
+def overrides_of(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
+    """Return changes of the recipe, with those that other options state; `threads` are this process's from now on."""
+    if threads is not None:
+        share_cores(threads)
+    start_from = from_run and fspath(from_run)
+    return with_settings(changes(set), train__device=device, train__threads=threads, train__start_from=start_from)
 
 
 def process_options(resume: bool, port: int | None, host: str, grace: float) -> dict[str, Any]:

@@ -152,6 +152,11 @@ def test_a_resume_keeps_the_threads_that_the_run_began_with(data: SmallData, run
         set_threads(2)
         Trainer.resume(data.layout.root, run.root, recipe(), silent)
         assert torch.get_num_threads() == 1
+        other = next(runs)
+        train(Trainer.start(data.layout.root, other.root, recipe(train={"threads": 2}), silent))
+        set_threads(1)
+        Trainer.resume(data.layout.root, other.root, recipe(), silent)
+        assert torch.get_num_threads() == 2
     finally:
         set_threads(before)
 

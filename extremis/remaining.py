@@ -1,0 +1,31 @@
+"""Time that a command of several phases still takes, as far as its phases so far tell."""
+
+import math
+import time
+from collections.abc import Callable
+
+_KNOWN = 0.1  # of a phase, after which its own pace says how long it takes
+_OVERDUE = 1.25  # times what a phase has taken: its length, once it takes longer than was expected
+
+
+class Remaining:
+    """Says what is left of all phases. `limit`: seconds for all of them."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self._began = self._phase_began = time.monotonic()
+        self._limit, self._expected = limit, 0.0
+        self._after: Callable[[float], float] = lambda own: 0.0
+
+    def begin(self, expected: float, after: Callable[[float], float]) -> None:
+        """Begin a phase of `expected` seconds (0: unknown); `after` it, by its own seconds, others take so many."""
+        self._phase_began, self._expected, self._after = time.monotonic(), expected, after
+
+    def __call__(self, share: float = 0.0) -> str:
+        """Return "about 2 min left" where a `share` of the phase is done; "" while nothing is known."""
+        spent = time.monotonic() - self._phase_began
+        if share < _KNOWN and not self._expected:
+            return ""
+        own = spent / share if share >= _KNOWN else max(self._expected, _OVERDUE * spent)
+        left = min(own - spent + self._after(own), self._limit - (time.monotonic() - self._began))
+        left = max(left, 1.0)
+        return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"

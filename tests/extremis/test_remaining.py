@@ -1,0 +1,51 @@
+"""What is left of a command: right at a steady pace, never above its limit, silent while nothing is known."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extremis import remaining
+from extremis.remaining import Remaining
+
+
+class Clock:
+    """Stands in for the module `time`: seconds pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def seconds(said: str) -> float:
+    number, unit = re.fullmatch(r"about (\d+) (s|min) left", said).groups()
+    return float(number) * (60 if unit == "min" else 1)
+
+
+@given(st.floats(20, 80), st.floats(0, 50), st.floats(0.2, 0.9))
+def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remaining, "time", clock)
+        left = Remaining()
+        left.begin(0.0, lambda taken: after / own * taken)
+        assert left() == ""
+        clock.now = own * share
+        expected = own * (1 - share) + after
+        assert seconds(left(share)) == pytest.approx(expected, abs=0.51 if expected < 99 else 31)
+
+
+def test_a_limit_and_an_overdue_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(remaining, "time", clock)
+    left = Remaining(limit=60.0)
+    left.begin(20.0, lambda own: 600.0)
+    assert left() == "about 60 s left"
+    left = Remaining()
+    left.begin(20.0, lambda own: 10.0)
+    assert left() == "about 30 s left"
+    clock.now = 100.0
+    assert left() == "about 35 s left"
