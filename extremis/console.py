@@ -136,8 +136,8 @@ class Output:
     """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work. `log` gets
-    every line of progress, and alone those said while output is `aside`. `remaining` says what is left of the command,
-    by the share of its present phase that is done.
+    every line of progress, and alone those said while output is `aside`, but for those of bars. `remaining` says what
+    is left of the command, by the share of its present phase that is done.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -226,10 +226,10 @@ def say_error(message: str) -> None:
     notes.print(message)
 
 
-def _tell(event: Event) -> None:
-    if _output.log is not None:
+def _tell(event: Event, keep: bool = True) -> None:
+    if keep and _output.log is not None:
         _output.log(event.text)
-    if _output.aside and not _output.verbose:
+    if _output.aside and not _output.verbose and not event.title:
         return
     if _output.listener is not None:
         _output.listener(event)
@@ -298,10 +298,10 @@ class Bar:
             self._progress.update(self._task, completed=done, total=self._total, note=note)
         elif self._quiet:
             return
-        elif _output.listener is not None or time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._seconds
+        elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
+            self._next = time.monotonic() + self._seconds if is_due else self._next
             text = f"{self._title}: {say_count(done, self._total)} {note}"
-            _tell(Event(text.rstrip(), self._title, done, self._total))
+            _tell(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
 
     def advance(self, more: int) -> None:
         """Count `more` of the total as done."""

@@ -15,17 +15,24 @@ class Remaining:
         self._began = self._phase_began = time.monotonic()
         self._limit, self._expected = limit, 0.0
         self._after: Callable[[float], float] = lambda own: 0.0
+        self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
         """Begin a phase of `expected` seconds (0: unknown); `after` it, by its own seconds, others take so many."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
+        self._first = 0.0, 0.0  # share that was done when it was first asked for, and the seconds before: of setting up
 
     def __call__(self, share: float = 0.0) -> str:
         """Return "about 2 min left" where a `share` of the phase is done; "" while nothing is known."""
         spent = time.monotonic() - self._phase_began
-        if share < _KNOWN and not self._expected:
+        if share and not self._first[0]:
+            self._first = share, spent
+        paced = share - self._first[0]
+        if paced < _KNOWN and not self._expected:
             return ""
-        own = spent / share if share >= _KNOWN else max(self._expected, _OVERDUE * spent)
+        own = max(self._expected, _OVERDUE * spent)
+        if paced >= _KNOWN:
+            own = spent + (spent - self._first[1]) / paced * (1 - share)
         left = min(own - spent + self._after(own), self._limit - (time.monotonic() - self._began))
         left = max(left, 1.0)
         return f"about {left:.0f} s left" if left < 100 else f"about {left / 60:.0f} min left"

@@ -36,7 +36,7 @@ _HELD_OUT = 500  # queries that the final run goes without: enough for the weigh
 _PATIENCE = 2  # validations without a better one
 _OF_TRIALS = 1 / 3  # of the time for all
 _LATE = 1.1  # that --minutes may be off
-_WIDER = 1.5  # an epoch of the final run, in epochs of a trial over as many rows
+_WIDER, _MINED = 1.9, 1.7  # an epoch of the final run, in one of a trial over as many rows; with a miner beside
 _OF_RANKER, _OF_FUSION = 0.3, 0.1  # of what is left then
 _RANKER, _FUSION = 3.0, 1.0  # what the ranker and the fusion take, in epochs, before they are known
 _LEAST_MINUTES = 0.05  # of a trial
@@ -124,23 +124,27 @@ def _choose(
     """
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    machine = next(iter(fitting.values())).train
+    first = next(iter(fitting.values()))
+    machine = first.train
     open_device(machine.device)  # raises InputError before anything is made
     trial_data = TrialData.prepare(data, survey, join(run, FOLDER), machine.device, machine.threads)
     trials = list[Trial]()
 
-    def epoch_of(seconds: float) -> float:
-        """Estimate an epoch over all rows by the seconds of a trial."""
-        return _WIDER * seconds / trial_data.epochs * rows / trial_data.rows
+    def epoch_of(seconds: float, recipe: Recipe) -> float:
+        """Estimate an epoch of `recipe` over all rows by that of its trial."""
+        return seconds * rows / trial_data.rows * _WIDER * (_MINED if recipe.table_epochs() else 1.0)
 
-    def expect(recipe: Recipe, to_come: int) -> None:
-        """Begin a trial before so many others; the final run is expected to be one of `recipe`."""
+    def expect(contender: Contender, to_come: int) -> None:
+        """Begin the trial of `contender`, before so many others, and the final run of the best one."""
 
         def after(own: float) -> float:
-            one = statistics.fmean([own, *(trial.seconds for trial in trials)])
-            return to_come * one + epoch_of(one) * (recipe.train.epochs + _RANKER + _FUSION)
+            one = statistics.median([own, *(trial.seconds for trial in trials)])
+            best = best_of(trials, trial_data.queries) if trials else None
+            recipe = fitting.get(best.contender if best else contender, first)
+            epoch = epoch_of(best.epoch if best else own / trial_data.epochs, recipe)
+            return to_come * one + epoch * (recipe.train.epochs + _RANKER + _FUSION)
 
-        remaining.begin(statistics.fmean(trial.seconds for trial in trials) if trials else 0.0, after)
+        remaining.begin(statistics.median(trial.seconds for trial in trials) if trials else 0.0, after)
 
     def try_out(kinds: Sequence[Contender], further: int) -> None:
         for number, contender in enumerate(kinds):
@@ -151,7 +155,7 @@ def _choose(
             best = best_of(trials, trial_data.queries) if trials else None
             to_come = len(kinds) - number - 1 + further
             title = f"trial {len(trials) + 1} of {len(trials) + 1 + to_come}, {contender.name}"
-            expect(next(iter(fitting.values())), to_come)
+            expect(contender, to_come)
             share = max(left / (to_come + 1), _LEAST_MINUTES) if minutes else 0.0
             trials.append(trial_data.try_out(contender, title, best, share))
 
@@ -163,7 +167,8 @@ def _choose(
     say(f"chosen: {chosen.contender.name}")
     report: dict[str, Any] = {"chosen": chosen.contender.recipe, "changes": list(chosen.contender.changes)}
     report["trials"] = [trial.facts() for trial in trials]
-    return report, _resolve(data, chosen.contender, rows, overrides), epoch_of(chosen.seconds)
+    resolved = _resolve(data, chosen.contender, rows, overrides)
+    return report, resolved, epoch_of(chosen.epoch, resolved.recipe)
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:

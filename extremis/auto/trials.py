@@ -39,7 +39,8 @@ _WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
 class Trial:
     """Scores of a contender on the rows that are held out, and the seconds that it took.
 
-    `course`: its METRIC after each validation. `ended`: it has lost, and was not trained to its end.
+    `course`: its METRIC after each validation. `ended`: it has lost, and was not trained to its end. `epoch`: seconds
+    of its last one.
     """
 
     contender: Contender
@@ -47,6 +48,7 @@ class Trial:
     course: list[float]
     ended: bool
     seconds: float
+    epoch: float = 0.0
 
     @property
     def score(self) -> float:
@@ -133,10 +135,12 @@ class TrialData:
         with output(aside=True):
             outcome = train(self.data, run, self.recipe(contender, minutes), goes_on=goes_on, title=title)
         metrics = outcome["epochs"][-1]["validation"]
-        trial = Trial(contender, metrics, course, ended, round(time.perf_counter() - began, 1))
+        seconds, epoch = round(time.perf_counter() - began, 1), outcome["epochs"][-1]["seconds"]
+        trial = Trial(contender, metrics, course, ended, seconds, epoch)
         scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN)
         say(f"{title}: {scores}  {trial.seconds:.0f} s{', ended: it had lost' if ended else ''}")
-        write_json(place, {"metrics": metrics, "course": course, "ended": ended, "seconds": trial.seconds})
+        kept = {"metrics": metrics, "course": course, "ended": ended, "seconds": seconds, "epoch": epoch}
+        write_json(place, kept)
         return trial
 
     def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:

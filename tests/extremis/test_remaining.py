@@ -33,6 +33,7 @@ def test_a_steady_pace_is_foretold(own: float, after: float, share: float) -> No
         left = Remaining()
         left.begin(0.0, lambda taken: after / own * taken)
         assert left() == ""
+        assert left(1e-9) == ""
         clock.now = own * share
         expected = own * (1 - share) + after
         assert seconds(left(share)) == pytest.approx(expected, abs=0.51 if expected < 99 else 31)

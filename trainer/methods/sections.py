@@ -251,9 +251,7 @@ class Train(Options):
         pattern=DEVICES,
         description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
     )
-    threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="torch threads, which --threads states; 0: one for each core"
-    )
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads, as --threads says; 0: one a core")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
     start_from: str = Field(
         "",
