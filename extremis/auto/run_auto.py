@@ -49,17 +49,19 @@ def run_auto(
     overrides: Sequence[str] = (),
     beam_options: Sequence[str] = (),
     resume: bool = False,
+    began: float | None = None,
     **process: Any,
 ) -> dict[str, Any]:
     """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
 
-    `process`: options of the final run's training, as of `extremis.supervisor:train`.
+    `began`: when their time began, by `time.perf_counter`; None: now. `process`: options of the final run's training,
+    as of `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])
-    remaining = Remaining(60 * minutes or math.inf)
+    began = time.perf_counter() if began is None else began
+    remaining = Remaining(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
     with claimed(run, "trained", say), logged(run), output(remaining=remaining):
-        began = time.perf_counter()
         is_there = storage.exists(RunLayout(run).config)
         _require_able(run, is_there, resume)
         survey = Survey.of(DataLayout(data))
@@ -209,7 +211,8 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     """
     if not minutes:
         return recipe
-    left = (60 * minutes - spent) * (1 - _OF_FUSION) - (of_ranker if recipe.data.holdout > MISSED else 0.0)
+    left = 60 * minutes - spent - (of_ranker if recipe.data.holdout > MISSED else 0.0)
+    left -= max(_OF_FUSION * left, _FUSION * epoch)
     needed = minutes + (2 * epoch - left) / 60
     if needed > _LATE * minutes:
         say(f"--minutes {minutes:g} is too short: two epochs are trained, and all takes about {needed:.1f} minutes")

@@ -1,5 +1,6 @@
 """`extremis run`: training with a miner process beside."""
 
+import time
 from os import fspath
 from typing import Annotated, Any
 
@@ -59,6 +60,7 @@ def run(
       extremis run astra data/ runs/2 --set train.epochs=20
       extremis run astra data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
+    began = time.perf_counter()  # PyTorch takes seconds to load
     source, data, run = fspath(recipe), fspath(data), fspath(run)
     process = process_options(resume, metrics_port, metrics_host, grace)
     overrides = overrides_of(set, device, threads, from_run)
@@ -77,4 +79,4 @@ def run(
     from extremis.auto.run_auto import run_auto
 
     overrides = (*overrides, WAITS) if deterministic else overrides
-    return run_auto(data, run, minutes or 0.0, overrides, beam_options, **process)
+    return run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, **process)
