@@ -277,16 +277,23 @@ def _require_points(url: str, fields: Fields) -> Holds:
     names = field_names(url)
     featured = fields.feature_ids in names
     of_labels = in_use(fields.label, fields.labels)
+    has_text, has_labels = featured or {*fields.texts} & {*names}, {*of_labels} & {*names}
     problems = [
-        *([] if featured or {*fields.texts} & {*names} else [f"no text ({fields.body})"]),
-        *([] if {*of_labels} & {*names} else [f"no labels ({', '.join(of_labels)})"]),
+        *([] if has_text else [f"no text ({fields.body})"]),
+        *([] if has_labels else [f"no labels ({', '.join(of_labels)})"]),
     ]
     if problems:
         shown = ", ".join(ascii(name)[1:-1][:40] for name in names[:20]) or "no fields"
-        example = f"text={names[0]},label={names[-1]}" if len(names) > 1 else "text=query,label=category"
+        known = len(names) > 1
+        stated = [
+            *([] if has_text else [f"text={names[0] if known else 'query'}"]),
+            *([] if has_labels else [f"label={names[-1] if known else 'category'}"]),
+        ]
+        example = ",".join(stated)
         raise InputError(
             f"{url}: {' and '.join(problems)} in it; found: {shown}. Expected rows of a text with one label or a list "
-            f"of them, below a header. If they are called otherwise, say so, as in --fields {example[:100]}."
+            f"of them, below a header. If they are called otherwise, say so, as in --fields {example[:100]}"
+            f"{'' if has_labels else ' (labels=… for lists)'}."
         )
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names)
 
