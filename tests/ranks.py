@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import traceback
@@ -60,9 +61,12 @@ def launch(ranks: int, *command: str, **popen: Any) -> list[subprocess.Popen[str
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nothing listens on, below those that connections get: one of them could take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def _received(pipe: Connection) -> tuple[bool, Any]:
