@@ -281,7 +281,7 @@ def command_of(name: str, folder: Path) -> list[str]:
         "shard": ["shard", str(TATE), str(out / "data"), "--propensity", "0.55,1.5"],
         "mine": ["mine", data, run, "--out", str(out / "negatives")],
         "embed": ["embed", data, run, str(out / "embeddings")],
-        "evaluate": ["evaluate", data, run],
+        "evaluate": ["evaluate", data, run, "--scores", "classifier"],
         "evaluate fused": ["evaluate", data, run, "--scores", "fused"],
         "export": ["export", data, run, str(out / "export"), "--scores", "fused"],
         "predict 1": ["predict", export, str(folder / "one.txt"), str(out / "one.jsonl")],
