@@ -292,8 +292,8 @@ class Bar:
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         """Show `done` of the total. `total`: the new total, where it changed."""
         self._total = self._total if total is None else total
-        if _output.remaining is not None and self._total:
-            note = f"{note}  {_output.remaining(done / self._total)}".strip()
+        if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
+            note = f"{note}  in all {left}".strip()
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=self._total, note=note)
         elif self._quiet:

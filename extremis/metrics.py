@@ -78,8 +78,8 @@ def _table_of(values: Mapping[str, float]) -> str:
     """Name the table in use by the epoch that it was made for, and its delay where the next one is late."""
     made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
     if made_for is None:
-        return "no table yet: late" if late else ""
-    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) back, late" if late else ""
+        return "table still to come" if late else ""
+    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) back, the next still to come" if late else ""
     return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
 
 
