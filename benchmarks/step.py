@@ -28,7 +28,7 @@ from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
-from trainer.negatives.draws import draw_pool
+from trainer.negatives.draws import RandomPool
 from trainer.rows.threads import in_parts
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
@@ -217,10 +217,10 @@ def _batch(draw: np.random.Generator, labels: int, step: int) -> Batch:
 
 
 def _plan(form: str, batch: Batch, labels: int) -> Candidates:
-    pool = draw_pool(labels, RANDOM if form == "shared" else B * RANDOM, seed=0, epoch=0, step=batch.step)
+    draws, at = RandomPool(labels), {"seed": 0, "epoch": 0, "step": batch.step}
     if form == "own":
-        return own_pool(batch, batch.hard, pool.reshape(B, RANDOM), labels / RANDOM)
-    return shared_pool(batch, batch.hard, pool, labels / RANDOM)
+        return own_pool(batch, batch.hard, draws.draw_own(RANDOM, batch.rows, **at), labels / RANDOM)
+    return shared_pool(batch, batch.hard, draws.draw(RANDOM, **at), labels / RANDOM)
 
 
 @numba.njit(nogil=True)

@@ -266,7 +266,7 @@ def breakdown(world: World) -> dict[str, Any]:
     for owner, attribute, name in (
         (trainer.stream.row_groups.RowGroups, "read", "read and decode"),
         (trainer.negatives.planner, "draw_hard", "hard draw"),
-        (trainer.negatives.draws, "draw_pool", "pool"),
+        (trainer.negatives.draws.RandomPool, "_draw", "pool"),
         (trainer.negatives.planner.Planner, "__call__", "plan"),
         (trainer.stream.batch.Batch, "padded", "padding"),
     ):

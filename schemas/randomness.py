@@ -42,10 +42,10 @@ class InitialWeights(IntEnum):
 
 
 class RandomPoolStream(IntEnum):
-    """Draws of a step's random pool."""
+    """Pools of a step that are drawn apart; 0 and 1 drew those of all ranks at once."""
 
-    UNIFORM = 0
-    BY_FREQUENCY = 1
+    SHARED = 2
+    OWN = 3
 
 
 class HashFunctionsStream(IntEnum):

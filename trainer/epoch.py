@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -70,7 +70,8 @@ class EpochRunner:
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
         dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
-        with contextlib.closing(iter(parts.batches)) as batches:
+        announced = replace(parts.batches, must_stop=self.interrupts.stop.is_set)
+        with contextlib.closing(iter(announced)) as batches:
             for batch in batches:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
@@ -82,7 +83,9 @@ class EpochRunner:
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
                 result = take_step(parts.step, batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
-                self._after_step(result, dump)
+                # A rank alone stops at once; several stop after the batch that brought the news to all of them.
+                must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.asked
+                self._after_step(result, dump, must_stop)
                 rows += len(result.rows)
                 if on_step is not None:
                     on_step(progress.global_step, self.total_steps, self._loss)
@@ -152,7 +155,7 @@ class EpochRunner:
             figures |= true_ranks.describe(ranks)
             parts.tracker.record("hard", self.progress.global_step + 1, figures)
 
-    def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
+    def _after_step(self, result: StepResult, dump: EmbeddingCollector | None, must_stop: bool) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
         parts.claim.require()
         factor = self.rate_factor(progress.global_step)
@@ -173,7 +176,7 @@ class EpochRunner:
             figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, figures)
         every = recipe.checkpoint.every_steps
-        must_stop, is_last = self._must_stop(), progress.step == parts.stream.steps
+        is_last = progress.step == parts.stream.steps
         if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
             self._read_losses()
             if dump:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +29,11 @@ class RankLostError(ExtremisError):
 def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
     """Return the labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes within one."""
     return labels * rank // ranks, labels * (rank + 1) // ranks
+
+
+def label_ranges(labels: int, ranks: int) -> tuple[tuple[int, int], ...]:
+    """Return the labels [start, stop) that each of `ranks` holds."""
+    return tuple(label_range(labels, rank, ranks) for rank in range(ranks))
 
 
 class Group:
@@ -80,6 +85,14 @@ class Group:
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Lay each array [n_r, ...] of every rank end to end in rank order, in one message; n_r may differ."""
         return list(arrays)
+
+    def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+        """Send arrays [n, ...] messages[g] to rank g; return what each rank sent. Every message has the same dtypes."""
+        return [list(message) for message in messages]
+
+    def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """Sum rows [sum b_r, D] over ranks; return the b_r of this rank, which `sizes` [G] tell, as [b_r, D]."""
+        return tensor
 
     def gather_objects(self, thing: T) -> list[T]:
         """Return the `thing` of every rank, in rank order; small objects, which travel as pickles."""
@@ -207,6 +220,33 @@ class _Joined(Group):
             .reshape(-1, *array.shape[1:])
             for n, array in enumerate(arrays)
         ]
+
+    def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+        lengths = torch.tensor([[[len(array) for array in message] for message in messages]])
+        # Lengths of the arrays that every rank sends to this one, [G, n], and the bytes of one row of each.
+        arriving = self.gather(lengths, [1] * self.ranks)[:, self.rank].numpy()
+        row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in messages[self.rank]])
+        sent = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for message in messages for array in message]
+        sizes = arriving * row_bytes
+        received = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        leaving = (lengths[0].numpy() * row_bytes).sum(1)
+        with _naming_loss(self):
+            dist.all_to_all_single(
+                received, torch.from_numpy(np.concatenate(sent)), sizes.sum(1).tolist(), leaving.tolist(), self._of
+            )
+        pieces = iter(np.split(received.numpy(), np.cumsum(sizes)[:-1]))
+        return [
+            [next(pieces).view(array.dtype).reshape(-1, *array.shape[1:]) for array in messages[self.rank]]
+            for _ in range(self.ranks)
+        ]
+
+    def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        parts = tensor.new_empty(self.ranks, sizes[self.rank], *tensor.shape[1:])
+        with _naming_loss(self):
+            dist.all_to_all_single(
+                parts.flatten(0, 1), tensor.contiguous(), [sizes[self.rank]] * self.ranks, sizes, self._of
+            )
+        return parts.sum(0)
 
     def gather_objects(self, thing: T) -> list[T]:
         objects: list[Any] = [None] * self.ranks

@@ -20,7 +20,7 @@ from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
-from trainer.group import SILENCE_SECONDS, Group, label_range
+from trainer.group import SILENCE_SECONDS, Group, label_ranges
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
@@ -29,6 +29,7 @@ from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
+from trainer.rows.memory import keep_freed_memory
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
@@ -80,6 +81,7 @@ def set_up(
     `threads`: of torch, where the recipe states none; 0: as many as there are.
     """
     say = say if group.first else _say_nothing
+    keep_freed_memory()
     if recipe.train.threads or threads:
         set_threads(recipe.train.threads or threads)
     device = open_device(recipe.train.device)
@@ -173,7 +175,9 @@ def open_planner(
         labels,
         recipe.train.seed,
         weights,
-        label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None,
+        # Of labels that are encoded a rank takes a share of those that the batch brings: it plans for all of them.
+        () if group.ranks == 1 or recipe.encodes_labels else label_ranges(labels, group.ranks),
+        group.rank,
         recipe.mixtures(),
         frequency,
         positives=recipe.positives,

@@ -33,17 +33,19 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatch:
     """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
 
-    `whole` has the row ids, positives and hard negatives of all parts, and candidates where it is planned already.
+    `whole` has the row ids of all parts, those of their positives and hard negatives that this rank plans for, and
+    candidates where it is planned already. `asked`: a rank was asked to stop before the batch was gathered.
     """
 
     part: Batch
     whole: Batch
     sizes: list[int]
+    asked: bool = False
 
 
-def gather_batch(part: Batch, planner: Planner, group: Group) -> GlobalBatch:
+def gather_batch(part: Batch, planner: Planner, group: Group, asked: bool = False) -> GlobalBatch:
     """Gather the batch of which `part` is this rank's. Raises RankLostError."""
-    return GlobalBatch(part, planner.gather(part, group), group.sizes(len(part)))
+    return GlobalBatch(part, *planner.gather(part, group, asked))
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class GlobalBatches:
 
     Of several ranks each has a thread that gathers them, over a group of its own, ahead of the steps, and `threads`
     that plan them where `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
-    iterator after the same step on every rank.
+    iterator after the same step on every rank. `must_stop`: whether this rank is asked to stop, which travels with the
+    next batch that is gathered.
     """
 
     stream: JoinedStream
@@ -60,13 +63,14 @@ class GlobalBatches:
     group: Group
     threads: int = 1
     plans: bool = False
+    must_stop: Callable[[], bool] = lambda: False
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
             yield from self._prefetch()
         else:
             for part in self.stream:
-                yield gather_batch(part, self.planner, self.group)
+                yield gather_batch(part, self.planner, self.group, self.must_stop())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
         # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
@@ -80,7 +84,8 @@ class GlobalBatches:
                 part = next(parts, None)
                 if part is None:
                     return None
-                return planners.submit(self._plan, gather_batch(part, self.planner, self.group))
+                gathered = gather_batch(part, self.planner, self.group, self.must_stop())
+                return planners.submit(self._plan, gathered)
 
             pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
             while (planned := pending.popleft().result()) is not None:
@@ -172,7 +177,7 @@ def take_step(
     clock.lap("classify")
     result = StepResult(everyone.step, group.sum(loss).double(), everyone.rows, x)
     if context.queries.trains:
-        gradient = group.sum(on_x)[first : first + len(part), : part.shape[1]]
+        gradient = group.sum_own(on_x, sizes)[:, : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()

@@ -5,6 +5,7 @@ A line of JSON with {"measure": name, "folder": shared files, "write": whether t
 than it, too: `_of` looks names up by their places then and now.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -29,6 +30,8 @@ def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed on the way is no answer
+    with contextlib.suppress(ImportError):
+        _of("trainer.rows.memory:keep_freed_memory")()  # as a training process does
     for line in sys.stdin:
         task = json.loads(line)
         try:
@@ -91,13 +94,43 @@ def planning(folder: str, write: bool) -> Figures:
         for pool in ("own", "shared"):
             plan = _planner(labels, pool, RANDOM, HARD)
             figures[f"{pool} pool, {name} labels: ms"] = _fastest(plan, _labelled(labels, B))
-    labels = SIZES["1.3M"]
     for ranks in RANKS:
-        plan = _planner(labels, "own", RANDOM, HARD, part=(0, labels // ranks))
-        figures[f"rank 0 of {ranks}, own pools, batch of {B * ranks}: ms"] = _fastest(
-            plan, _labelled(labels, B * ranks), 1
-        )
+        name = f"rank 0 of {ranks}, own pools, batch of {B * ranks}: ms"
+        figures[name] = _fastest(_plan_of_first_rank(SIZES["1.3M"], ranks), None, 1)
     return figures
+
+
+def _plan_of_first_rank(labels: int, ranks: int) -> Callable[[None], Any]:
+    """Return what plans rank 0's part of a batch of all ranks, and sends the others theirs where a commit does so."""
+    try:
+        plan = _planner(labels, "own", RANDOM, HARD, part=(0, labels // ranks))
+    except TypeError:
+        return _plan_and_send(labels, ranks)
+    batch = _labelled(labels, B * ranks)
+    return lambda _: plan(batch)
+
+
+def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
+    group, parts = _of("trainer.group:Group"), _of("trainer.group:label_ranges")(labels, ranks)
+
+    class First(group):  # type: ignore[misc, valid-type]
+        """Rank 0, to which messages from the others have come."""
+
+        def __init__(self) -> None:
+            self.ranks, self.arrived = ranks, []
+
+        def exchange(self, messages: Any) -> Any:
+            return self.arrived or [messages[0]] * ranks
+
+    first, others = First(), First()
+    plan = _planner(labels, "own", RANDOM, HARD, parts=parts)
+    batches = [_labelled(labels, B, number) for number in range(ranks)]
+    sent: list[Any] = []
+    others.exchange = lambda messages: sent.append(messages[0]) or [messages[0]] * ranks  # type: ignore[method-assign]
+    for batch in batches:
+        plan.gather(batch, others)
+    first.arrived = sent
+    return lambda _: plan(plan.gather(batches[0], first)[0])
 
 
 def step(folder: str, write: bool) -> Figures:
@@ -188,15 +221,15 @@ def _planner(labels: int, pool: str, random: int, hard: int, **more: Any) -> Any
     return _of("trainer.negatives.planner:Planner", "trainer.candidates:Planner")(options, labels, 0, **more)
 
 
-def _labelled(labels: int, size: int) -> Any:
+def _labelled(labels: int, size: int, number: int = 0) -> Any:
     """Return a batch of `size` queries with positives and hard negatives, all distinct within a query."""
-    draw = np.random.default_rng([labels, size])
+    draw = np.random.default_rng([labels, size, number])
     width = POSITIVES + HARD
     ids = draw.permuted(np.sort(draw.integers(0, labels - width, (size, width)), axis=1) + np.arange(width), axis=1)
     positives = np.sort(ids[:, :POSITIVES], axis=1).reshape(-1).astype(np.int32)
     hard = np.ascontiguousarray(ids[:, POSITIVES:]).astype(np.int32)
     batch, inputs = _of("trainer.stream:Batch"), _of("trainer.inputs:Inputs")
-    return batch(0, 0, np.arange(size), inputs(), positives, np.arange(size + 1) * POSITIVES, hard)
+    return batch(0, 0, np.arange(size) + number * size, inputs(), positives, np.arange(size + 1) * POSITIVES, hard)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:

@@ -7,7 +7,7 @@ from schemas.ragged import Ragged
 from trainer.device import CPU
 from trainer.inputs import Inputs
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
-from trainer.negatives.draws import draw_pool
+from trainer.negatives.draws import RandomPool
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 
@@ -31,8 +31,8 @@ def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary:
 def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: bool = True) -> Candidates:
     """Return candidates with a pool of each query's own, or one for all; a GPU that `merges` does so with own pools."""
     weight = labels / RANDOM
-    draws = draw_pool(labels, RANDOM * (len(batch) if pool == "own" else 1), seed=0, epoch=0, step=batch.step)
+    draws, at = RandomPool(labels), {"seed": 0, "epoch": 0, "step": batch.step}
     if pool == "own":
         build = drawn_labels if merges and device != CPU else own_pool
-        return build(batch, batch.hard, draws.reshape(len(batch), RANDOM), weight)
-    return shared_pool(batch, batch.hard, draws, weight)
+        return build(batch, batch.hard, draws.draw_own(RANDOM, batch.rows, **at), weight)
+    return shared_pool(batch, batch.hard, draws.draw(RANDOM, **at), weight)

@@ -17,10 +17,11 @@ import torch
 
 import trainer.negatives.candidates
 from schemas import PAD
+from schemas.ragged import Ragged
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
 from trainer.negatives.candidates import own_pool, shared_pool
-from trainer.negatives.draws import draw_hard, draw_pool
+from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.negatives.merge import Merged, merge
 from trainer.stream.batch import Candidates
 
@@ -54,12 +55,10 @@ class Case:
         """Draw as the loop does at `step`."""
         rows, at = self.batch.rows, {"seed": self.seed, "epoch": 0, "step": step}
         hard = draw_hard(self.batch.hard, rows, self.hard, **at) if self.hard else None
-        size = self.random * (1 if self.form == "shared" else len(self.batch))
-        pool = draw_pool(self.labels, size, seed=self.seed, epoch=0, step=step)
-        weight = self.labels / self.random
+        draws, weight = RandomPool(self.labels), self.labels / self.random
         if self.form == "shared":
-            return shared_pool(self.batch, hard, pool, weight)
-        return own_pool(self.batch, hard, pool.reshape(len(self.batch), self.random), weight)
+            return shared_pool(self.batch, hard, draws.draw(self.random, **at), weight)
+        return own_pool(self.batch, hard, draws.draw_own(self.random, rows, **at), weight)
 
     def estimates(self, draws: int) -> np.ndarray:
         """Loss, gradient on x and on w of each draw, [draws, 1 + B D + L D]."""
@@ -72,11 +71,11 @@ def flat(gradients: Gradients) -> np.ndarray:
 
 
 def merged_apart(
-    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray, weight: float
+    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: Ragged, weight: float
 ) -> Merged:
     """Merge so that draws meet no positive and no hard negative."""
     far = 1000
-    merged = merge(positives, offsets, hard, draws + far, weight)
+    merged = merge(positives, offsets, hard, draws._replace(values=draws.values + far), weight)
     return merged._replace(ids=merged.ids % far)
 
 

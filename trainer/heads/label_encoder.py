@@ -18,7 +18,8 @@ from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.losses import build_loss
 from trainer.methods.dexml import DualEncoder
-from trainer.negatives.candidates import draw_positives, every_query_with, labels_of
+from trainer.negatives.candidates import every_query_with, labels_of
+from trainer.negatives.merge import Rows
 from trainer.stream.batch import Batch
 
 
@@ -82,7 +83,7 @@ class LabelEncoderHead(Head):
         """Score the labels of the step's pool that this rank encodes; `backward` takes their gradient on."""
         group, planner = self._group, step.planner
         batch = step.batch
-        drawn = draw_positives(batch, self._options.positives, self._seed)
+        drawn = planner.learnt(batch)
         ids = self.pool(batch, planner.of_table(batch), drawn)
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
@@ -108,7 +109,7 @@ class LabelEncoderHead(Head):
         self._pending = None
         labels.backward(gradient)
 
-    def pool(self, batch: Batch, hard: np.ndarray | None = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
+    def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
         """Return the labels of a step over all ranks, ascending and each once; a rank encodes its share of them.
 
         The negatives `hard` [B, k] and positives that are `drawn` [sum P] are among them, all where it is None.

@@ -108,7 +108,7 @@ class RandomNegatives(Labels):
         """Merge positives, hard negatives and random ones of each query; a label counts once per query (step 16)."""
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R, each of weight L / k_r
-        return planner.merge(batch, sampled, drawn, weight, own)  # steps 13 and 14: H, k_h of each row, of weight 1
+        return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h of each row, of weight 1
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
         """Return k_r of `epoch`, in which queries have hard negatives or not."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from schemas.ragged import Ragged
     from trainer.group import Group
     from trainer.stream.batch import Batch
 
@@ -24,14 +25,14 @@ MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 ar
 
 
 class Sampled(NamedTuple):
-    """Labels [B, k] of the global batch, ids of [0, L) with -1 pads.
+    """Labels [B, k] of the global batch, ids of [0, L) with -1 pads; or rows of a rank's own labels.
 
     `ranked`: each row holds the best first, each once and none of its query's positives; `negatives.hard` of its
     columns are drawn for each step. Otherwise all count, once what is known already is taken out. A tensor stays on its
     device: it is ranked, and comes alone.
     """
 
-    ids: np.ndarray | torch.Tensor
+    ids: np.ndarray | Ragged | torch.Tensor
     ranked: bool = False
 
 
@@ -192,22 +193,19 @@ def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
 
 def within(batch: Batch, start: int, stop: int) -> Batch:
     """Keep the batch's positives of [start, stop), counted from start, and no table."""
+    from schemas.ragged import Ragged
+
+    own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
+    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None)
+
+
+def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
+    """Count label ids from `start`; those outside [start, stop) become pads of a matrix [B, k], and leave rows."""
     import numpy as np
 
-    inside = (batch.positives >= start) & (batch.positives < stop)
-    ends = np.concatenate([[0], np.cumsum(inside)])
-    return replace(
-        batch,
-        positives=batch.positives[inside] - start,
-        positive_offsets=ends[batch.positive_offsets],
-        hard=None,
-    )
-
-
-def ids_within(ids: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Count label ids [B, k] from `start`; those outside [start, stop) become pads."""
-    import numpy as np
-
+    if not isinstance(ids, np.ndarray):
+        own = ids.keep((ids.values >= start) & (ids.values < stop))
+        return own._replace(values=own.values - start)
     return np.where((ids >= start) & (ids < stop), ids - start, PAD)
 
 

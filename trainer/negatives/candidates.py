@@ -1,12 +1,14 @@
 """Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
 
+import numba
 import numpy as np
 import torch
 
 from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from trainer.negatives.merge import merge, merge_with_pool, side_by_side
+from trainer.negatives.draws import scrambled
+from trainer.negatives.merge import Rows, merge, merge_with_pool, side_by_side
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 _NONE = np.empty(0, np.int64)
@@ -25,7 +27,7 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
 
 def shared_pool(
     batch: Batch,
-    hard: np.ndarray | None,
+    hard: Rows,
     pool: np.ndarray,
     weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
@@ -47,12 +49,12 @@ def shared_pool(
 
 def own_pool(
     batch: Batch,
-    hard: np.ndarray | None,
-    pool: np.ndarray,
+    hard: Rows,
+    pool: np.ndarray | Ragged,
     weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
 ) -> Candidates:
-    """Build candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L), -1 pads.
+    """Build candidates with a random pool for each query: `pool`, [B, k_r] or rows of draws with replacement, -1 pads.
 
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
@@ -71,39 +73,96 @@ def own_pool(
 
 def drawn_labels(
     batch: Batch,
-    hard: np.ndarray | torch.Tensor | None,
-    pool: np.ndarray,
+    hard: Rows | torch.Tensor,
+    pool: np.ndarray | Ragged,
     weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may be there already."""
     late = hard if isinstance(hard, torch.Tensor) else None
     places = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
-    labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, with_pads=late is not None)
-    weights = _pair_weights(batch.positives, labels.positive, positive_weight)
-    weights[labels.draw] = weight[labels.label[labels.draw]] if isinstance(weight, np.ndarray) else weight
+    scalar = 1.0 if isinstance(weight, np.ndarray) else weight
+    labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, scalar, with_pads=late is not None)
+    if isinstance(weight, np.ndarray):
+        labels.weight[labels.draw] = weight[labels.label[labels.draw]]
+    if positive_weight is not None:
+        labels.weight[labels.positive] = positive_weight[batch.positives]
     hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
-    return Candidates.to_merge(DrawnLabels(*labels[:3], weights, labels.starts, late, hard_starts))
+    return Candidates.to_merge(DrawnLabels(*labels, late, hard_starts))
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
-    """Draw the positives that the step learns, [sum P] bool: `count` of each query's; None for all (0)."""
+    """Draw the positives that the step learns, [sum P] bool: `count` of each query's; None for all (0).
+
+    A query's draw depends on its row id and the step, not on the batch around it.
+    """
     if not count:
         return None
-    offsets = batch.positive_offsets
-    query = np.repeat(np.arange(len(batch)), np.diff(offsets))
-    order = np.lexsort((generator(seed, Purpose.POSITIVES, batch.epoch, batch.step).random(len(query)), query))
-    drawn = np.empty(len(query), bool)
-    drawn[order] = np.arange(len(query)) - offsets[query] < count
+    key = generator(seed, Purpose.POSITIVES, batch.epoch, batch.step).integers(0, 1 << 64, dtype=np.uint64)
+    drawn = np.zeros(len(batch.positives), bool)
+    _mark_drawn(key, batch.rows.astype(np.uint64), batch.positive_offsets, count, drawn)
     return drawn
 
 
-def labels_of(batch: Batch, hard: np.ndarray | None, drawn: np.ndarray | None = None) -> np.ndarray:
+@numba.njit(nogil=True, cache=True)
+def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-def]
+    """Mark `count` places of each row, those with the smallest of their random numbers."""
+    for row in range(len(rows)):
+        own = drawn[offsets[row] : offsets[row + 1]]
+        numbers = np.empty(len(own), np.uint64)
+        for place in range(len(own)):
+            numbers[place] = scrambled(key, rows[row], np.uint64(place))
+        own[np.argsort(numbers)[:count]] = True
+
+
+def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Deal labels to ranks, of which rank g has [bounds[g], bounds[g + 1]): pads go to none.
+
+    Return how many of each row go to each rank, int32 [G, B]; the places of labels in `rows.values`, rank after rank
+    and row after row; and where those of each rank but the last one end, int64 [G - 1].
+    """
+    owner = np.empty(len(rows.values), np.int32)
+    counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)
+    _find_owners(*rows, bounds, owner, counts)
+    ends = np.cumsum(counts.sum(axis=1, dtype=np.int64))
+    order = np.empty(ends[-1], np.int64)
+    _deal_places(*rows, owner, ends - counts.sum(axis=1), order)
+    return counts, order, ends[:-1]
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-untyped-def]
+    """Write the rank of each label, -1 for pads, and how many of each row a rank has."""
+    ranks = len(bounds) - 1
+    share = ranks / max(1, bounds[ranks])
+    for row in range(len(offsets) - 1):
+        for place in range(offsets[row], offsets[row + 1]):
+            label = values[place]
+            rank = min(ranks - 1, int(label * share))  # ranges are about equal: it is next to this one at most
+            while label < bounds[rank] and rank > 0:
+                rank -= 1
+            while label >= bounds[rank + 1]:
+                rank += 1
+            owner[place] = rank if label != PAD else -1
+            counts[rank, row] += label != PAD
+
+
+@numba.njit(nogil=True, cache=True)
+def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
+    """Write the places of labels rank after rank; `ends` [G] is where each rank's begin, and is counted up."""
+    for place in range(offsets[0], offsets[-1]):
+        rank = owner[place]
+        if rank >= 0:
+            order[ends[rank]] = place
+            ends[rank] += 1
+
+
+def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and negatives `hard`.
 
     Of the positives those that are `drawn` [sum P], all where it is None.
     """
-    negatives = np.empty(0, np.int64) if hard is None else hard.ravel()
+    negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
     ids = np.unique(np.concatenate([positives.astype(np.int64), negatives]))
     return ids[ids != PAD]

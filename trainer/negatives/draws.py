@@ -1,4 +1,4 @@
-"""Draws of a batch: random pools from a mixture of static distributions, and columns of a table for each query."""
+"""Draws of a batch: random pools, of which a rank draws its own labels alone, and columns of a table for each query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,21 +9,27 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from schemas import PAD
+from schemas.ragged import Ragged
 from schemas.randomness import Purpose, RandomPoolStream, generator, philox_state
 
-_FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)  # of Philox4x64
-_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
+_LEVELS = 6  # halvings of [0, 1): its 64 cells are what a rank draws, and a rank of 64 draws no more than its own
+_CELLS = 1 << _LEVELS
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # of wyrand
+_AT_ONCE = 8  # draws: without a branch for each, since what decides it is random
+_WORDS = np.uint64(40)  # bits of a place among the random words of one node or cell of a row
 
 
 @numba.njit(nogil=True, cache=True)
 def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
     """Return 64 bits that look random for (key, first, second): the finisher of SplitMix64 over their mix."""
-    z = key + first * np.uint64(0x9E3779B97F4A7C15)
+    z = key + first * _GOLDEN
     for word in (second, np.uint64(0)):
         z += word
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = (z ^ (z >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(31))) + _GOLDEN
     return z
 
 
@@ -33,8 +39,12 @@ class RandomPool:
 
     So q_l = (1 - share) / L + share (n_l + 1)^power / Z, which is above 0 for every label: a draw that counts
     1 / (k q_l) makes a sum over k draws an unbiased one over all labels, however the mixture is made. `frequency` [L]
-    is n. A rank that holds the labels [start, stop), `part`, has the weights of those. `retired` [L]
-    bool: labels that are never drawn; L is then the number of the others.
+    is n. A rank that holds the labels [start, stop), `part`, draws those alone, counted from start. `retired` [L] bool:
+    labels that are never drawn; L is then the number of the others.
+
+    A draw is a number of [0, 1) that the shares q_l cut. How many of a row's draws lie in either half of [0, 1) is
+    drawn first, then in the halves of a half, down to 64 cells; then those within a cell. All of it is keyed by the
+    seed, the step, the row and the cell: draws of all ranks together are the same for any number of ranks.
     """
 
     labels: int  # L
@@ -44,22 +54,44 @@ class RandomPool:
     part: tuple[int, int] | None = None
     retired: np.ndarray | None = None
 
-    def draw(self, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """Draw `size` labels of [0, L), int32 where L fits, else int64."""
-        pool = draw_pool(self._count, size, seed=seed, epoch=epoch, step=step)
-        if self._live is not None:
-            pool = self._live[pool].astype(pool.dtype)
-        if not self.by_frequency:
-            return pool
-        draw = generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPoolStream.BY_FREQUENCY)
-        frequent = draw.random(size) < self.by_frequency
-        mass = draw.random(int(frequent.sum())) * self._cumulative[-1]
-        pool[frequent] = np.searchsorted(self._cumulative, mass, side="right")
-        return pool
+    def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
+        """Draw `count` labels that the rows of a batch share: this rank's of them, int32 where L fits, else int64."""
+        labels = self._draw(RandomPoolStream.SHARED, np.zeros(1, np.int64), count, seed, epoch, step).values
+        return labels[labels != PAD]
+
+    def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
+        """Draw `count` labels for each of the row ids `rows` [B] by itself: this rank's of them, and pads."""
+        return self._draw(RandomPoolStream.OWN, rows, count, seed, epoch, step)
 
     def weight(self, size: int) -> float | np.ndarray:
         """Return what one of `size` draws counts: L / size, or 1 / (size q_l) of each of the rank's labels, float64."""
         return self._inverse / size if self.by_frequency else self._count / size
+
+    def _draw(self, stream: RandomPoolStream, rows: np.ndarray, count: int, seed: int, epoch: int, step: int) -> Ragged:
+        words, counters = philox_state(seed, Purpose.RANDOM_POOL, epoch, step, stream)
+        key = np.uint64(0)
+        for word in (*words, *counters[1:]):
+            key = np.uint64(scrambled(key, np.uint64(word), np.uint64(0)))
+        start, stop = self.part or (0, self.labels)
+        at = np.ascontiguousarray(rows, np.int64).view(np.uint64)
+        kind = np.empty(0, np.int32 if self.labels <= 1 << 31 else np.int64)
+        if not self.by_frequency:
+            first, last = self._live_within(start, stop)
+            labels, ends = _draw_labels(key, at, count, self._count, first, last, kind)
+            if self._live is not None and first < last:
+                labels = np.where(labels == PAD, PAD, self._live[first:last][labels] - start).astype(kind.dtype)
+            return Ragged(labels, ends)
+        below = self._cumulative[start - 1] if start else 0.0
+        # A number at the border of two cells may be rounded over it.
+        first, last = int(below * _CELLS - 1e-6), int(self._cumulative[stop - 1] * _CELLS + 1e-6)
+        numbers, ends = _draw_numbers(key, at, count, max(0, first), min(last, _CELLS - 1))
+        labels = np.searchsorted(self._cumulative, numbers * 2.0**-64, side="right")
+        is_own = (labels >= start) & (labels < stop)
+        return Ragged(np.where(is_own, labels - start, PAD).astype(kind.dtype), ends)
+
+    def _live_within(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of labels that are drawn from [start, stop), counted without the retired ones."""
+        return (start, stop) if self._live is None else tuple(np.searchsorted(self._live, (start, stop)).tolist())
 
     @cached_property
     def _live(self) -> np.ndarray | None:
@@ -69,70 +101,139 @@ class RandomPool:
     def _count(self) -> int:
         return self.labels if self._live is None else len(self._live)
 
-    @cached_property
-    def _cumulative(self) -> np.ndarray:
+    @property
+    def _shares(self) -> np.ndarray:
+        """q_l of every label, float64 [L]."""
         if self.frequency is None or len(self.frequency) != self.labels:
             raise ValueError(f"draws by frequency need the training points of each of {self.labels} labels")
-        mass = (self.frequency.astype(np.float64) + 1) ** self.power
-        return np.cumsum(mass if self.retired is None else np.where(self.retired, 0.0, mass))
+        live = np.ones(self.labels) if self.retired is None else (~self.retired).astype(np.float64)
+        mass = live * (self.frequency.astype(np.float64) + 1) ** self.power
+        return (1 - self.by_frequency) * live / self._count + self.by_frequency * mass / mass.sum()
+
+    @cached_property
+    def _cumulative(self) -> np.ndarray:
+        sums = np.cumsum(self._shares)
+        return sums / sums[-1]
 
     @cached_property
     def _inverse(self) -> np.ndarray:
-        shares = np.diff(self._cumulative, prepend=0) / self._cumulative[-1]
-        inverse = 1 / ((1 - self.by_frequency) / self._count + self.by_frequency * shares)
-        return inverse if self.part is None else inverse[slice(*self.part)]
-
-
-def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `size` labels uniformly with replacement from [0, labels): int32 where they fit, or int64.
-
-    They are those of `generator(...).integers`, whose making alone takes longer than to draw a shared pool here.
-    """
-    counters = epoch, step, RandomPoolStream.UNIFORM
-    if not (1 < labels <= 1 << 31 and 0 <= seed < 1 << 63):  # NumPy rounds greater seeds, by way of float64
-        return generator(seed, Purpose.RANDOM_POOL, *counters).integers(0, labels, size)
-    key, counter = philox_state(seed, Purpose.RANDOM_POOL, *counters)
-    pool = np.empty(size, np.int32)
-    _draw_labels(np.array([*key, *counter], np.uint64), labels, pool)
-    return pool
+        with np.errstate(divide="ignore"):  # of retired labels
+            return 1 / self._shares[slice(*self.part) if self.part else slice(None)]
 
 
 @intrinsic
-def _high(context, first, second):  # type: ignore[no-untyped-def]
-    """Return the high 64 bits of a product."""
+def _halves(context, first, second):  # type: ignore[no-untyped-def]
+    """Return the high and the low 64 bits of a product."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        wide = ir.IntType(128)
+        wide, word = ir.IntType(128), ir.IntType(64)
         product = builder.mul(*(builder.zext(factor, wide) for factor in arguments))
-        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+        halves = [builder.trunc(half, word) for half in (builder.lshr(product, wide(64)), product)]
+        return context.make_tuple(builder, signature.return_type, halves)
 
-    return types.uint64(types.uint64, types.uint64), generate
+    return types.UniTuple(types.uint64, 2)(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def ones(context, word):  # type: ignore[no-untyped-def]
+    """Count the bits of a word that are set."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _random(word):  # type: ignore[no-untyped-def]
+    """Return 64 random bits for a place in the sequence of wyrand (Wang Yi), whose step is _STEP."""
+    high, low = _halves(word, word ^ _MIX)
+    return high ^ low
 
 
 @numba.njit(nogil=True, cache=True)
-def _draw_labels(state, labels, pool):  # type: ignore[no-untyped-def]
-    """Draw blocks of Philox4x64-10 (Salmon et al., 2011), and scale the halves of their words to [0, labels).
+def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
+    """Return those of `count` uniform draws from [0, labels) for each row that lie in [start, stop), from start on.
 
-    Halves that would favour some labels are left out (Lemire, 2019).
+    And where each row's end, int64 [B + 1]; pads stand for others of a cell that the range cuts. A number u of 64 bits
+    is label u · labels / 2^64, rounded down: a label has 2^64 / labels of them, or one more.
     """
-    low, factor, refused = np.uint64(0xFFFFFFFF), np.uint64(labels), np.uint64((1 << 32) % labels)
-    drawn, number = 0, state[2]
-    while drawn < len(pool):
-        number += np.uint64(1)
-        first, second, third, fourth = number, state[3], state[4], state[5]
-        key, other_key = state[0], state[1]
-        for _ in range(10):
-            high, other_high = _high(_FACTORS[0], first), _high(_FACTORS[1], third)
-            lows = _FACTORS[1] * third, _FACTORS[0] * first
-            first, third = other_high ^ second ^ key, high ^ fourth ^ other_key
-            second, fourth = lows
-            key, other_key = key + _STEPS[0], other_key + _STEPS[1]
-        for word in (first, second, third, fourth):
-            for half in (word & low, word >> np.uint64(32)):
-                product = half * factor
-                if drawn < len(pool):
-                    pool[drawn] = np.int32(product >> np.uint64(32))
-                drawn += (product & low) >= refused
+    first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
+    counts, keys = _count_in_cells(key, rows, count, first, last)
+    drawn, ends = np.empty(counts.sum() + _AT_ONCE, kind.dtype), np.zeros(len(rows) + 1, np.int64)
+    size, own, at = np.uint64(labels), np.uint64(stop - start), np.uint64(0)
+    for row in range(len(rows)):
+        for cell in range(first, last + 1):
+            left = np.int64(counts[row, cell - first])
+            word, cell_bits = _words_of_cell(keys[row], cell), np.uint64(cell) << np.uint64(64 - _LEVELS)
+            while left > 0:
+                for i in range(_AT_ONCE):
+                    number = cell_bits | (_random(word + np.uint64(i) * _STEP) >> np.uint64(_LEVELS))
+                    label = _halves(number, size)[0] - np.uint64(start)
+                    drawn[at + np.uint64(i)] = np.int64(label) if label < own else PAD
+                word += np.uint64(_AT_ONCE) * _STEP
+                at += np.uint64(min(left, _AT_ONCE))
+                left -= _AT_ONCE
+        ends[row + 1] = at
+    return drawn[: np.int64(at)], ends
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def]
+    """Return those of `count` draws for each row that lie in the cells [first, last], as numbers of 64 bits.
+
+    And where each row's end.
+    """
+    counts, keys = _count_in_cells(key, rows, count, first, last)
+    drawn, ends, at = np.empty(counts.sum(), np.uint64), np.zeros(len(rows) + 1, np.int64), 0
+    for row in range(len(rows)):
+        for cell in range(first, last + 1):
+            word, cell_bits = _words_of_cell(keys[row], cell), np.uint64(cell) << np.uint64(64 - _LEVELS)
+            for _ in range(counts[row, cell - first]):
+                drawn[at] = cell_bits | (_random(word) >> np.uint64(_LEVELS))
+                at += 1
+                word += _STEP
+        ends[row + 1] = at
+    return drawn, ends
+
+
+@numba.njit(nogil=True, cache=True)
+def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
+    """Return where the random words of a cell of a row begin; those of nodes are before all of them."""
+    return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
+    """Return how many of `count` draws of each row lie in the cells [first, last], [B, cells], and the rows' keys [B].
+
+    A draw is in either half of a node with the same chance: of n draws as many are in the lower half as n random bits
+    are set. Only the nodes above those cells are visited.
+    """
+    counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
+    visited = [node for a in range(_LEVELS, 0, -1) for node in range(_CELLS + first >> a, (_CELLS + last >> a) + 1)]
+    places = np.array(visited, np.uint64)
+    nodes = np.empty(2 * _CELLS, np.uint32)  # the root is node 1, the halves of node n are 2 n and 2 n + 1
+    for row in range(len(rows)):
+        keys[row] = scrambled(key, rows[row], np.uint64(0))
+        nodes[1] = count
+        for node in places:
+            lower = _lower_half(keys[row] + (node << _WORDS) * _STEP, nodes[node])
+            nodes[node << np.uint64(1)], nodes[node << np.uint64(1) | np.uint64(1)] = lower, nodes[node] - lower
+        for cell in range(last - first + 1):
+            counts[row, cell] = nodes[_CELLS + first + cell]
+    return counts, keys
+
+
+@numba.njit(nogil=True, cache=True)
+def _lower_half(word, draws):  # type: ignore[no-untyped-def]
+    """Return how many of `draws` random bits are set."""
+    left, found = np.uint64(draws), np.uint64(0)
+    while left >= np.uint64(64):
+        found += ones(_random(word))
+        word += _STEP
+        left -= np.uint64(64)
+    return np.uint32(found + ones(_random(word) >> np.uint64(1) >> (np.uint64(63) - left)))
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:

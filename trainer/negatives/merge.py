@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba.core import types
-from numba.extending import intrinsic
 
 from schemas import PAD
+from schemas.ragged import Ragged
+from trainer.negatives.draws import ones
 
 NUMBER_BITS = 24  # of a pair's number, below its label's in one word
 _DIGIT_BITS = 11  # sorted by in one pass, at most: as many places are written to side by side as a cache holds
@@ -62,18 +62,22 @@ class LabelsByQuery(NamedTuple):
     label: np.ndarray
     positive: np.ndarray  # bool
     draw: np.ndarray  # bool
+    weight: np.ndarray  # float32
     starts: np.ndarray  # [B + 1] int32
+
+
+Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or none
 
 
 def merge(
     positives: np.ndarray,
     offsets: np.ndarray,
-    hard: np.ndarray | None,
-    draws: np.ndarray | None = None,
+    hard: Rows,
+    draws: Rows = None,
     weight: float = 1.0,
     weight_of_others: float = 1.0,
 ) -> Merged:
-    """Merge positives [P] of B queries (`offsets` [B + 1]), their [B, H] hard negatives and their own `draws` [B, k].
+    """Merge positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
     A draw is one pair however often the query drew it, and none where it is one of the query's others. It weighs
     `weight` as often as it was drawn, a positive or hard negative `weight_of_others`. Pads of `hard` and `draws` are
@@ -87,7 +91,7 @@ def merge(
 
 
 def merge_with_pool(
-    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, pool: np.ndarray, weight: float
+    positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> MergedWithPool:
     """Merge as `merge` does, with the draws `pool` [k] that all queries share, each of which counts `weight`."""
     queries, size = _queries(positives, offsets, hard, None, pool)
@@ -100,51 +104,50 @@ def merge_with_pool(
 
 
 def side_by_side(
-    positives: np.ndarray,
-    offsets: np.ndarray,
-    hard: np.ndarray | None,
-    draws: np.ndarray,
-    with_pads: bool = False,
+    positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
 ) -> LabelsByQuery:
     """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` those of `hard` stay.
 
-    Labels are int32 where all of them are less than its greatest, else int64. Raises ValueError as `merge` does.
+    A draw weighs `weight`, the others 1. Labels are int32 where all of them are less than its greatest, else int64.
+    Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     label, starts, draws_from = _lay_side_by_side(queries, size, with_pads)
-    positive, draw = np.zeros(len(label), bool), np.zeros(len(label), bool)
-    _mark(starts, draws_from, queries[1], positive, draw)
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
-    return LabelsByQuery(label, positive, draw, starts.astype(np.int32))
+    positive, draw, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
+    return LabelsByQuery(label, positive, draw, weights, starts.astype(np.int32))
 
 
 @numba.njit(nogil=True, cache=True)
-def _mark(starts, draws_from, offsets, positive, draw):  # type: ignore[no-untyped-def]
-    """Mark what is positive, and what is drawn."""
+def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
+    """Return which labels are positive, which are drawn, and what each weighs."""
+    size = starts[-1]
+    positive, draw, weights = np.empty(size, np.bool_), np.empty(size, np.bool_), np.empty(size, np.float32)
     for row in range(len(draws_from)):
-        positive[starts[row] : starts[row] + offsets[row + 1] - offsets[row]] = True
-        draw[draws_from[row] : starts[row + 1]] = True
+        others = starts[row] + offsets[row + 1] - offsets[row]
+        for place in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
+            is_draw = place >= np.uint64(draws_from[row])
+            positive[place], draw[place] = place < np.uint64(others), is_draw
+            weights[place] = weight if is_draw else np.float32(1)
+    return positive, draw, weights
 
 
 def _queries(
-    positives: np.ndarray,
-    offsets: np.ndarray,
-    hard: np.ndarray | None,
-    draws: np.ndarray | None,
-    pool: np.ndarray | None,
+    positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, pool: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], int]:
     """Return the arrays of a batch, int32 where all of them are, and how many labels they hold. Raises ValueError."""
-    parts = (labels for labels in (positives, hard, draws, pool) if labels is not None)
-    kind = np.int32 if all(labels.dtype == np.int32 for labels in parts) else np.int64
-    none = np.empty((len(offsets) - 1, 0), kind)
-    hard, draws = (none if labels is None else np.ascontiguousarray(labels, kind) for labels in (hard, draws))
-    pool = np.empty(0, kind) if pool is None else pool.astype(kind, copy=False)
-    size = len(positives) + hard.size + draws.size + len(pool)
+    none = Ragged(np.empty(0, np.int32), np.zeros(len(offsets), np.int64))
+    rows = [Ragged.from_matrix(each) if isinstance(each, np.ndarray) else each or none for each in (hard, draws)]
+    pool = none.values if pool is None else pool
+    columns = positives, pool, *(each.values for each in rows)
+    kind = np.int32 if all(column.dtype == np.int32 for column in columns) else np.int64
+    size = sum(map(len, columns))
     if size >= _LARGEST:
         raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
-    bounds = np.ascontiguousarray(offsets, np.int64)
-    return (positives.astype(kind, copy=False), bounds, hard, draws, pool), size
+    labels = [np.ascontiguousarray(column, kind) for column in columns]
+    bounds = [np.ascontiguousarray(each, np.int64) for each in (offsets, *(each.offsets for each in rows))]
+    return (labels[0], bounds[0], labels[2], bounds[1], labels[3], bounds[2], labels[1]), size
 
 
 @numba.njit(nogil=True, cache=True)
@@ -212,7 +215,7 @@ def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
 
     Return them, where each query's begin [B + 1], and where its draws do [B].
     """
-    positives, offsets, hard, draws, pool = queries
+    positives, offsets, hard, hard_offsets, draws, draw_offsets, pool = queries
     label = np.empty(size, positives.dtype)
     starts, draws_from = np.zeros(len(offsets), np.int64), np.empty(len(offsets) - 1, np.int64)
     size = 0
@@ -220,18 +223,20 @@ def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
         for i in range(offsets[row], offsets[row + 1]):
             label[size] = positives[i]
             size += 1
-        draws_from[row] = _append(label, size, hard, row, np.uint64(with_pads))
-        size = starts[row + 1] = _append(label, draws_from[row], draws, row, np.uint64(0))
+        draws_from[row] = _append(label, size, hard, hard_offsets[row], hard_offsets[row + 1], np.uint64(with_pads))
+        size = starts[row + 1] = _append(
+            label, draws_from[row], draws, draw_offsets[row], draw_offsets[row + 1], np.uint64(0)
+        )
     label[size : size + len(pool)] = pool
     return label[: size + len(pool)], starts, draws_from
 
 
 @numba.njit(nogil=True, cache=True)
-def _append(label, size, matrix, row, with_pads):  # type: ignore[no-untyped-def]
-    """Write the labels of a row behind the first `size`, `with_pads` (1) or not; return how many there are then."""
+def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-untyped-def]
+    """Write values[start:stop] behind the first `size`, `with_pads` (1) or not; return how many there are then."""
     end = np.uint64(size)  # unsigned, as all that is an index here: no test for one below 0
-    for column in range(np.uint64(matrix.shape[1])):
-        value = matrix[np.uint64(row), column]
+    for place in range(np.uint64(start), np.uint64(stop)):
+        value = values[place]
         label[end] = value
         end += np.uint64(value != PAD) | with_pads
     return np.int64(end)
@@ -265,32 +270,22 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
         in_pool[np.uint64(value) >> _WORD] |= _BIT << (np.uint64(value) & _LOW)
     drawn = np.uint64(0)
     for word in in_pool:
-        drawn += _ones(word)
+        drawn += ones(word)
     labels, before = drawn, np.uint64(0)
     for word in range(words):
         others = bits[word, 0] & ~in_pool[word]
         bits[word, 0], bits[word, 1], before_in_pool[word] = others, labels, before
-        labels += _ones(others)
-        before += _ones(in_pool[word])
+        labels += ones(others)
+        before += ones(in_pool[word])
     for i in range(len(label)):
         value = np.uint64(label[i])
         word, bit = value >> _WORD, _BIT << (value & _LOW)
         if bits[word, 0] & bit:
-            number = bits[word, 1] + _ones(bits[word, 0] & (bit - _BIT))
+            number = bits[word, 1] + ones(bits[word, 0] & (bit - _BIT))
         else:
-            number = np.uint64(before_in_pool[word]) + _ones(in_pool[word] & (bit - _BIT))
+            number = np.uint64(before_in_pool[word]) + ones(in_pool[word] & (bit - _BIT))
         ids[number], place[i] = np.int64(value), np.int32(number)
     return np.int64(labels), np.int64(drawn)
-
-
-@intrinsic
-def _ones(context, word):  # type: ignore[no-untyped-def]
-    """Count the bits of a word that are set."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,5 +1,6 @@
 """Plans of batches: the labels that each query is scored against (ASTRA, Algorithm 1)."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,11 +9,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from schemas import PAD
+from schemas.ragged import Ragged
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import JoinedTable, NegativeSource, Sampled, ids_within, within
 from trainer.negatives.candidates import (
+    deal,
     draw_positives,
     drawn_labels,
     every_query_with,
@@ -44,9 +46,9 @@ class Options(Protocol):
 class Planner:
     """Plan of a batch's candidates as a method's `options` say: a pure function of the batch, so any thread may run it.
 
-    `labels`: L. `positive_weight` [L] float32, where given, weights the positives. A rank that holds the labels
-    [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
-    there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: k_h and k_r
+    `labels`: L. `positive_weight` [L] float32, where given, weights the positives. `parts`: the labels [start, stop) of
+    every rank; number `rank` is this one's, and its candidates are the part of one process's that lies there, with ids
+    that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r
     of each epoch, where they change. `frequency` [L]: the training points of each label, where draws go by it.
     `sources`: those that need no embeddings. `positives`: of each query that a step learns where it takes the labels of
     the batch, 0 for all. `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges
@@ -57,7 +59,8 @@ class Planner:
     labels: int
     seed: int = 0
     positive_weight: np.ndarray | None = None
-    part: tuple[int, int] | None = None
+    parts: tuple[tuple[int, int], ...] = ()
+    rank: int = 0
     mixtures: tuple[tuple[int, int], ...] = ()
     frequency: np.ndarray | None = None
     sources: tuple[NegativeSource, ...] = (JoinedTable(),)
@@ -80,32 +83,39 @@ class Planner:
             return
         yield from self.options.chunks(self, self._own(batch))
 
-    def draw(self, batch: Batch, count: int, own: bool, reweight: bool) -> tuple[np.ndarray, float | np.ndarray]:
-        """Draw `count` labels, for each query its `own`, and return what each of them counts.
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """The labels [start, stop) of this rank; None: all of them."""
+        return self.parts[self.rank] if self.parts else None
 
-        That is 1 / (count q_l) with `reweight`, L / count of uniform ones, else 1.
+    def draw(
+        self, batch: Batch, count: int, own: bool, reweight: bool
+    ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
+        """Draw `count` labels, for each query its `own`: this rank's of them, from its first label on.
+
+        And return what each of them counts: that is 1 / (count q_l) with `reweight`, L / count of uniform ones, else 1.
         """
         weight = self._random.weight(count) if reweight and count else 1.0
-        size = count * len(batch) if own else count
-        return self._random.draw(size, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
+        if own:
+            return self._random.draw_own(count, batch.rows, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
+        return self._random.draw(count, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
 
     def merge(
-        self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray, weight: float | np.ndarray, own: bool
+        self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives out of `sampled`, and `drawn` labels of `weight`; each once for a query."""
+        """Merge positives, hard negatives out of `sampled` and labels `drawn`, of `weight`; each once for a query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
-            found = self._columns_on_device(batch, sampled[0].ids)
-            return drawn_labels(batch, found, drawn.reshape(len(batch), -1), weight, self._weights)
+            assert isinstance(drawn, Ragged), "a device merges pools of each query's own alone"
+            return drawn_labels(batch, self._columns_on_device(batch, sampled[0].ids), drawn, weight, self._weights)
         part, hard = self._own(batch), self._hard(batch, sampled)
-        if not own:
-            return shared_pool(part, hard, self._pool_within(drawn), weight, self._weights)
-        pool = self._pool_within(drawn, PAD).reshape(len(batch), -1)
+        if not isinstance(drawn, Ragged):
+            return shared_pool(part, hard, drawn, weight, self._weights)
         build = own_pool if self.merges else drawn_labels
-        return build(part, hard, pool, weight, self._weights)
+        return build(part, hard, drawn, weight, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
         """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
-        drawn = draw_positives(batch, self.positives, self.seed)
+        drawn = self.learnt(batch)
         ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:
             return every_query_with(batch, ids, self.positive_weight, drawn)
@@ -113,25 +123,48 @@ class Planner:
         candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
         return replace(candidates, ids=candidates.ids - start)
 
+    def learnt(self, batch: Batch) -> np.ndarray | None:
+        """Return which positives a step learns, [sum P] bool; None: all."""
+        return draw_positives(batch, self.positives, self.seed) if batch.learnt is None else batch.learnt
+
     def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
         """Take every label of [start, stop), counted from this rank's first, for every query."""
         return label_range(batch, start, stop, self._weights)
 
-    def gather(self, batch: Batch, group: Group) -> Batch:
-        """Return the global batch, which is those of all ranks laid end to end: rows, positives, and their table.
+    def gather(self, batch: Batch, group: Group, asked: bool = False) -> tuple[Batch, list[int], bool]:
+        """Return the global batch, the rows of each rank's [G], and whether a rank `asked`. Raises RankLostError.
 
-        Of the table those negatives are left that the step counts.
+        The global batch is those of all ranks laid end to end, with their row ids. Of positives and of the table's
+        negatives that the step counts a rank sends each other one what is that one's; all of them without `parts`.
         """
         if group.ranks == 1:
-            return batch
-        counts = np.diff(batch.positive_offsets)
-        counted = self.of_table(batch)
-        table = [] if counted is None else [np.ascontiguousarray(counted)]
-        rows, positives, counts, *tables = group.gather_arrays(batch.rows, batch.positives, counts, *table)
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        return Batch(batch.epoch, batch.step, rows, Inputs(), positives, offsets, tables[0] if tables else None)
+            return batch, [len(batch)], asked
+        columns, learnt = [Ragged(batch.positives, batch.positive_offsets)], self.learnt(batch)
+        hard = self.of_table(batch)
+        if hard is not None:
+            columns.append(hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard))
+        messages = [[batch.rows, np.array([asked])] for _ in range(group.ranks)]
+        for column, marks in zip(columns, (learnt, None), strict=False):
+            for message, (counts, own) in zip(messages, self._dealt(column, group.ranks), strict=True):
+                message += [counts, column.values[own]] if marks is None else [counts, column.values[own], marks[own]]
+        arrived = group.exchange(messages)
+        rows, askers, *received = (np.concatenate(each) for each in zip(*arrived, strict=True))
+        positives, received = Ragged.from_counts(received[1], received[0]), received[2:]
+        if learnt is not None:
+            learnt, *received = received
+        hard = Ragged.from_counts(received[1], received[0]) if received else None
+        whole = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, learnt=learnt)
+        return whole, [len(message[0]) for message in arrived], bool(askers.any())
 
-    def of_table(self, batch: Batch) -> np.ndarray | None:
+    def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
+        """Yield for each rank how many of each row's labels it is sent [b], and the places of them in `rows`."""
+        if not self.parts:
+            yield from itertools.repeat((rows.counts, slice(None)), ranks)
+            return
+        counts, order, ends = deal(rows, np.array([0, *(stop for _, stop in self.parts)]))
+        yield from zip(counts, np.split(order, ends), strict=True)
+
+    def of_table(self, batch: Batch) -> np.ndarray | Ragged | None:
         """Return those negatives [B, k_h] of the batch's table [B, K] that this step counts; None without a table."""
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
@@ -140,7 +173,8 @@ class Planner:
 
         Those on a device are waited for.
         """
-        return self._hard(batch, self._sampled(batch, sampled))
+        hard = self._hard(batch, self._sampled(batch, sampled))
+        return None if hard is None else _matrix(hard)
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
         """Return the negatives of all sources."""
@@ -151,22 +185,29 @@ class Planner:
         """Return the batch with the positives that are this rank's."""
         return batch if self.part is None else within(batch, *self.part)
 
-    def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | None:
+    def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
         """Return the hard negatives of all sources that the step counts, this rank's; each label once a query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
         first, rest = self._labels_within(ranked), self._labels_within(others)
-        return first if rest is None else join_hard(self._own(batch), first, rest)
+        if rest is None:
+            return first
+        return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
 
-    def _labels_within(self, found: list[np.ndarray]) -> np.ndarray | None:
-        """Return label ids [B, k] side by side, those of other ranks as pads; None where there are none."""
+    def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
+        """Return this rank's label ids of each query, from its first label on; None where there are none."""
         if not found:
             return None
-        ids = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+        ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)
         return ids if self.part is None else ids_within(ids, *self.part)
 
-    def _columns(self, batch: Batch, ranked: np.ndarray) -> np.ndarray:
-        """Draw those of ranked negatives [B, K] that this step counts, for each query its own."""
+    def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
+        """Draw those of ranked negatives [B, K] that this step counts, for each query its own.
+
+        Negatives that came from other ranks are drawn already.
+        """
+        if isinstance(ranked, Ragged):
+            return ranked
         count = self.options.columns(self, batch.epoch)
         return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
 
@@ -185,15 +226,12 @@ class Planner:
         weights = self.positive_weight
         return weights if self.part is None or weights is None else weights[slice(*self.part)]
 
-    def _pool_within(self, pool: np.ndarray, pad: int | None = None) -> np.ndarray:
-        """Return this rank's draws of `pool`; others become `pad` where there is one, or are left out."""
-        if self.part is None:
-            return pool
-        start, stop = self.part
-        inside = (pool >= start) & (pool < stop)
-        return pool[inside] - start if pad is None else np.where(inside, pool - start, pad)
 
-
-def _on_host(ids: np.ndarray | torch.Tensor) -> np.ndarray:
-    """Return label ids [B, k] as an array; those of a device are waited for."""
+def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:
+    """Return label ids as an array, or rows; those of a device are waited for."""
     return ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids
+
+
+def _matrix(ids: np.ndarray | Ragged) -> np.ndarray:
+    """Return label ids as a matrix [B, k], -1 pads."""
+    return ids.padded() if isinstance(ids, Ragged) else ids

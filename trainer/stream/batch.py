@@ -90,7 +90,8 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
     `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them.
+    `candidates` where the stream plans them. Of a global batch a rank may have its own labels alone: positives, those
+    of them that the step learns, `learnt` [sum P] bool, and hard negatives as rows.
     """
 
     epoch: int
@@ -99,8 +100,9 @@ class Batch:
     inputs: Inputs
     positives: np.ndarray
     positive_offsets: np.ndarray
-    hard: np.ndarray | None = None
+    hard: np.ndarray | Ragged | None = None
     candidates: Candidates | None = None
+    learnt: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

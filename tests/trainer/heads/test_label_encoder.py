@@ -132,7 +132,7 @@ def trained(group: Group, data: SmallData) -> dict[str, Trained]:
         losses = []
         for step in range(6):
             whole_batch = batch(step)
-            rank_batch = part_of(whole_batch if recipe.negatives.hard else replace(whole_batch, hard=None), group)
+            rank_batch = part_of(whole_batch if recipe.negatives.most_hard else replace(whole_batch, hard=None), group)
             losses.append(take_step(context, rank_batch, step, 1.0).loss.item())
         results[name] = losses, group.gather(context.model.head.vectors).numpy()
     return results

@@ -1,29 +1,23 @@
-"""Draws: uniform pools, columns of the table, and pairs that hold every label once."""
+"""Plans: how many negatives are random, pairs that hold every label once, and what ranks send each other."""
 
+import itertools
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import PAD
 from tests.builders import batch_of
 from trainer.config import Negatives
+from trainer.group import Group, label_ranges
 from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
-from trainer.negatives.draws import draw_pool
 from trainer.negatives.planner import Planner
-
-AT = {"seed": 1, "epoch": 2}
-
-
-def test_a_pool_is_uniform_over_all_labels_and_drawn_anew_each_step() -> None:
-    counts = np.bincount(np.concatenate([draw_pool(20, 500, **AT, step=step) for step in range(20)]), minlength=20)
-    # Chi-squared with 19 degrees of freedom is below 50.8 but once in 10,000.
-    assert len(counts) == 20
-    assert ((counts - 500) ** 2 / 500).sum() < 50.8
-    np.testing.assert_array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=3))
-    assert not np.array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=4))
+from trainer.stream.batch import Candidates
 
 
 def test_a_shared_pool_touches_each_label_once() -> None:
@@ -61,7 +55,8 @@ def test_the_pool_of_a_batch_is_what_its_queries_bring(
     whole = batch_of(positives)
     batch = replace(whole, step=step)
     weight = np.linspace(1, 2, LABELS).astype(np.float32)
-    planner = Planner(InBatch(), LABELS, 3, weight, part, positives=drawn)
+    parts = tuple(itertools.pairwise(sorted({0, *part, LABELS})))
+    planner = Planner(InBatch(), LABELS, 3, weight, parts, parts.index(part), positives=drawn)
     (candidates,) = planner.chunks(batch)
     mask = draw_positives(batch, drawn, 3)
     ends = batch.positive_offsets
@@ -88,3 +83,59 @@ def test_the_pool_of_a_batch_is_what_its_queries_bring(
     )
     assert set(masked) == {(query, label) for query, own in enumerate(positives) for label in own if label in pool}
     assert (candidates.pool_weight == 1).all()
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray]:
+    """Positives of queries, and hard negatives with pads, of which none is a positive."""
+    positives = draw(LISTS)
+    rows = [draw(st.permutations(sorted({*range(LABELS)} - {*own})))[:3] for own in positives]
+    return positives, np.where(draw(st.booleans()), np.array(rows), PAD).reshape(len(rows), 3).astype(np.int32)
+
+
+class Together(Group):
+    """One of several ranks, whose messages wait for those of the others."""
+
+    def __init__(self, rank: int, ranks: int, sent: dict[int, Any]) -> None:
+        self.rank, self.ranks, self._sent = rank, ranks, sent
+
+    def exchange(self, messages: Any) -> list[list[np.ndarray]]:
+        self._sent[self.rank] = messages
+        return [self._sent.get(rank, messages)[self.rank] for rank in range(self.ranks)]
+
+
+def pairs_of(candidates: Candidates, first: int) -> set[tuple[int, int, bool, float]]:
+    """(query, label, whether it is positive, weight) of every pair, and of the shared pool as query -1."""
+    ids = candidates.ids + first
+    columns = candidates.pair_query, ids[candidates.pair_label], candidates.pair_positive, candidates.pair_weight
+    pool = ((-1, int(label), False, float(weight)) for label, weight in zip(ids, candidates.pool_weight, strict=False))
+    return {(int(q), int(label), bool(p), float(w)) for q, label, p, w in zip(*columns, strict=True)} | {*pool}
+
+
+@given(tables(), st.sampled_from(["own", "shared", "batch"]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 9))
+def test_ranks_plan_their_part_of_what_one_plans(
+    table: tuple[list[list[int]], np.ndarray], pool: str, ranks: int, hard: int, step: int
+) -> None:
+    positives, negatives = table
+    positives, negatives = positives * 5, np.tile(negatives, (5, 1))
+    whole = replace(batch_of(positives, negatives), step=step)
+    options = InBatch() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
+    build = partial(Planner, options, LABELS, 3, positives=int(pool == "batch"))
+    (expected,) = build().chunks(whole)
+    cuts, sent, made = label_ranges(len(whole), ranks), {}, set()
+    parts = [
+        replace(batch_of(positives[low:high], negatives[low:high]), step=step, rows=np.arange(low, high))
+        for low, high in cuts
+    ]
+    planners = [build(parts=label_ranges(LABELS, ranks), rank=rank) for rank in range(ranks)]
+    for _ in range(2):  # in the second round all have sent
+        gathered = [
+            planner.gather(part, Together(rank, ranks, sent), asked=rank == 1)
+            for rank, (planner, part) in enumerate(zip(planners, parts, strict=True))
+        ]
+    for planner, (batch, sizes, asked) in zip(planners, gathered, strict=True):
+        assert (sizes, asked) == ([high - low for low, high in cuts], ranks > 1)
+        np.testing.assert_array_equal(batch.rows, whole.rows)
+        (candidates,) = planner.chunks(batch)
+        made |= pairs_of(candidates, planner.part[0] if planner.part else 0)
+    assert made == pairs_of(expected, 0)

@@ -1,19 +1,25 @@
 """Random negatives by any mixture estimate a sum over all labels without bias."""
 
+import itertools
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2, chisquare
 
-from schemas.randomness import Purpose, generator
+from schemas import PAD
+from schemas.ragged import Ragged
 from tests.builders import batch_of
 from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
 from trainer.config import Negatives
+from trainer.group import label_ranges
 from trainer.negatives.base import Sampled
-from trainer.negatives.draws import RandomPool, draw_pool
+from trainer.negatives.draws import RandomPool
 from trainer.negatives.planner import Planner
 
 LABELS = 12
@@ -37,22 +43,82 @@ def test_a_rank_knows_the_weights_of_its_labels() -> None:
     np.testing.assert_array_equal(RandomPool(LABELS, 0.3, 1.0, FREQUENCY, (4, 9)).weight(5), whole[4:9])
 
 
-def test_without_frequencies_draws_are_uniform() -> None:
-    draws = RandomPool(LABELS)
-    assert draws.weight(6) == 2.0
-    pool = draw_pool(LABELS, 9, seed=2, epoch=1, step=3)
-    np.testing.assert_array_equal(draws.draw(9, seed=2, epoch=1, step=3), pool)
+def test_draws_by_frequency_need_the_frequencies() -> None:
+    assert RandomPool(LABELS).weight(6) == 2.0
     with pytest.raises(ValueError, match="training points"):
         RandomPool(LABELS, 0.5).draw(3, seed=0, epoch=0, step=0)
 
 
-@pytest.mark.parametrize("labels", [1, 2, 3, 20, 1 << 17, 10**8, 1431655766, (1 << 31) - 5, 1 << 31, 1 << 40])
-@pytest.mark.parametrize("size", [0, 1, 7, 2000])
-def test_draws_are_those_of_the_generator(labels: int, size: int) -> None:
-    for seed, step in ((0, 0), (2**63 - 1, 3), (2**63 + 1, 0)):
-        expected = generator(seed, Purpose.RANDOM_POOL, 5, step, 0).integers(0, labels, size)
-        pool = draw_pool(labels, size, seed=seed, epoch=5, step=step)
-        np.testing.assert_array_equal(pool, expected)
+AT = {"seed": 2, "epoch": 1, "step": 3}
+SIZES = st.sampled_from([1, 2, 7, 63, 64, 65, 1000, 10**8, (1 << 31) + 1, 1 << 40])
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]:
+    """Options of a pool, and the labels [start, stop) of each rank: equal ranges, or any."""
+    labels = draw(SIZES)
+    options: dict[str, Any] = {"labels": labels}
+    if labels <= 1000:
+        numbers = np.random.default_rng(labels)
+        options["by_frequency"] = draw(st.sampled_from([0.0, 0.4, 1.0]))
+        options["frequency"] = numbers.zipf(1.5, labels).clip(max=1000) - 1
+        if labels > 1 and draw(st.booleans()):
+            options["retired"] = numbers.random(labels) < 0.3
+            options["retired"][draw(st.integers(0, labels - 1))] = False
+    edges = sorted(draw(st.sets(st.integers(0, labels), max_size=5)) | {0, labels})
+    return options, draw(st.sampled_from([tuple(itertools.pairwise(edges)), label_ranges(labels, min(labels, 16))]))
+
+
+def rows_of(drawn: Ragged, start: int = 0) -> list[list[int]]:
+    by_row = np.split(drawn.values.astype(np.int64), drawn.offsets[1:-1])
+    return [sorted((row[row != PAD] + start).tolist()) for row in by_row]
+
+
+@given(pools(), st.sampled_from([0, 1, 5, 64, 400, 3000]), st.lists(st.integers(0, 1 << 40), min_size=1, max_size=4))
+def test_ranks_draw_what_one_draws(
+    pool: tuple[dict[str, Any], tuple[tuple[int, int], ...]], count: int, rows: list[int]
+) -> None:
+    options, parts = pool
+    whole, row_ids = RandomPool(**options), np.array(rows)
+    alone = rows_of(whole.draw_own(count, row_ids, **AT))
+    assert [len(labels) for labels in alone] == [count] * len(rows)
+    assert all(label < options["labels"] for labels in alone for label in labels)
+    if "retired" in options:
+        assert not options["retired"][list(itertools.chain(*alone))].any()
+    ranks = [RandomPool(**options, part=part) for part in parts]
+    by_rank = [rows_of(rank.draw_own(count, row_ids, **AT), part[0]) for rank, part in zip(ranks, parts, strict=True)]
+    together = [sorted(itertools.chain(*labels)) for labels in zip(*by_rank, strict=True)]
+    assert together == alone
+    shared = [rank.draw(count, **AT) + part[0] for rank, part in zip(ranks, parts, strict=True)]
+    assert sorted(np.concatenate(shared).tolist()) == sorted(whole.draw(count, **AT).tolist())
+    assert shared[0].dtype == (np.int32 if options["labels"] <= 1 << 31 else np.int64)
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+def test_a_row_draws_by_itself(row: int, other: int) -> None:
+    pool = RandomPool(10**6)
+    alone, beside = (pool.draw_own(50, np.array(rows), **AT) for rows in ([row], [other, row]))
+    np.testing.assert_array_equal(alone.values, beside.values[50:])
+    assert row == other or not np.array_equal(beside.values[:50], beside.values[50:])
+    assert not np.array_equal(alone.values, pool.draw_own(50, np.array([row]), **{**AT, "step": 4}).values)
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows", "count"), [(20, 1, 9_000), (100, 500, 20), (257, 100, 400), (4096, 40, 5000)]
+)
+def test_every_label_is_equally_likely(labels: int, rows: int, count: int) -> None:
+    drawn = RandomPool(labels).draw_own(count, np.arange(rows), **AT)
+    assert chisquare(np.bincount(drawn.values, minlength=labels)).pvalue > 1e-4
+
+
+def test_counts_of_ranges_are_those_of_independent_draws() -> None:
+    rows, count, ranges = 400, 300, 32
+    drawn = RandomPool(1 << 20).draw_own(count, np.arange(rows), **AT)
+    counts = np.stack([np.bincount(row >> 15, minlength=ranges) for row in drawn.values.reshape(rows, count)])
+    spread = float(((counts - count / ranges) ** 2).sum() * ranges / count)  # chi-squared, if multinomial
+    assert 1e-4 < chi2.cdf(spread, rows * (ranges - 1)) < 1 - 1e-4
+    apart = np.corrcoef(counts[:-1].ravel(), counts[1:].ravel())[0, 1]
+    assert abs(apart) < 4 / np.sqrt(counts.size)
 
 
 class Case:
