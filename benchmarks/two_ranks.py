@@ -167,10 +167,11 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     hard = recipe.negatives.most_hard
     summed = 2 * others / ranks  # a ring sends each part twice, but for its own
     parts = {
-        "row ids, positives, hard negatives": rows * others * (8 + 8 + 4 * positives + 4 * hard),
+        "row ids, counts, positives": rows * others * (8 + 4 + 4 * positives / ranks),
+        "hard negatives": rows * others * (4 + 4 * hard / ranks) * bool(hard),
         "bags": rows * others * (4 + 8 * entries * (1 - recipe.encoder.model_dump().get("feature_dropout", 0.0))),
         "x": rows * others * 4 * columns,
-        "gradient on x": summed * 4 * batch * columns,
+        "gradient on x": rows * others * 4 * columns,
         "gradient on bags": rows * others * 4 * dimension,
         "gradient of the dense layers": summed * 4 * dense,
     }

@@ -196,7 +196,7 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
     from schemas.ragged import Ragged
 
     own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
-    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None)
+    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
 
 
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:

@@ -48,11 +48,11 @@ class Planner:
 
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. `parts`: the labels [start, stop) of
     every rank; number `rank` is this one's, and its candidates are the part of one process's that lies there, with ids
-    that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r
-    of each epoch, where they change. `frequency` [L]: the training points of each label, where draws go by it.
-    `sources`: those that need no embeddings. `positives`: of each query that a step learns where it takes the labels of
-    the batch, 0 for all. `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges
-    the labels of own pools itself.
+    that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, where
+    they change. `frequency` [L]: the training points of each label, where draws go by it. `sources`: those that need no
+    embeddings. `positives`: of each query that a step learns where it takes the labels of the batch, 0 for all.
+    `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges the labels of own
+    pools itself.
     """
 
     options: Options
@@ -134,8 +134,9 @@ class Planner:
     def gather(self, batch: Batch, group: Group, asked: bool = False) -> tuple[Batch, list[int], bool]:
         """Return the global batch, the rows of each rank's [G], and whether a rank `asked`. Raises RankLostError.
 
-        The global batch is those of all ranks laid end to end, with their row ids. Of positives and of the table's
-        negatives that the step counts a rank sends each other one what is that one's; all of them without `parts`.
+        The global batch is those of all ranks laid end to end, with their row ids. A rank sends each other rank those
+        positives, and those negatives of the table that the step counts, whose labels the other holds; without `parts`
+        all of them.
         """
         if group.ranks == 1:
             return batch, [len(batch)], asked
