@@ -35,6 +35,11 @@ def arrays_of(rank: int) -> list[np.ndarray]:
     ]
 
 
+def sent(of: int, to: int) -> list[np.ndarray]:
+    """Arrays that one rank sends another, of sizes that depend on both."""
+    return [array[to:] + np.array(10 * of, array.dtype) for array in arrays_of(of + to)]
+
+
 def take_turns(group: Group, turns: list[float]) -> None:
     turns += [group.sum(torch.tensor([float(n)])).item() for n in range(50)]
 
@@ -45,6 +50,7 @@ def everything(group: Group) -> dict[str, object]:
     turns: list[float] = []
     thread = threading.Thread(target=take_turns, args=(group.for_another_thread(), turns))
     thread.start()
+    sizes = list(range(group.ranks))
     mine = [group.max(torch.tensor([n * (1 + group.rank)])).item() for n in range(50)]
     thread.join()
     return {
@@ -55,6 +61,8 @@ def everything(group: Group) -> dict[str, object]:
         "sizes": group.gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
         "arrays": [array.tolist() for array in group.gather_arrays(*arrays_of(group.rank))],
         "dtypes": [array.dtype for array in group.gather_arrays(*arrays_of(group.rank))],
+        "exchanged": group.exchange([sent(group.rank, to) for to in range(group.ranks)]),
+        "own sums": group.sum_own(torch.ones(sum(sizes), 2) * (1 + group.rank), sizes).tolist(),
         "objects": group.gather_objects({"rank": group.rank}),
         "broadcast": group.broadcast(f"of {group.rank}"),
         "decide": group.decide(os.getpid),
@@ -78,6 +86,11 @@ def test_ranks_hear_the_same(ranks: int) -> None:
         assert heard["sizes"] == [value for r in range(ranks) for value in (r, 0)]
         assert heard["arrays"] == [array.tolist() for array in laid]
         assert heard["dtypes"] == [array.dtype for array in laid]
+        for of, message in enumerate(heard["exchanged"]):
+            for array, expected in zip(message, sent(of, rank), strict=True):
+                np.testing.assert_array_equal(array, expected)
+                assert array.dtype == expected.dtype
+        assert heard["own sums"] == [[sum(range(1, ranks + 1))] * 2] * rank
         assert heard["objects"] == [{"rank": r} for r in range(ranks)]
         assert heard["broadcast"] == "of 0"
         assert heard["decide"] == results[0]["decide"]
