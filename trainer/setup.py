@@ -124,7 +124,7 @@ def set_up(
         stream=stream,
         batches=GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        refresher=Refresher(run, recipe, tables, group, say, claim),
+        refresher=Refresher(run, recipe, tables, group, say, claim, writer),
         validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
         tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
