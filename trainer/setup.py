@@ -1,7 +1,7 @@
 """Setup of a run: its parts opened and built as the recipe asks, or refused."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
+from trainer.label_ranges import label_bounds
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
@@ -94,9 +95,10 @@ def set_up(
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
-    planner = open_planner(recipe, data, facts.labels, group, say, device)
+    bounds = group.decide(lambda: label_bounds(data, recipe, group.ranks))
+    planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
@@ -163,7 +165,13 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
 
 
 def open_planner(
-    recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say, device: torch.device = CPU
+    recipe: Recipe,
+    data: DataLayout,
+    labels: int,
+    group: Group,
+    say: Say,
+    device: torch.device = CPU,
+    bounds: Sequence[int] | None = None,
 ) -> Planner:
     """Build the planner of a rank. Raises TableError."""
     weights = positive_weights(data, recipe.train, say, recipe.data)
@@ -173,7 +181,7 @@ def open_planner(
         labels,
         recipe.train.seed,
         weights,
-        label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None,
+        label_range(labels, group.rank, group.ranks, bounds) if group.ranks > 1 else None,
         recipe.mixtures(),
         frequency,
         positives=recipe.positives,

@@ -220,6 +220,22 @@ def test_several_ranks_train_the_model_of_one(
                     np.testing.assert_allclose(rows, dumped(single, epoch)[name], rtol=1e-2, atol=2e-3)
 
 
+def test_labels_by_popularity_are_trained_by_ranks_of_equal_work(tmp_path: Path) -> None:
+    """The second rank holds more labels; the model, its dumps and its checkpoints are those of one."""
+    data = build_data(str(tmp_path / "data"), rows={"train": 150, "test": 40}, popular=True)
+    single, several = str(tmp_path / "one"), str(tmp_path / "several")
+    options = recipe(negatives={"pool": "own"}, train={"epochs": 2})
+    (expected,) = on(1, data.layout.root, single, options)
+    on(2, data.layout.root, several, options, False, 9)
+    results = on(2, data.layout.root, several, options, True)
+    held = [len(part["vectors"]) for part in results]
+    assert held[0] < data.labels // 2 - 2
+    assert held[1] <= 1.25 * data.labels / 2 + 1
+    assert_same_training(results, expected)
+    for name, value in saved(several).items():
+        torch.testing.assert_close(value, saved(single)[name], rtol=1e-2, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "stop"),
     [
