@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,46 +19,32 @@ from trainer.group import ALONE, Group
 from trainer.stream.transfer import LateCopy
 
 Tensors = Mapping[str, torch.Tensor]
-_HELD_BYTES = 1 << 26  # of kept rows in memory
-_BEHIND = 2  # steps whose rows are on their way from a GPU
-_ENTRY_BYTES = 1 << 11  # of what `keep` adds besides rows
-
-
-class ReadRows(Protocol):
-    """Reads rows [start, stop) of a rank as they were: a copy in the background."""
-
-    def __call__(self, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
-        """Return the tensors [stop - start, ...] of `names`, of all where none is named."""
-
-
+ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name as they were; no names: all
 Job = Callable[[ReadRows], object]
-
-
-class _Kept(NamedTuple):
-    """Rows `ids` [C] before they changed: what returns them, [C] records by name, once they have come from a GPU."""
-
-    ids: np.ndarray
-    rows: dict[str, Callable[[], np.ndarray]]
-    bytes: int
+_ID = "row"  # of a record in the scratch file, beside the tensors' names
+_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # of kept rows in memory, and pieces of them
+_BEHIND = 2  # pieces on their way from a GPU
 
 
 class RowSnapshot:
     """Rows [0, n) of `tensors` [n, ...] as they are now.
 
     The thread that changes rows calls `keep` first; another reads. Of several readers each reads after those before it,
-    and ranges in any order, each once. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that
+    ranges in any order, each once. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that
     changed before the last reader came to them; the others are in a scratch file of n rows at most, block by block.
     """
 
     def __init__(self, tensors: Tensors) -> None:
-        self._tensors, self._count = tensors, len(next(iter(tensors.values()), ()))
-        self._bytes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
+        self._tensors, count = tensors, len(next(iter(tensors.values())))
+        sizes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
+        self._record = np.dtype([(_ID, np.int64), *((name, f"V{size}") for name, size in sizes.items())])
         # Whether a row may be changed: it is kept, or all have read it.
-        self._free = np.zeros(self._count, bool)
+        self._free = np.zeros(count, bool)
         self._readers, self._held = 0, 0
-        self._kept: deque[_Kept] = deque()
+        # Ids [C] of each piece, and what returns its rows by name as records [C], once they have come from a GPU.
+        self._kept: deque[tuple[np.ndarray, dict[str, Callable[[], np.ndarray]]]] = deque()
         # Blocks of a quarter of a checkpoint's file: [blocks + 1] first rows, and how many of each are in the file.
-        blocks = row_ranges(0, self._count, 4 * sum(self._bytes.values()))
+        blocks = row_ranges(0, count, 4 * self._record.itemsize)
         self._edges = np.array([0, *(stop for _, stop in blocks)])
         self._filed = np.zeros(len(blocks), np.int64)
         self._file: ScratchFile | None = None
@@ -79,12 +65,13 @@ class RowSnapshot:
                 return
             fresh.sort(kind="stable")  # ids are one ascending run, or two
             self._free[fresh] = True
-            rows = {name: _copy_rows(value, fresh) for name, value in self._tensors.items()}
-            self._kept.append(_Kept(fresh, rows, len(fresh) * sum(self._bytes.values()) + _ENTRY_BYTES))
-            self._held += self._kept[-1].bytes
-            while self._held > _HELD_BYTES and len(self._kept) > _BEHIND:
-                self._write(self._kept[0])
-                self._held -= self._kept.popleft().bytes
+            self._kept.append((fresh, {name: _copy_rows(value, fresh) for name, value in self._tensors.items()}))
+            self._held += len(fresh)
+            while len(self._kept) > _BEHIND and (
+                self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
+            ):
+                self._write(*self._kept[0])  # before it is dropped: where there is no room, readers go on
+                self._held -= len(self._kept.popleft()[0])
 
     def _read(self, reader: int, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
         """Copy rows [start, stop) as they were, to the host."""
@@ -94,42 +81,34 @@ class RowSnapshot:
             filed, held = self._filed.copy(), list(self._kept)
             if reader == self._readers:
                 self._free[start:stop] = True
-        in_memory = ((kept.ids, {name: kept.rows[name]() for name in copies}) for kept in held)
-        for ids, rows in itertools.chain(self._filed_rows(filed, start, stop, list(copies)), in_memory):
+        in_memory = ((ids, {name: rows[name]() for name in copies}) for ids, rows in held)
+        for ids, rows in itertools.chain(self._filed_rows(filed, start, stop), in_memory):
             inside = np.flatnonzero((ids >= start) & (ids < stop))
             for name, value in copies.items():
                 _records(value)[ids[inside] - start] = rows[name][inside]
         return copies
 
-    def _write(self, kept: _Kept) -> None:
+    def _write(self, ids: np.ndarray, rows: Mapping[str, Callable[[], np.ndarray]]) -> None:
         """Append rows to those of their blocks in the file."""
         self._file = self._file or ScratchFile("rows of labels that change while a dump or a checkpoint is written")
-        columns = {"": kept.ids} | {name: rows() for name, rows in kept.rows.items()}
-        bounds = np.searchsorted(kept.ids, self._edges)
+        records = np.empty(len(ids), self._record)
+        records[_ID] = ids
+        for name, column in rows.items():
+            records[name] = column()
+        bounds = np.searchsorted(ids, self._edges)
         for block in np.flatnonzero(np.diff(bounds)):
             low, high = bounds[block : block + 2]
-            place = self._edges[block] + self._filed[block]
-            for name, values in columns.items():
-                self._file.write_at(self._offset(name, place), values[low:high].view(np.uint8).data)
+            place = int(self._edges[block] + self._filed[block]) * self._record.itemsize
+            self._file.write_at(place, records[low:high].view(np.uint8).data)
             self._filed[block] += high - low
 
-    def _filed_rows(
-        self, filed: np.ndarray, start: int, stop: int, names: list[str]
-    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Yield ids and rows from the file, of the blocks that [start, stop) lies in; it has `filed` rows of each."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
-            place, count = self._edges[block], filed[block]
-            columns = {}
-            for name in ("", *names):
-                columns[name] = np.empty(count, f"V{self._bytes[name]}" if name else np.int64)
-                self._file.read_at(self._offset(name, place), columns[name].view(np.uint8).data)
-            yield columns.pop(""), columns
-
-    def _offset(self, name: str, row: int) -> int:
-        """Return where the file has `row` of a column; the ids, "", come first."""
-        before = list(self._bytes.values())[: list(self._bytes).index(name)] if name else []
-        return int(sum(before) + 8) * self._count + int(row) * self._bytes[name] if name else 8 * int(row)
+            records = np.empty(filed[block], self._record)
+            self._file.read_at(int(self._edges[block]) * self._record.itemsize, records.view(np.uint8).data)
+            yield records[_ID], records
 
 
 class BackgroundWriter:
