@@ -80,6 +80,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
     },
     "curriculum": {"negatives": {"curriculum": True}},
+    "in the foreground": {"checkpoint": {"background": False}},
     "in-trainer": {"refresh": {"source": "in-trainer", "index": "exact", "start": 1, "every_steps": 4}},
     "fresh": {"refresh": {"source": "in-trainer", "index": "fresh", "start": 1}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},

@@ -73,6 +73,19 @@ def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPa
     assert torch.equal(read(0, 4000)["weight"], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(30, 4), (30,)])
+def test_rows_of_a_device_come_as_those_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    value, ids = torch.randn(shape).to(dtype), np.array([3, 4, 29])
+    here = trainer.checkpoints.background._copy_rows(value, ids)()
+    monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
+    there = trainer.checkpoints.background._copy_rows(value, ids)
+    value.fill_(0)
+    np.testing.assert_array_equal(there(), here)
+
+
 FULL_SCRATCH = """
 import resource, signal, numpy as np, torch
 from schemas.errors import StorageError
