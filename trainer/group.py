@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,13 +26,8 @@ class RankLostError(ExtremisError):
     """Another rank has ended, or can no longer be reached."""
 
 
-def label_range(labels: int, rank: int, ranks: int, bounds: Sequence[int] | None = None) -> tuple[int, int]:
-    """Return the labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes within one.
-
-    `bounds` [G + 1], where given, say otherwise (label_ranges.py).
-    """
-    if bounds is not None:
-        return bounds[rank], bounds[rank + 1]
+def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes within one."""
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 

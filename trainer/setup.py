@@ -1,7 +1,7 @@
 """Setup of a run: its parts opened and built as the recipe asks, or refused."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
-from trainer.group import SILENCE_SECONDS, Group, label_range
+from trainer.group import SILENCE_SECONDS, Group
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
@@ -95,10 +95,10 @@ def set_up(
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
-    bounds = group.decide(lambda: label_bounds(data, recipe, group.ranks))
-    planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
-    texts = open_texts(data, recipe)
+    texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
+    part = (model.head.start, model.head.stop) if group.ranks > 1 else None
+    planner = open_planner(recipe, data, facts.labels, part, say, device)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
@@ -165,15 +165,9 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
 
 
 def open_planner(
-    recipe: Recipe,
-    data: DataLayout,
-    labels: int,
-    group: Group,
-    say: Say,
-    device: torch.device = CPU,
-    bounds: Sequence[int] | None = None,
+    recipe: Recipe, data: DataLayout, labels: int, part: tuple[int, int] | None, say: Say, device: torch.device = CPU
 ) -> Planner:
-    """Build the planner of a rank. Raises TableError."""
+    """Build the planner of a rank that holds the labels `part`. Raises TableError."""
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
     return Planner(
@@ -181,7 +175,7 @@ def open_planner(
         labels,
         recipe.train.seed,
         weights,
-        label_range(labels, group.rank, group.ranks, bounds) if group.ranks > 1 else None,
+        part,
         recipe.mixtures(),
         frequency,
         positives=recipe.positives,

@@ -52,7 +52,7 @@ def step_on_meta(
     rows: where the head's rows are to be found in the end.
     """
     facts, group = DataSizes.of(data), ALONE
-    planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
+    planner = open_planner(recipe, data, facts.labels, None, lambda line: None, META)
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
 
     def build(device: torch.device) -> Model:

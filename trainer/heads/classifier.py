@@ -42,7 +42,8 @@ class Classifier(Head):
         bounds: Sequence[int] | None = None,
     ) -> None:
         self.labels = labels
-        self.start, self.stop = label_range(labels, group.rank, group.ranks, bounds)
+        rank, ranks = group.rank, group.ranks
+        self.start, self.stop = bounds[rank : rank + 2] if bounds else label_range(labels, rank, ranks)
         self.bias = config.bias
         self._lr, self._loss, self._group = config.lr, loss, group
         self._normalize = config.normalize
