@@ -146,7 +146,7 @@ def _stage(name: str, folder: Path, storage: str) -> None:
     with contextlib.suppress(_Enough):
         next(epochs)
     dumped = time.perf_counter()
-    epochs.close()  # waits for the checkpoint, which is written in the background
+    epochs.close()  # waits for the dump and the checkpoint, which are written in the background
     written = time.perf_counter()
     steps = np.diff(times)
     result: dict[str, Any] = {
@@ -158,8 +158,8 @@ def _stage(name: str, folder: Path, storage: str) -> None:
         "loss, first and last": [round(losses[0], 2), round(losses[-1], 2)],
     }
     if name == "train":
-        result["seconds to dump"] = round(dumped - times[-1], 1)
-        result["seconds to write the checkpoint"] = round(written - dumped, 1)
+        result["seconds at the epoch's end"] = round(dumped - times[-1], 1)
+        result["seconds to write dump and checkpoint, behind it"] = round(written - dumped, 1)
     sys.stdout.write(json.dumps(result) + "\n")
 
 

@@ -73,8 +73,10 @@ def _run(folder: Path, rows: int, recipe: Recipe) -> tuple[dict[str, int], dict[
     seconds = {"shard": _time(lambda: shard(str(raw), data, ShardOptions(tokenizer="train:8000", text="title"), ONE))}
 
     def train() -> None:
-        for epoch in Trainer.start(data, run, recipe, lambda line: None).train():
+        trainer = Trainer.start(data, run, recipe, lambda line: None)
+        for epoch in trainer.train():
             if epoch.epoch == recipe.table_epochs()[0] - 2:
+                trainer.parts.saver.writer.wait()  # for the dump
                 seconds["mine"] = _time(lambda: mine(data, run, options=MineOptions(), beam_options=ONE))
 
     seconds["train"] = _time(train) - seconds["mine"]

@@ -73,6 +73,19 @@ class ScratchFile:
         with self._room_for(data.nbytes):
             self._file.write(data)
 
+    def write_at(self, place: int, data: memoryview) -> None:
+        """Write bytes from byte `place` on; what is written to nowhere takes no room."""
+        with self._room_for(data.nbytes):
+            while data:
+                written = os.pwrite(self._file.fileno(), data, place)
+                place, data = place + written, data[written:]
+
+    def read_at(self, place: int, into: memoryview) -> None:
+        """Fill `into` with what `write_at` wrote from byte `place` on; another thread may write elsewhere meanwhile."""
+        while into:
+            read = os.preadv(self._file.fileno(), [into], place)
+            place, into = place + read, into[read:]
+
     def reserve(self, size: int) -> mmap.mmap:
         """Map `size` bytes, zeros, which are all taken from the disk now; on tmpfs, as /dev/shm is, from memory."""
         with self._room_for(size), self._file:

@@ -63,6 +63,7 @@ class Shape:
     sink: Sink = "parquet"
     features: int = 0
     with_tokens: bool = True
+    popular: bool = False  # label l is among a query's with a chance as 1 / (l + 1)
 
 
 def build_data(root: str, **sizes: Any) -> SmallData:
@@ -82,7 +83,8 @@ def build_data(root: str, **sizes: Any) -> SmallData:
     made_from = dict(parents)
     points = {}
     for split, count in shape.rows.items():
-        positives = [random_labels(draw, shape.labels, 1, shape.most_positives) for _ in range(count)]
+        chances = 1 / np.arange(1, shape.labels + 1) if shape.popular else None
+        positives = [random_labels(draw, shape.labels, 1, shape.most_positives, chances) for _ in range(count)]
         points[split] = _random_points(draw, positives, shape)
         shards = cut(_queries_table(points[split], schema), shape.shards)
         url = layout.queries(split)
@@ -161,9 +163,13 @@ def value_of(row: list[int]) -> list[float]:
     return [((7 * feature) % 5 + 1) / 4 for feature in row]
 
 
-def random_labels(draw: np.random.Generator, labels: int, least: int, most: int) -> list[int]:
+def random_labels(
+    draw: np.random.Generator, labels: int, least: int, most: int, chances: np.ndarray | None = None
+) -> list[int]:
     """Distinct sorted label ids, from `least` to `most` of them."""
-    return sorted(draw.choice(labels, min(labels, int(draw.integers(least, most + 1))), replace=False).tolist())
+    share = None if chances is None else chances / chances.sum()
+    count = min(labels, int(draw.integers(least, most + 1)))
+    return sorted(draw.choice(labels, count, replace=False, p=share).tolist())
 
 
 def cut(table: pa.Table, shards: int) -> list[pa.Table]:

@@ -108,7 +108,8 @@ class EpochRunner:
         self._parts.claim.require()
         options, progress = self._parts.recipe.train, self.progress
         epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        return self._parts.refresher.adopt(progress.epoch, epochs, self.interrupts)
+        interrupts = replace(self.interrupts, check=self._parts.saver.writer.check)
+        return self._parts.refresher.adopt(progress.epoch, epochs, interrupts)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""
@@ -180,7 +181,7 @@ class EpochRunner:
         if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
             self._read_losses()
             if dump:
-                dump.save_part(progress.step)
+                parts.refresher.save_part(dump, progress.step, progress.global_step)
             self.save()
             if must_stop:
                 self._save_and_stop()
@@ -235,6 +236,7 @@ class EpochRunner:
             "table_age": adoption.age,
             "late": adoption.late,
             "device": describe_device(parts.model.device),
+            "seconds_background": round(parts.saver.writer.seconds(), 3),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
         parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})

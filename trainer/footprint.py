@@ -67,9 +67,15 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
     Raises InputError.
     """
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    needs = {}
-    if recipe.table_epochs():
-        needs["embeddings for dumps"] = -(-rows // ranks) * here * a_row
+    needs, dumps = {}, len(recipe.table_epochs())
+    if dumps:
+        # A dump is written while the next one is collected, and all rows of labels may change meanwhile.
+        at_once = min(2, dumps) if recipe.checkpoint.background else 1
+        needs["embeddings for dumps"] = at_once * -(-rows // ranks) * here * a_row
+        if recipe.checkpoint.background and isinstance(recipe, ClassifierRecipe) and not recipe.clusters:
+            needs["rows of labels that change while a dump is written"] = (
+                -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
+            )
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
     if recipe.encodes_labels:

@@ -31,11 +31,6 @@ def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 
-def label_ranges(labels: int, ranks: int) -> tuple[tuple[int, int], ...]:
-    """Return the labels [start, stop) that each of `ranks` holds."""
-    return tuple(label_range(labels, rank, ranks) for rank in range(ranks))
-
-
 class Group:
     """One rank alone: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
 

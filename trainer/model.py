@@ -1,5 +1,6 @@
 """Model: encoder and head, built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ class Model:
         group: Group = ALONE,
         texts: Inputs | None = None,
         device: torch.device = CPU,
+        bounds: Sequence[int] | None = None,
     ) -> "Model":
         """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
@@ -53,7 +55,7 @@ class Model:
 
         seed = recipe.train.seed
         encoder = encoder_of(seed)
-        context = HeadContext(lambda: encoder_of(seed + 1), texts, group, device)
+        context = HeadContext(lambda: encoder_of(seed + 1), texts, group, device, bounds)
         kind: type[Head] = LabelEncoderHead if recipe.encodes_labels else Classifier
         return cls(encoder, kind.build(recipe, encoder, labels, context), recipe.encoder.inputs)
 

@@ -20,10 +20,12 @@ from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
-from trainer.group import SILENCE_SECONDS, Group, label_ranges
+from trainer.group import SILENCE_SECONDS, Group
+from trainer.heads.base import Head
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
+from trainer.label_ranges import label_bounds
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
@@ -96,9 +98,9 @@ def set_up(
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
-    planner = open_planner(recipe, data, facts.labels, group, say, device)
-    texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
+    texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
+    planner = open_planner(recipe, data, model.head, group, say, device)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
@@ -126,7 +128,7 @@ def set_up(
         stream=stream,
         batches=GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        refresher=Refresher(run, recipe, tables, group, say, claim),
+        refresher=Refresher(run, recipe, tables, group, say, claim, writer),
         validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
         tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
@@ -165,18 +167,19 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
 
 
 def open_planner(
-    recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say, device: torch.device = CPU
+    recipe: Recipe, data: DataLayout, head: Head, group: Group, say: Say, device: torch.device = CPU
 ) -> Planner:
-    """Build the planner of a rank. Raises TableError."""
+    """Build the planner of a rank's `head`. Raises TableError."""
+    # Of labels that are encoded a rank takes a share of those that the batch brings: it plans for all of them.
+    parts = tuple(group.gather_objects((head.start, head.stop))) if group.ranks > 1 and head.has_rows else ()
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
     return Planner(
-        recipe.negatives_of(labels),
-        labels,
+        recipe.negatives_of(head.labels),
+        head.labels,
         recipe.train.seed,
         weights,
-        # Of labels that are encoded a rank takes a share of those that the batch brings: it plans for all of them.
-        () if group.ranks == 1 or recipe.encodes_labels else label_ranges(labels, group.ranks),
+        parts,
         group.rank,
         recipe.mixtures(),
         frequency,

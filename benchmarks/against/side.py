@@ -111,7 +111,10 @@ def _plan_of_first_rank(labels: int, ranks: int) -> Callable[[None], Any]:
 
 
 def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
-    group, parts = _of("trainer.group:Group"), _of("trainer.group:label_ranges")(labels, ranks)
+    group, parts = (
+        _of("trainer.group:Group"),
+        tuple((labels * r // ranks, labels * (r + 1) // ranks) for r in range(ranks)),
+    )
 
     class First(group):  # type: ignore[misc, valid-type]
         """Rank 0, to which messages from the others have come."""

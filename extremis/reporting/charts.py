@@ -110,7 +110,7 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
 def _step_times(number: int, run: Run, several: bool) -> Chart:
     """Draw the seconds of each epoch by the part of a step."""
     rows = run.records.get("epoch", [])
-    parts = sorted({key for row in rows for key in row if key.startswith("seconds_")})
+    parts = sorted({key for row in rows for key in row if key.startswith("seconds_") and key != "seconds_background"})
     epochs = [row["epoch"] for row in rows]
     traces = [
         _trace("bar", part.removeprefix("seconds_"), color, x=epochs, y=[row.get(part, 0.0) for row in rows])

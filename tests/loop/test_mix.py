@@ -35,13 +35,15 @@ def train(data: str, run: str, stop: int | None = None, resume: bool = False) ->
 
     def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
+            trainer.parts.saver.writer.wait()  # the dump, which is written while training goes on
             mine(data, run, options=MineOptions())
         if report.epoch >= 2:
             assert report.adoption.table_epoch == 2
             assert sorted(report.adoption.digests) == NAMES
 
     begin = Trainer.resume if resume else Trainer.start
-    return training.train(begin(data, run, Recipe.model_validate(RECIPE), training.silent), stop, on_epoch)
+    trainer = begin(data, run, Recipe.model_validate(RECIPE), training.silent)
+    return training.train(trainer, stop, on_epoch)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,6 @@ def step_on_meta(
     rows: where the head's rows are to be found in the end.
     """
     facts, group = DataSizes.of(data), ALONE
-    planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
 
     def build(device: torch.device) -> Model:
@@ -60,6 +59,7 @@ def step_on_meta(
         return Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
 
     model, host = build(META), build(torch.device("cpu"))
+    planner = open_planner(recipe, data, model.head, group, lambda line: None, META)
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
     stream = open_stream(recipe, tables, facts.labels, group, planner if model.head.has_rows else None)

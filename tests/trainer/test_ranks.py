@@ -4,7 +4,11 @@ Ranks are processes of their own, joined over gloo. Bit-equal encoders on all ra
 """
 
 import contextlib
+import itertools
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import trainer.refresh.dump
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
@@ -75,6 +80,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
     },
     "curriculum": {"negatives": {"curriculum": True}},
+    "in the foreground": {"checkpoint": {"background": False}},
     "in-trainer": {"refresh": {"source": "in-trainer", "index": "exact", "start": 1, "every_steps": 4}},
     "fresh": {"refresh": {"source": "in-trainer", "index": "fresh", "start": 1}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},
@@ -218,6 +224,60 @@ def test_several_ranks_train_the_model_of_one(
             if form != "few rows for the statistics":
                 for name, rows in dumped(several, epoch).items():
                     np.testing.assert_allclose(rows, dumped(single, epoch)[name], rtol=1e-2, atol=2e-3)
+
+
+def die_within_a_dump(group: Group, *arguments: Any) -> None:
+    """Train until rank 0 is killed while it writes the first dump, behind the next epoch."""
+    shards, write = itertools.count(), trainer.refresh.dump.write_shard
+
+    def write_or_die(*shard: Any) -> Any:
+        if group.first and next(shards) == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(*shard)
+
+    trainer.refresh.dump.write_shard = write_or_die
+    train(group, *arguments)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_killed_while_a_dump_is_written_goes_on_to_the_same_bits(
+    data: SmallData, with_tables: Path, tmp_path: Path, ranks: int
+) -> None:
+    straight, killed = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("straight", "killed"))
+    options = recipe(train={"epochs": 3})
+    expected = on(ranks, data.layout.root, straight, options)
+    on_ranks(ranks, die_within_a_dump, data.layout.root, killed, options, killed=range(ranks))
+    kept = latest_checkpoint(RunLayout(killed))
+    assert kept is not None
+    # No checkpoint of the epoch's end: a resume from it would never write the dump.
+    assert kept.state["progress"]["epoch"] == 0
+    assert any(record["epoch"] == 1 for record in untimed(killed) if record["kind"] == "train")
+    results = on(ranks, data.layout.root, killed, options, True)
+    for result, other in zip(results, expected, strict=True):
+        assert result["losses"] == other["losses"][-len(result["losses"]) :]
+        np.testing.assert_array_equal(result["vectors"], other["vectors"])
+    actual, reference = (latest_checkpoint(RunLayout(run)) for run in (killed, straight))
+    assert actual.table.shards == reference.table.shards
+    assert untimed(killed) == untimed(straight)
+    for name, rows in dumped(killed, 0).items():
+        np.testing.assert_array_equal(rows, dumped(straight, 0)[name])
+
+
+def test_labels_by_popularity_are_trained_by_ranks_of_equal_work(tmp_path: Path) -> None:
+    """The second rank holds more labels; the model, its dumps and its checkpoints are those of one."""
+    data = build_data(str(tmp_path / "data"), rows={"train": 150, "test": 40}, popular=True)
+    single, several = str(tmp_path / "one"), str(tmp_path / "several")
+    options = recipe(negatives={"pool": "own"}, train={"epochs": 2})
+    (expected,) = on(1, data.layout.root, single, options)
+    on(2, data.layout.root, several, options, False, 9)
+    results = on(2, data.layout.root, several, options, True)
+    held = [len(part["vectors"]) for part in results]
+    assert held[0] < data.labels // 2
+    assert held[1] <= 1.25 * data.labels / 2 + 1
+    assert_same_training(results, expected)
+    for name, value in saved(several).items():
+        torch.testing.assert_close(value, saved(single)[name], rtol=1e-2, atol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize(

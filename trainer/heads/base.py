@@ -1,7 +1,7 @@
 """Heads: from embeddings of queries and their candidates to a loss, its gradient on the queries, and an update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,15 @@ class HeadStep:
 class HeadContext:
     """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked.
 
-    `device`: where its parameters are, and what it is given.
+    `device`: where its parameters are, and what it is given. `bounds` [G + 1] of the labels of ranks that hold rows;
+    None: as many each.
     """
 
     build_encoder: Callable[[], Encoder]
     texts: Inputs | None = None
     group: Group = ALONE
     device: torch.device = CPU
+    bounds: Sequence[int] | None = None
 
 
 class Head(ABC):

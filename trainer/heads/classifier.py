@@ -1,5 +1,6 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,9 +39,11 @@ class Classifier(Head):
         loss: Loss = binary_cross_entropy,
         group: Group = ALONE,
         device: torch.device = CPU,
+        bounds: Sequence[int] | None = None,
     ) -> None:
         self.labels = labels
-        self.start, self.stop = label_range(labels, group.rank, group.ranks)
+        rank, ranks = group.rank, group.ranks
+        self.start, self.stop = bounds[rank : rank + 2] if bounds else label_range(labels, rank, ranks)
         self.bias = config.bias
         self._lr, self._loss, self._group = config.lr, loss, group
         self._normalize = config.normalize
@@ -57,8 +60,8 @@ class Classifier(Head):
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
         assert isinstance(recipe, ClassifierRecipe)
-        seed, loss = recipe.train.seed, build_loss(recipe.loss)
-        return cls(recipe.classifier, labels, encoder.dimension, seed, loss, context.group, context.device)
+        loss, place = build_loss(recipe.loss), (context.group, context.device, context.bounds)
+        return cls(recipe.classifier, labels, encoder.dimension, recipe.train.seed, loss, *place)
 
     @property
     def vectors(self) -> torch.Tensor:

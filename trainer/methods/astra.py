@@ -234,7 +234,8 @@ class OwnIndex(Refresh):
         """Open the index of a rank's labels, which finds `width` of them for each query."""
         from trainer.negatives.indexes import CopiedIndex, FreshIndex, IndexOptions
 
-        few = context.vectors.stop - context.vectors.start <= MOST_FRESH
+        labels = context.vectors.stop - context.vectors.start
+        few = max(context.group.gather_objects(labels)) <= MOST_FRESH  # alike on all ranks
         if self.index == FRESH or (self.index == "auto" and few):
             return FreshIndex(width, self.start, context)
         return CopiedIndex(IndexOptions(self.index, self.every_steps, self.rebuild_steps, width, self.start), context)

@@ -286,7 +286,7 @@ class Checkpoint(Options):
     every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
     keep: int = Field(2, ge=1, description="newest checkpoints that are kept, besides the best")
     background: bool = Field(
-        True, description="written while training goes on, from a copy of the encoder and of the rows that change"
+        True, description="written while training goes on, and dumps too, from copies of encoder and changing rows"
     )
 
 

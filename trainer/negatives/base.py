@@ -184,9 +184,9 @@ def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
     """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
     import numpy as np  # in functions: a recipe is checked without it
 
-    from search.candidates import merge, unpack
+    from search.candidates import best, merge, unpack
 
-    (keys,) = group.gather_arrays(keys)
+    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer labels
     labels, _ = unpack(merge(np.split(keys, group.ranks), width))
     return Sampled(labels, ranked=True)
 

@@ -27,10 +27,14 @@ from trainer.stream import Source
 
 @dataclass(frozen=True)
 class Interrupts:
-    """Early ends of a run, or of its wait for a table: a signal to `stop`; no miner is left to make one."""
+    """Early ends of a run, or of its wait for a table: a signal to `stop`; no miner is left to make one.
+
+    `check` raises an error of what is written in the background: a table of a dump that failed never comes.
+    """
 
     stop: threading.Event = field(default_factory=threading.Event)
     miner_ended: threading.Event = field(default_factory=threading.Event)
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def _decide(
         table = _describe_table(due, recipe)
         setting = "(refresh.wait_seconds)"
         for _ in waiting(table, say, options.wait_seconds, until=setting, stop=interrupts.stop):
+            interrupts.check()
             no_miner, newest = interrupts.miner_ended.is_set(), _newest(run, recipe, sources, epoch)
             if no_miner or not _is_stale(newest, epoch, options):
                 break

@@ -21,12 +21,13 @@ from schemas.owners.claim import Claim, Unclaimed
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
 from schemas.storage import join
 from trainer.device import CPU
-from trainer.group import ALONE, Group, label_range
+from trainer.group import ALONE, Group
 from trainer.stream import Source
 from trainer.stream.transfer import LateCopy
 
 VECTOR_ROWS = 1 << 20  # rows of a shard of vectors
 VECTOR_GROUP_ROWS = 1 << 14
+ReadVectors = Callable[[int, int], torch.Tensor]  # rows [start, stop) of a rank's vectors
 _BEHIND = 2  # steps whose embeddings are on their way from a GPU
 
 
@@ -73,18 +74,25 @@ class EmbeddingCollector:
         """Keep what is this rank's of x [B, D] of global row ids `rows` [B]."""
         self._arriving.append((rows, LateCopy(x)))
         # On a GPU the last steps are at work still: what they gave is fetched when others have come.
-        self._fetch(0 if x.device == CPU else _BEHIND)
+        self.fetch(0 if x.device == CPU else _BEHIND)
 
-    def _fetch(self, left: int) -> None:
+    def fetch(self, left: int = 0) -> None:
         """Keep what has arrived, all but the last `left` steps."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._fresh.append(self._take(rows, x.take()))
 
-    def save_part(self, step: int) -> None:
-        """Publish what came since the last part. `step` is the epoch's step that the checkpoint resumes at."""
-        self._fetch(0)
-        rows = np.concatenate([np.empty(0, np.int64), *self._fresh])
+    def take_fresh(self) -> np.ndarray:
+        """Return the row ids [n] that came since this was last asked; `save_part` takes them."""
+        self.fetch()
+        rows, self._fresh = np.concatenate([np.empty(0, np.int64), *self._fresh]), []
+        return rows
+
+    def save_part(self, step: int, rows: np.ndarray) -> None:
+        """Publish `rows` [n] as a part. `step` is the epoch's step that the checkpoint resumes at.
+
+        A row that is met again meanwhile is met again by a resumed run.
+        """
         if not len(rows):
             return
         vectors = matrix_array(self._vectors[rows - self._first], pa.float16())
@@ -92,7 +100,6 @@ class EmbeddingCollector:
         name = f"step-{step:08d}.rank-{self._group.rank:05d}.parquet"
         content = encode(part, len(rows)).to_pybytes()
         storage.write_sealed(join(self._run.parts(self.epoch), name), content, durable=True)
-        self._fresh = []
 
     def restore(self, step: int) -> None:
         """Read the parts saved up to the epoch's `step`. Raises TableError when one does not decode."""
@@ -105,17 +112,20 @@ class EmbeddingCollector:
             part = pq.read_table(pa.BufferReader(content))
             self._take(part.column("query_id").to_numpy(), matrix_column(part, "vector"))
 
-    def publish(self, vectors: torch.Tensor | None, labels: int, parameters: dict) -> None:
+    def publish(
+        self, vectors: torch.Tensor | None, labels: int, parameters: dict, read: ReadVectors | None = None
+    ) -> None:
         """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`.
 
-        Clusters are made of nothing but embeddings, which have the `parameters` then. Raises StorageError.
+        `read` returns rows of `vectors` as they are to be written, where they change meanwhile. Clusters are made of
+        nothing but embeddings, which have the `parameters` then. Raises StorageError.
         """
-        self._fetch(0)
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
             self._publish_source(number, {"epoch": self.epoch} if vectors is not None else parameters)
         if vectors is not None:
-            self._publish_vectors(vectors, labels, {**parameters, "sources": [source.name for source in self._sources]})
+            parameters["sources"] = [source.name for source in self._sources]
+            self._publish_vectors(vectors, read or (lambda low, high: vectors[low:high]), labels, parameters)
         if self._group.first:
             storage.remove(self._run.parts(self.epoch), recursive=True)
 
@@ -147,20 +157,20 @@ class EmbeddingCollector:
         url, schema = self._run.embeddings(self.epoch, source.name), arrow.embeddings(self._dimension)
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
-    def _publish_vectors(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
+    def _publish_vectors(self, vectors: torch.Tensor, read: ReadVectors, labels: int, parameters: dict) -> None:
         """Publish vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end."""
         group = self._group
-        ranges = [label_range(labels, rank, group.ranks) for rank in range(group.ranks)]
+        edges = [0, *itertools.accumulate(group.sizes(len(vectors)))]
         places = [
             (rank, low, min(low + VECTOR_ROWS, stop))
-            for rank, (start, stop) in enumerate(ranges)
+            for rank, (start, stop) in enumerate(itertools.pairwise(edges))
             for low in range(start, stop, VECTOR_ROWS)
         ]
-        first = ranges[group.rank][0]
+        first = edges[group.rank]
         narrow = vectors.dtype != torch.float32
         dtype = torch.float16 if narrow else torch.float32
         blocks = (
-            (index, start, vectors[start - first : stop - first].to("cpu", dtype).numpy())
+            (index, start, read(start - first, stop - first).to("cpu", dtype).numpy())
             for index, (rank, start, stop) in enumerate(places)
             if rank == group.rank
         )

@@ -7,6 +7,7 @@ from typing import Any
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim
+from trainer.checkpoints.background import BackgroundWriter, ReadRows
 from trainer.config import LEAD, Recipe
 from trainer.group import Group
 from trainer.model import Model
@@ -26,6 +27,7 @@ class Refresher:
     group: Group
     say: Callable[[str], None]
     claim: Claim
+    writer: BackgroundWriter
 
     def adopt(self, epoch: int, epochs: int, interrupts: Interrupts) -> tuple[Adoption, list[Source]]:
         """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it.
@@ -54,16 +56,26 @@ class Refresher:
                 self.claim.require()
                 storage.remove(self.run.parts(epoch), recursive=True)
             return None
-        collector = EmbeddingCollector(self.run, epoch, tables, columns, self.group, self.claim)
+        collector = EmbeddingCollector(self.run, epoch, tables, columns, self.writer.group, self.claim)
         if step:
             collector.restore(step)
         return collector
 
+    def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
+        """Begin to write what came to a dump up to the epoch's `step`. Raises StorageError of what was begun before."""
+        rows = dump.take_fresh()
+        self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
+
     def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
-        """Publish a dump with the vectors as they are at global `step`. Raises StorageError."""
-        facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": model.head.bias}
+        """Begin to write a dump with the vectors as they are at global `step`. Raises StorageError as `save_part`."""
+        head = model.head
+        dump.fetch()
+        facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
         facts |= self.recipe.table_facts
-        if self.recipe.clusters:
-            dump.publish(None, 0, facts)
-        else:
-            dump.publish(model.head.vectors, model.head.labels, facts)
+        rows, vectors = ({}, None) if self.recipe.clusters else (head.rows(), head.vectors)
+
+        def write(read: ReadRows) -> None:
+            vectors_then = (lambda low, high: read(low, high, "weight")["weight"]) if rows else None
+            dump.publish(vectors, head.labels, facts, vectors_then)
+
+        self.writer.begin(step, rows, write)

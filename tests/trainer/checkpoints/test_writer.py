@@ -1,10 +1,13 @@
 """Checkpoints by rank, in the background: they hold the moment they were asked for; any number of ranks reads them."""
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +18,104 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import trainer.checkpoints.background
 import trainer.checkpoints.checkpoint
 import trainer.checkpoints.writer
-from schemas.errors import ExtremisError
+from schemas import storage
+from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
+from trainer.checkpoints.background import BackgroundWriter, ReadRows, RowSnapshot
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
-from trainer.checkpoints.writer import CheckpointWriter, Contents, RowSnapshot
+from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.group import ALONE, Group, label_range
 
 LABELS, D, A_FILE = 21, 3, 4
 
 
-@given(st.data())
-def test_a_snapshot_reads_what_was_there_whatever_changed_since(data: st.DataObject) -> None:
-    tensors = {"weight": torch.randn(LABELS, 2), "square": torch.rand(LABELS)}
+@given(data=st.data(), readers=st.integers(1, 3), held=st.sampled_from([0, 100, 1 << 20]))
+def test_every_reader_of_a_snapshot_reads_what_was_there(data: st.DataObject, readers: int, held: int) -> None:
+    """Whatever changed since, whether it is kept in memory or in the scratch file, and whoever came to read."""
+    tensors = {"weight": torch.randn(LABELS, 2).bfloat16(), "square": torch.rand(LABELS)}
     before = {name: value.clone() for name, value in tensors.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.checkpoints.background, "_HELD_BYTES", held)
+        snapshot = RowSnapshot(tensors)
+        for read in [snapshot.reader() for _ in range(readers)]:
+            edges = [0, *sorted(data.draw(st.sets(st.integers(1, LABELS - 1)))), LABELS]
+            for start, stop in data.draw(st.permutations(list(itertools.pairwise(edges)))):
+                for _ in range(data.draw(st.integers(0, 3))):
+                    ids = np.asarray(data.draw(st.lists(st.integers(0, LABELS - 1), unique=True)), np.int64)
+                    snapshot.keep(ids)
+                    for value in tensors.values():
+                        value[torch.from_numpy(ids)] += 1
+                names = data.draw(st.sampled_from([("weight", "square"), ("weight",), ()]))
+                rows = read(start, stop, *names)
+                assert rows.keys() == set(names or tensors)
+                for name, value in rows.items():
+                    assert torch.equal(value, before[name][start:stop])
+        kept = len(snapshot._kept)
+        snapshot.keep(np.arange(LABELS))
+        assert len(snapshot._kept) == kept  # nothing more when all has been read
+
+
+def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.checkpoints.background, "_HELD_BYTES", 1 << 14)
+    tensors = {"weight": torch.randn(4000, 16)}
+    before, draw = tensors["weight"].clone(), np.random.default_rng(0)
     snapshot = RowSnapshot(tensors)
-    edges = [0, *sorted(data.draw(st.sets(st.integers(1, LABELS - 1)))), LABELS]
-    for start, stop in itertools.pairwise(edges):
-        for _ in range(data.draw(st.integers(0, 3))):
-            ids = np.asarray(data.draw(st.lists(st.integers(0, LABELS - 1), unique=True)), np.int64)
-            snapshot.keep(ids)
-            for value in tensors.values():
-                value[torch.from_numpy(ids)] += 1
-        read = snapshot.read(start, stop)
-        for name, value in read.items():
-            assert torch.equal(value, before[name][start:stop])
-    snapshot.keep(np.arange(LABELS))
-    assert not snapshot._kept  # nothing is held when all has been read, nor when it changes then
+    read = snapshot.reader()
+    for _ in range(60):
+        ids = draw.choice(4000, 200, replace=False)
+        snapshot.keep(ids)
+        tensors["weight"][torch.from_numpy(ids)] = 0
+        assert sum(len(ids) for ids, _ in snapshot._kept) <= 600
+    assert torch.equal(read(0, 4000)["weight"], before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(30, 4), (30,)])
+def test_rows_of_a_device_come_as_those_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    value, ids = torch.randn(shape).to(dtype), np.array([3, 4, 29])
+    here = trainer.checkpoints.background._copy_rows(value, ids)()
+    monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
+    there = trainer.checkpoints.background._copy_rows(value, ids)
+    value.fill_(0)
+    np.testing.assert_array_equal(there(), here)
+
+
+FULL_SCRATCH = """
+import resource, signal, numpy as np, torch
+from schemas.errors import StorageError
+from trainer.checkpoints import background
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+background._HELD_BYTES = 0
+weight = torch.ones(5000, 8)
+snapshot = background.RowSnapshot({"weight": weight})
+read = snapshot.reader()
+try:
+    for start in range(0, 5000, 100):
+        snapshot.keep(np.arange(start, start + 100))
+        weight[start : start + 100] = 0
+except StorageError as error:
+    print(error)
+print("whole", bool((read(0, 5000)["weight"] == 1).all()), bool((weight == 0).any()))
+"""
+
+
+def test_a_full_scratch_disk_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL_SCRATCH]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    assert f"{tmp_path}: " in done.stdout
+    assert "rows of labels that change while a dump or a checkpoint is written" in done.stdout
+    assert "Set TMPDIR to a folder with more room" in done.stdout
+    assert "whole True True" in done.stdout  # what is being written is still what it was
 
 
 @given(labels=st.integers(0, 300), ranks=st.integers(1, 9), row_bytes=st.sampled_from([4, 16, 20, 64, 65, 1000]))
@@ -173,6 +245,57 @@ def save_and_change(writer: CheckpointWriter) -> None:
     writer.save(contents(1, values()))
     while True:
         writer.before_change(np.arange(3))
+
+
+def test_jobs_of_a_step_run_in_order_and_a_failed_one_ends_those_after_it(tmp_path: Path) -> None:
+    run, rows, turn = RunLayout(str(tmp_path)), values(), threading.Event()
+    writer = CheckpointWriter(run)
+    seen: list[torch.Tensor] = []
+
+    def dump(read: ReadRows) -> None:
+        assert turn.wait(20)
+        seen.append(read(2, 9, "weight")["weight"])
+
+    saved = replace(contents(3, values()), rows=rows)
+    writer.begin(3, rows, dump)
+    writer.save(saved)
+    for value in rows.values():
+        writer.before_change(np.arange(LABELS))
+        value.fill_(-1)
+    assert latest_checkpoint(run) is None  # a resume from it would miss the dump for ever
+    turn.set()
+    writer.save(contents(4, values()))  # of another step: waits for all before
+    assert torch.equal(seen[0], values()["weight"][2:9])
+    assert torch.equal(Checkpoint.open(run.checkpoint(3)).vectors("square"), values()["square"])
+    writer.wait()
+
+    def fail(_: ReadRows) -> None:
+        assert turn.wait(20)
+        raise StorageError("no room")
+
+    turn.clear()
+    writer.begin(5, rows, fail)
+    writer.save(contents(5, values()))
+    turn.set()
+    with pytest.raises(StorageError, match="no room"):
+        writer.wait()
+    assert latest_checkpoint(run).state == {"step": 4}
+    writer.begin(6, rows, dump)
+    writer.wait()
+
+
+def test_an_error_is_raised_while_a_table_of_the_dump_is_waited_for() -> None:
+    writer = BackgroundWriter("dumps")
+    writer.begin(1, {}, lambda _: storage.read_bytes("/nowhere/at/all"))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        check_until_it_fails(writer)
+    writer.check()
+
+
+def check_until_it_fails(writer: BackgroundWriter) -> None:
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        writer.check()
 
 
 def save_on(group: Group, root: str, background: bool) -> None:

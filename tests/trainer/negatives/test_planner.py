@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.common.vectors import equal_ranges
 from schemas import PAD
 from tests.builders import batch_of
 from trainer.config import Negatives
-from trainer.group import Group, label_ranges
+from trainer.group import Group
 from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner
@@ -122,12 +123,12 @@ def test_ranks_plan_their_part_of_what_one_plans(
     options = InBatch() if pool == "batch" else Negatives(pool=pool, random=7, hard=hard)
     build = partial(Planner, options, LABELS, 3, positives=int(pool == "batch"))
     (expected,) = build().chunks(whole)
-    cuts, sent, made = label_ranges(len(whole), ranks), {}, set()
+    cuts, sent, made = equal_ranges(0, len(whole), ranks), {}, set()
     parts = [
         replace(batch_of(positives[low:high], negatives[low:high]), step=step, rows=np.arange(low, high))
         for low, high in cuts
     ]
-    planners = [build(parts=label_ranges(LABELS, ranks), rank=rank) for rank in range(ranks)]
+    planners = [build(parts=tuple(equal_ranges(0, LABELS, ranks)), rank=rank) for rank in range(ranks)]
     for _ in range(2):  # in the second round all have sent
         gathered = [
             planner.gather(part, Together(rank, ranks, sent), asked=rank == 1)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 
+from pipelines.common.vectors import equal_ranges
 from schemas import PAD
 from schemas.ragged import Ragged
 from tests.builders import batch_of
 from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
 from trainer.config import Negatives
-from trainer.group import label_ranges
 from trainer.negatives.base import Sampled
 from trainer.negatives.draws import RandomPool
 from trainer.negatives.planner import Planner
@@ -66,7 +66,9 @@ def pools(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]
             options["retired"] = numbers.random(labels) < 0.3
             options["retired"][draw(st.integers(0, labels - 1))] = False
     edges = sorted(draw(st.sets(st.integers(0, labels), max_size=5)) | {0, labels})
-    return options, draw(st.sampled_from([tuple(itertools.pairwise(edges)), label_ranges(labels, min(labels, 16))]))
+    return options, draw(
+        st.sampled_from([tuple(itertools.pairwise(edges)), tuple(equal_ranges(0, labels, min(labels, 16)))])
+    )
 
 
 def rows_of(drawn: Ragged, start: int = 0) -> list[list[int]]:

@@ -132,7 +132,7 @@ def test_a_crash_after_any_step_changes_no_byte_of_the_dump(epoch: Epoch, every:
         for step in range(crash):
             epoch.collect(collector, step, step + 1)
             if (step + 1) % every == 0:
-                collector.save_part(step + 1)
+                collector.save_part(step + 1, collector.take_fresh())
                 saved = step + 1
         resumed = epoch.collector(run)
         if saved:
@@ -148,14 +148,14 @@ def test_a_part_whose_checkpoint_was_never_finished_is_made_again(epoch: Epoch) 
     run = run_at("orphan")
     collector = epoch.collector(run)
     epoch.collect(collector, 0, 3)
-    collector.save_part(3)
+    collector.save_part(3, collector.take_fresh())
     for rows in epoch.batches[3:5]:  # a part that no checkpoint knows, with what must not be taken
         collector.add(rows, torch.full((len(rows), D), 9.0))
-    collector.save_part(5)
+    collector.save_part(5, collector.take_fresh())
     resumed = epoch.collector(run)
     resumed.restore(3)
     epoch.collect(resumed, 3, 4)
-    resumed.save_part(4)
+    resumed.save_part(4, resumed.take_fresh())
     epoch.collect(resumed, 4, len(epoch.batches))
     epoch.publish(resumed)
     assert epoch.dump(run) == expected
@@ -165,7 +165,7 @@ def test_a_damaged_part_is_named(epoch: Epoch) -> None:
     run = run_at("damaged")
     collector = epoch.collector(run)
     epoch.collect(collector, 0, 3)
-    collector.save_part(3)
+    collector.save_part(3, collector.take_fresh())
     place = join(run.parts(EPOCH), "step-00000003.rank-00000.parquet")
     content = storage.read_bytes(place)
     flipped = bytearray(content)

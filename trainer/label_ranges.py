@@ -1,0 +1,84 @@
+"""Ranges of labels of ranks: contiguous, and of equal work where popular labels come first.
+
+A label's work in a step is its share of the positives, and of hard negatives, which go about by frequency too, and of
+the random ones, which mostly do not.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from schemas.layout import DataLayout
+from schemas.table import Table
+from trainer.config import ClassifierRecipe, Recipe
+
+MOST_LABELS = 1.25  # labels of a rank, over L/G: its memory
+_EVEN = 1.05  # the most work of a rank over the mean, up to which ranges stay equal in labels
+_STRIDE = 18  # log2 of the places, beside those of frequent labels, where work is known; between them it is even
+_FREQUENT = 14  # log2 of the share of the points that makes a label frequent
+
+
+def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
+    """Return bounds [G + 1] of ranges of about equal work; None: of an equal number of labels.
+
+    Memory does not grow with L. Raises TableError.
+    """
+    labels = Table.open(data.labels, "labels")
+    points = labels.parameters.get("training_points")
+    if ranks == 1 or not points or not isinstance(recipe, ClassifierRecipe) or recipe.negatives.all_labels:
+        return None
+    groups = (group.column("frequency").to_numpy() for group in labels.batches(["frequency"]))
+    ends, sums = cumulated(groups, labels.rows)
+    negatives, batch, positives = recipe.negatives, recipe.order.batch, sums[-1] / points
+    drawn = negatives.pool_size(batch, positives, labels.rows) or negatives.draws(batch) / batch
+    popular = positives + negatives.most_hard + negatives.by_frequency * drawn
+    uniform = max((1 - negatives.by_frequency) * drawn, 1e-3 * popular)  # no label is without work
+    return balanced_bounds(ends, popular * sums / max(1, sums[-1]) + uniform * ends / max(1, labels.rows), ranks)
+
+
+def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return label ends [K] ascending, 0 and L among them, and the frequencies [K] of all labels before each.
+
+    `groups` are frequencies [n] in order. Ends are at equal distances, and on both sides of frequent labels.
+    """
+    stride, first, total = max(1, labels >> _STRIDE), 0, 0
+    ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    for group in groups:
+        if not len(group):
+            continue
+        within = total + np.cumsum(group, dtype=np.int64)
+        steps = np.flatnonzero(np.diff(within // max(1, within[-1] >> _FREQUENT)))
+        chosen = np.unique(np.concatenate([[0, len(group) - 1], steps, steps + 1, np.arange(0, len(group), stride)]))
+        ends.append(first + chosen + 1)
+        sums.append(within[chosen])
+        first, total = first + len(group), int(within[-1])
+    return np.concatenate(ends), np.concatenate(sums)
+
+
+def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
+    """Return bounds [G + 1] of the ranges whose greatest work is least, of MOST_LABELS L/G labels at most.
+
+    `work` [K] is that of all labels before each of `ends` [K], and grows. None where there are fewer labels than ranks,
+    and where ranges of equally many labels do about as well.
+    """
+    labels = int(ends[-1])
+    most_labels = -(-int(MOST_LABELS * labels) // ranks)
+    equal = np.interp(np.arange(ranks + 1) * labels // ranks, ends, work)
+    mean = work[-1] / ranks
+    if labels < ranks or np.diff(equal).max() <= _EVEN * mean:
+        return None
+
+    def cut(most: float) -> list[int]:
+        """Cut ranges of work `most` from the first label on; the last may end before L."""
+        bounds = [0]
+        for left in range(ranks - 1, -1, -1):
+            low = bounds[-1]
+            reached = int(np.interp(np.interp(low, ends, work) + most, work, ends) + 1e-6)
+            bounds.append(min(max(reached, low + 1), low + most_labels, labels - left))
+        return bounds
+
+    low, high = mean, float(work[-1])
+    while high - low > 1e-4 * mean:
+        middle = (low + high) / 2
+        low, high = (low, middle) if cut(middle)[-1] == labels else (middle, high)
+    return cut(high)
