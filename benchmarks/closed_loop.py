@@ -14,6 +14,7 @@ the system takes back when it needs them, apart. Every training query has a row 
 import argparse
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -110,7 +111,7 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 def recipe(options: Options) -> str:
-    """Write the recipe: ASTRA with own pools, one table, and no checkpoint but where the run is stopped, and its end."""
+    """Write the recipe: ASTRA with own pools, one table, and checkpoints where the run is stopped and at its end alone."""
     return f"""
 method = "astra"
 
@@ -168,13 +169,14 @@ class Stages:
         started: "Callable[[subprocess.Popen[str]], None] | None" = None,
     ) -> Measured:
         """Run a command to its end; exit where it ends with another status than `status`."""
-        before = folder_bytes(self.folder)
+        before, processor = folder_bytes(self.folder), _processor_seconds()
         with FolderWatch(self.folder) as watch:
             done = measure(command, started=started)
         if done.status != status:
             sys.exit(f"{' '.join(command)}: status {done.status}, expected {status}")
         figures = {
             "seconds": round(done.seconds, 1),
+            "processor seconds": round(_processor_seconds() - processor, 1),
             "peak GiB": _gib(done.peak_bytes),
             "peak GiB without pages of files": _gib(max((sample[2] for sample in done.samples), default=0)),
             "GiB written that stay": _gib(folder_bytes(self.folder) - before),
@@ -368,6 +370,12 @@ def _report(
             "steps, mined over random": 1.0,
         },
     )
+
+
+def _processor_seconds() -> float:
+    """Return the processor seconds of all processes that ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _ends(pair: tuple[float, float]) -> list[float]:

@@ -1,9 +1,9 @@
 """Queries of clustered labels with a known truth, written as a stream: the same bytes for the same sizes.
 
-A cluster has FACETS facets of EACH labels. A query is about one facet of one cluster: the labels of the facet are right,
-the other labels of the cluster are its wrong neighbours. Its text has words of the cluster, words of the facet and words
-that mean nothing; HIDDEN of the queries have no word of their facet, so that nothing in them tells a facet of the
-cluster from another. Words are numbers of sparse features, which is the form that is read fastest.
+A cluster has FACETS facets of EACH labels. A query is about one facet of one cluster: the labels of the facet are
+right, the other labels of the cluster are its wrong neighbours. Its text has words of the cluster, words of the facet
+and words that mean nothing. HIDDEN of the queries have no word of their facet, so that nothing in them tells it from
+the other facets of the cluster. Words are numbers of sparse features, which is the form that is read fastest.
 
 Training queries cover as many clusters as give each covered label POINTS points on average. All other labels are never
 right, and are candidates all the same. Numbers are those of Philox, keyed by the split and the block of rows.
