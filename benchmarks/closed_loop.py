@@ -13,6 +13,7 @@ the system takes back when it needs them, apart. Every training query has a row 
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from benchmarks.common.report import report
 from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column, matrix_column
+from schemas.sizes import parse_bytes
 from schemas.table import Table
 from trainer.checkpoints.stopping import StoppedError
 from trainer.evaluation.metrics import Contributions, bootstrap
@@ -47,6 +49,14 @@ LABELS, QUERIES = 100_000_000, 10_000_000
 QUICK_LABELS, QUICK_QUERIES = 100_000, 40_000
 LIMIT_GIB = 24
 KS = (1, 5)
+BATCH, STEPS = 512, 300  # the queries of a step, and the fewest steps of an epoch
+# Seconds of two cores: a process until it works; a million queries or labels; a GiB of vectors.
+START, WRITE, SHARD_LABELS, SHARD_QUERIES = 5, 1.3, 2.0, 8
+EPOCH, EPOCH_FAR = 50, 20  # a million queries, and what they take longer where labels lie far apart in memory
+DUMP, SAVE, LOAD = 18, 7, 12
+# A million vectors, and a million queries against them, of which each takes more in a larger block; bytes of a column.
+INDEX, SEARCH, BLOCK_BYTES = 3, 350, 6
+SCORE, EVALUATE = 1.5, 8  # a thousand queries against a million labels
 WAIT_SECONDS = 10  # of the trainer for a table, within which it is stopped
 ALL_ROWS_OF = 8  # row groups of the table that are looked through for wrong neighbours
 MINED, RANDOM = "mined", "random"
@@ -66,6 +76,8 @@ class Options:
     hard: int
     random: int
     memory: str
+    recall: float
+    batch: int
     storage: str
     keep: bool = False
     set: Sequence[str] = ()
@@ -78,13 +90,17 @@ def main() -> None:
     parser.add_argument("--queries", type=float, help="of training, all of which are mined for")
     parser.add_argument("--budget", type=float, help="minutes: as many of the queries as fit by what stages took")
     parser.add_argument("--test", type=int, default=2000, help="test queries")
-    parser.add_argument("--scored", type=int, default=256, help="test queries that extremis evaluate scores too")
+    parser.add_argument(
+        "--scored", type=int, default=256, help="test queries that extremis evaluate scores too; 0: none"
+    )
     parser.add_argument("--dimension", type=int, default=32)
     parser.add_argument("--start", type=int, default=3, help="first epoch with the table")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--hard", type=int, default=40, help="mined negatives of a query")
     parser.add_argument("--random", type=int, default=160, help="random negatives of a query beside them")
-    parser.add_argument("--memory", default="4GiB", help="what mining may use")
+    parser.add_argument("--batch", type=int, help=f"queries a step; default: {BATCH}, or less for few queries")
+    parser.add_argument("--memory", default="4GiB", help="what mining may use: larger blocks take less time in all")
+    parser.add_argument("--recall", type=float, default=0.9, help="what mining tunes its index to")
     parser.add_argument("--storage", default="memory", help="classifier.storage")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe, as extremis train takes it")
     parser.add_argument("--folder", help="where everything is written; default: a temporary folder, removed at the end")
@@ -106,12 +122,14 @@ def main() -> None:
 def _options(given: argparse.Namespace) -> Options:
     labels = int(given.labels or (QUICK_LABELS if given.quick else LABELS))
     queries = int(given.queries or (QUICK_QUERIES if given.quick else QUERIES))
-    names = ("test", "scored", "dimension", "start", "epochs", "hard", "random", "memory", "storage", "keep", "set")
-    return Options(labels, queries, **{name: getattr(given, name) for name in names})
+    names = {each.name for each in fields(Options)} - {"labels", "queries", "batch"}
+    batch = given.batch or min(BATCH, 1 << max(5, (queries // STEPS).bit_length() - 1))
+    options = Options(labels, queries, batch=batch, **{name: getattr(given, name) for name in names})
+    return options if given.budget is None else replace(options, queries=fitting(options, given.budget))
 
 
 def recipe(options: Options) -> str:
-    """Write the recipe: ASTRA with own pools, one table, and checkpoints where the run is stopped and at its end alone."""
+    """Return the recipe: ASTRA with own pools, one table, and checkpoints only where the run is stopped or ends."""
     return f"""
 method = "astra"
 
@@ -130,6 +148,9 @@ storage = "{options.storage}"
 lr = 0.5
 bias = true
 initial_bias = "prior"
+
+[order]
+batch = {options.batch}
 
 [negatives]
 pool = "own"
@@ -152,6 +173,38 @@ keep = 1
 [logging]
 tensorboard = false
 """
+
+
+def estimate(options: Options) -> dict[str, float]:
+    """Estimate the seconds of each stage on two cores with nothing else to do, from what they took at 1M labels."""
+    labels, queries = options.labels / 1e6, options.queries / 1e6
+    gib = options.labels * (options.dimension + 1) * 2 / 2**30
+    block = min(options.labels, parse_bytes(options.memory) / (options.dimension + 1) / BLOCK_BYTES) / 1e6
+    epoch = queries * (EPOCH + EPOCH_FAR * min(1.0, labels / 100))
+    # Of a block of n vectors a query probes about the root of n.
+    search = queries * SEARCH * math.ceil(labels / block) * block**0.5
+    again = options.epochs - options.start
+    return {
+        "write": WRITE * queries,
+        "shard": SHARD_LABELS * labels + SHARD_QUERIES * queries,
+        "train until the table is due, dump": START + options.start * epoch + (DUMP + SAVE) * gib,
+        "mine": START + INDEX * labels * block**0.5 + search,
+        "go on, both": 2 * (START + WAIT_SECONDS * again / 2 + again * epoch + (LOAD + SAVE) * gib),
+        "score, both": 2 * (START + LOAD * gib + SCORE * options.test * labels / 1e3),
+        "evaluate, both": 2 * (START + LOAD * gib + EVALUATE * options.scored * labels / 1e3) if options.scored else 0,
+    }
+
+
+def fitting(options: Options, minutes: float) -> int:
+    """Return how many of the queries fit into so many minutes. Raises SystemExit where none do."""
+    low, high = 0, options.queries
+    while high - low > max(1, high // 100):
+        middle = (low + high + 1) // 2
+        fits = sum(estimate(replace(options, queries=middle)).values()) <= 60 * minutes
+        low, high = (middle, high) if fits else (low, middle)
+    if low < options.batch:
+        sys.exit(f"--budget {minutes:g}: {options.labels:,} labels alone take longer; give more, or fewer --labels")
+    return low
 
 
 @dataclass
@@ -210,7 +263,7 @@ def run(folder: Path, options: Options) -> None:
     stages.run("train until the table is due, dump", first, StoppedError.exit_status, stop)
     checkpoint, dump = (folder_bytes(Path(runs[MINED]) / name) for name in ("checkpoints", "dumps"))
     copy_run(Path(runs[MINED]), Path(runs[RANDOM]))
-    stages.run("mine", [*extremis, "mine", data, runs[MINED], "--memory", options.memory, "--json"])
+    stages.run("mine", [*extremis, "mine", data, runs[MINED], *_mining(options), "--json"])
     table = Table.open(RunLayout(runs[MINED]).negatives(options.start, "queries"), "negatives")
     mined = describe_table(data, table, world, options)
     shutil.rmtree(RunLayout(runs[MINED]).dumps)
@@ -220,6 +273,10 @@ def run(folder: Path, options: Options) -> None:
         arms[name] = {**training(place, options.start), **evaluated(stages, name, data, place, options, extremis)}
         shutil.rmtree(RunLayout(place).checkpoints)
     _report(stages, world, options, arms, mined, {"checkpoint": checkpoint, "dump": dump}, began)
+
+
+def _mining(options: Options) -> list[str]:
+    return ["--memory", options.memory, "--target-recall", str(options.recall)]
 
 
 def prepare(stages: Stages, world: World, options: Options, shard: list[str]) -> None:
@@ -294,13 +351,16 @@ def evaluated(
     stages.run(f"score, {name}", score)
     with np.load(top) as file:
         ids, right = file["ids"], file["right"]
+    hits = (ids[:, :, None] == right[:, None, :]).any(2)
+    result = {"ids": ids, "hits": hits, "right": right}
+    if not options.scored:
+        return result
     command = [*extremis, "evaluate", data, place, "--split", "test", "--limit", str(options.scored), "--json"]
     said = json.loads(stages.run(f"evaluate {options.scored}, {name}", command).output.splitlines()[-1])["metrics"]
-    hits = (ids[:, :, None] == right[:, None, :]).any(2)
     own = {f"P@{k}": 100 * float(hits[: options.scored, :k].mean()) for k in KS}
     if any(abs(said[metric] - value) > 0.05 * 100 / options.scored + 1e-6 for metric, value in own.items()):
         sys.exit(f"{name}: extremis evaluate says {said}, all labels scored here say {own}")
-    return {"ids": ids, "hits": hits, "right": right}
+    return result
 
 
 def _score(data: str, place: str, out: str) -> None:
@@ -360,6 +420,7 @@ def _report(
             "mined": mined,
             **{f"{name} GiB": _gib(size) for name, size in sizes.items()},
             "stages": stages.taken,
+            "estimated seconds": {name: round(seconds) for name, seconds in estimate(options).items()},
             "minutes": round((time.perf_counter() - began) / 60, 1),
         },
         ratios,

@@ -19,7 +19,7 @@ import numpy as np
 
 FACETS, EACH = 16, 5
 CLUSTER = FACETS * EACH  # labels
-POINTS = 8
+POINTS = 16
 HIDDEN = 0.1
 # The words that a cluster, or a facet, has; how many of these a query has; and how many there are of all clusters.
 CLUSTER_POOL, CLUSTER_WORDS, CLUSTER_VOCABULARY = 8, 5, 20_000
