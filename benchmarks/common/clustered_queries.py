@@ -157,10 +157,11 @@ def _some(draw: np.random.Generator, pool: int, count: int) -> np.ndarray:
 def _hashed(key: int, *numbers: np.ndarray) -> np.ndarray:
     """Return a hash of the numbers, int64 of 31 bits (the finalizer of SplitMix64)."""
     with np.errstate(over="ignore"):
-        value = np.uint64(key)
+        value: np.ndarray = np.array(key, np.uint64)
         for number in numbers:
             value = (value + number.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0xD1B54A32D192ED03)
             value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             value = value ^ (value >> np.uint64(31))
-    return (value >> np.uint64(33)).astype(np.int64)
+    hashed: np.ndarray = (value >> np.uint64(33)).astype(np.int64)
+    return hashed
