@@ -129,7 +129,10 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 def recipe(options: Options) -> str:
-    """Return the recipe: ASTRA with own pools, one table, and checkpoints only where the run is stopped or ends."""
+    """Return the recipe: ASTRA with own pools, one table, and checkpoints only where the run is stopped or ends.
+
+    Random negatives count 1, not L / k_r: at 100M labels one of them would count as much as 600,000 positives.
+    """
     return f"""
 method = "astra"
 
@@ -147,7 +150,7 @@ dtype = "bfloat16"
 storage = "{options.storage}"
 lr = 0.5
 bias = true
-initial_bias = "prior"
+initial_bias = -5
 
 [order]
 batch = {options.batch}
@@ -156,6 +159,7 @@ batch = {options.batch}
 pool = "own"
 hard = {options.hard}
 random = {options.random}
+reweight = false
 
 [refresh]
 start = {options.start}
