@@ -47,16 +47,17 @@ from trainer.tracking import read_metrics
 
 LABELS, QUERIES = 100_000_000, 10_000_000
 QUICK_LABELS, QUICK_QUERIES = 100_000, 40_000
+BUDGET = 45  # minutes, where neither --queries nor --quick is given
 LIMIT_GIB = 24
 KS = (1, 5)
 BATCH, STEPS = 512, 300  # the queries of a step, and the fewest steps of an epoch
 # Seconds of two cores: a process until it works; a million queries or labels; a GiB of vectors.
-START, WRITE, SHARD_LABELS, SHARD_QUERIES = 5, 1.3, 2.0, 8
-EPOCH, EPOCH_FAR = 50, 20  # a million queries, and what they take longer where labels lie far apart in memory
-DUMP, SAVE, LOAD = 18, 7, 12
+START, WRITE, SHARD_LABELS, SHARD_QUERIES = 7, 1.3, 2.0, 8
+EPOCH, EPOCH_FAR = 35, 20  # a million queries, and what they take longer where labels lie far apart in memory
+DUMP, SAVE, LOAD = 18, 6, 12
 # A million vectors, and a million queries against them, of which each takes more in a larger block; bytes of a column.
 INDEX, SEARCH, BLOCK_BYTES = 3, 350, 6
-SCORE, EVALUATE = 1.5, 8  # a thousand queries against a million labels
+SCORE, EVALUATE = 2.7, 4  # a thousand queries against a million labels
 WAIT_SECONDS = 10  # of the trainer for a table, within which it is stopped
 ALL_ROWS_OF = 8  # row groups of the table that are looked through for wrong neighbours
 MINED, RANDOM = "mined", "random"
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_LABELS:,} labels, {QUICK_QUERIES:,} queries")
     parser.add_argument("--labels", type=float)
     parser.add_argument("--queries", type=float, help="of training, all of which are mined for")
-    parser.add_argument("--budget", type=float, help="minutes: as many of the queries as fit by what stages took")
+    parser.add_argument("--budget", type=float, help=f"minutes: fewer queries, if need be; default: {BUDGET}")
     parser.add_argument("--test", type=int, default=2000, help="test queries")
     parser.add_argument(
         "--scored", type=int, default=256, help="test queries that extremis evaluate scores too; 0: none"
@@ -125,7 +126,8 @@ def _options(given: argparse.Namespace) -> Options:
     names = {each.name for each in fields(Options)} - {"labels", "queries", "batch"}
     batch = given.batch or min(BATCH, 1 << max(5, (queries // STEPS).bit_length() - 1))
     options = Options(labels, queries, batch=batch, **{name: getattr(given, name) for name in names})
-    return options if given.budget is None else replace(options, queries=fitting(options, given.budget))
+    budget = given.budget or (None if given.quick or given.queries else BUDGET)
+    return options if budget is None else replace(options, queries=fitting(options, budget))
 
 
 def recipe(options: Options) -> str:
