@@ -52,11 +52,11 @@ LIMIT_GIB = 24
 KS = (1, 5)
 BATCH, STEPS = 512, 300  # the queries of a step, and the fewest steps of an epoch
 # Seconds of two cores: a process until it works; a million queries or labels; a GiB of vectors.
-START, WRITE, SHARD_LABELS, SHARD_QUERIES = 7, 1.3, 2.0, 8
+START, WRITE, SHARD_LABELS, SHARD_QUERIES = 7, 1.3, 1.5, 8
 EPOCH, EPOCH_FAR = 35, 20  # a million queries, and what they take longer where labels lie far apart in memory
 DUMP, SAVE, LOAD = 18, 6, 12
 # A million vectors, and a million queries against them, of which each takes more in a larger block; bytes of a column.
-INDEX, SEARCH, BLOCK_BYTES = 3, 350, 6
+INDEX, SEARCH, BLOCK_BYTES = 2, 100, 6
 SCORE, EVALUATE = 2.7, 4  # a thousand queries against a million labels
 WAIT_SECONDS = 10  # of the trainer for a table, within which it is stopped
 ALL_ROWS_OF = 8  # row groups of the table that are looked through for wrong neighbours
@@ -96,7 +96,7 @@ def main() -> None:
     )
     parser.add_argument("--dimension", type=int, default=32)
     parser.add_argument("--start", type=int, default=3, help="first epoch with the table")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hard", type=int, default=40, help="mined negatives of a query")
     parser.add_argument("--random", type=int, default=160, help="random negatives of a query beside them")
     parser.add_argument("--batch", type=int, help=f"queries a step; default: {BATCH}, or less for few queries")
