@@ -203,9 +203,9 @@ def estimate(options: Options) -> dict[str, float]:
 
 def fitting(options: Options, minutes: float) -> int:
     """Return how many of the queries fit into so many minutes. Raises SystemExit where none do."""
-    low, high = 0, options.queries
-    while high - low > max(1, high // 100):
-        middle = (low + high + 1) // 2
+    low, high = 0, options.queries + 1
+    while high - low > 1:
+        middle = (low + high) // 2
         fits = sum(estimate(replace(options, queries=middle)).values()) <= 60 * minutes
         low, high = (middle, high) if fits else (low, middle)
     if low < options.batch:
