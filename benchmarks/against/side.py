@@ -111,28 +111,22 @@ def _plan_of_first_rank(labels: int, ranks: int) -> Callable[[None], Any]:
 
 
 def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
-    group, parts = (
-        _of("trainer.group:Group"),
-        tuple((labels * r // ranks, labels * (r + 1) // ranks) for r in range(ranks)),
-    )
+    class First(_of("trainer.group:Group")):  # type: ignore[misc]
+        """Rank 0, to which the messages `arrived` came."""
 
-    class First(group):  # type: ignore[misc, valid-type]
-        """Rank 0, to which messages from the others have come."""
-
-        def __init__(self) -> None:
-            self.ranks, self.arrived = ranks, []
+        def __init__(self, arrived: list[Any]) -> None:
+            self.ranks, self.arrived, self.sent = ranks, arrived, None
 
         def exchange(self, messages: Any) -> Any:
+            self.sent = messages[0]
             return self.arrived or [messages[0]] * ranks
 
-    first, others = First(), First()
-    plan = _planner(labels, "own", RANDOM, HARD, parts=parts)
-    batches = [_labelled(labels, B, number) for number in range(ranks)]
-    sent: list[Any] = []
-    others.exchange = lambda messages: sent.append(messages[0]) or [messages[0]] * ranks  # type: ignore[method-assign]
-    for batch in batches:
-        plan.gather(batch, others)
-    first.arrived = sent
+    parts = tuple((labels * rank // ranks, labels * (rank + 1) // ranks) for rank in range(ranks))
+    plan, batches = _planner(labels, "own", RANDOM, HARD, parts=parts), [_labelled(labels, B, r) for r in range(ranks)]
+    others = [First([]) for _ in batches]
+    for batch, other in zip(batches, others, strict=True):
+        plan.gather(batch, other)
+    first = First([other.sent for other in others])
     return lambda _: plan(plan.gather(batches[0], first)[0])
 
 
