@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import trainer.epoch
 import trainer.refresh.dump
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
@@ -227,16 +228,23 @@ def test_several_ranks_train_the_model_of_one(
 
 
 def die_within_a_dump(group: Group, *arguments: Any) -> None:
-    """Train until rank 0 is killed while it writes the first dump, behind the next epoch."""
+    """Train until rank 0 is killed while it writes the first dump, in the second step of the next epoch."""
     shards, write = itertools.count(), trainer.refresh.dump.write_shard
+    steps, step, is_second = itertools.count(1), trainer.epoch.take_step, threading.Event()
 
     def write_or_die(*shard: Any) -> Any:
         if group.first and next(shards) == 1:
-            time.sleep(0.5)
+            assert is_second.wait(120)
             os.kill(os.getpid(), signal.SIGKILL)
         return write(*shard)
 
+    def count_step(*facts: Any) -> Any:
+        if next(steps) == 14:
+            is_second.set()
+        return step(*facts)
+
     trainer.refresh.dump.write_shard = write_or_die
+    trainer.epoch.take_step = count_step
     train(group, *arguments)
 
 
