@@ -1,8 +1,10 @@
 """`extremis mine`: hard-negative tables from a training run's own embeddings and classifier vectors.
 
-    blocks of labels ─▶ search every query shard ─▶ group by shard ─▶ merge and write ─▶ sum up ─▶ publish
+    groups of blocks ─▶ search the pass' query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines each dump as the trainer completes it.
+Candidates of one pass at a time lie in storage. Shards that are finished stay there until the tables are published, and
+a mining that was cut off goes on from them. ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch`
+mines each dump as the trainer completes it.
 """
 
 import contextlib
@@ -11,26 +13,25 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.vectors import Source
 from pipelines.mining import steps
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.plan import MinePlan, make_plan
+from pipelines.mining.plan import MinePlan, Place, make_plan
+from pipelines.mining.records import list_finished, summarize, take_over
 from pipelines.options import MineOptions
-from pipelines.runners.runner import Runner, choose_runner, for_workers
+from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import SPENT
-from schemas.manifest import Manifest, Shard, columns_of, manifest_url
+from schemas.manifest import Manifest, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_by_parents
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
@@ -60,22 +61,24 @@ def mine(
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
-    index_url = options.keep_index
-    plan.require_room(finished)
+    index_url, here = options.keep_index, is_local(beam_options)
+    _require_room(plan.only(plan.missing(finished)), here)
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
+    if index_url is not None:
+        require_room(index_url, {"indexes": plan.index_bytes(flat=True)}, "Give another --keep-index.")
     if len(finished) == len(plan.sources) and index_url is None:
         clean_up(inputs.root, "mined")
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
     with contextlib.ExitStack() as held:
         runner = held.enter_context(choose_runner(beam_options))
-        build = held.enter_context(building(inputs.root, "mined", say))
+        build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
         finished = plan.finished_tables(run)  # the last owner may have made some
-        missing = tuple(source for source in inputs.sources if source.name not in finished)
+        missing = plan.missing(finished)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if missing or index is not None:
-            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, runner, say)
+            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, runner, here, say)
         return finished
 
 
@@ -107,61 +110,90 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-def _make(plan: MinePlan, build: Build, index: Build | None, runner: Runner, say: Progress) -> dict[str, Manifest]:
+def _make(
+    plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
+) -> dict[str, Manifest]:
     """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
+    take_over(plan)
     reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
-    watch.expect(_steps(plan))
-    runner.run(_flow(replace(plan, meter=watch.meter), index.url if index is not None else None), watch)
+    plan = replace(plan, meter=watch.meter, index_url=index.url if index is not None else None)
+    _run_passes(plan, runner, watch, here, say)
     if index is not None:
         index.publish(describe_index(plan))
-    summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
     # `queries` last: a reader that sees its table sees the others, too.
-    ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
-    made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
-    for source in ordered:
-        Build(inputs.table(source), inputs.written(source), build.claim).publish(made[source.name])
+    ordered = sorted(enumerate(plan.sources), key=lambda numbered: numbered[1].name == "queries")
+    made, profiles = dict[str, Manifest](), dict[str, dict[str, object]]()
+    for number, source in ordered:
+        made[source.name], profiles[source.name] = _describe(plan, number)
+    for _, source in ordered:
+        Build(inputs.table(source), plan.written(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
-    profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
         storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
-    peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
+    peak = max((int(str(profile["peak_bytes"])) for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
     say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
     return made
 
 
-def _steps(plan: MinePlan) -> dict[str, int | None]:
+def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: Progress) -> None:
+    """Finish all shards that are not finished, pass by pass; candidates are removed after each."""
+    left = _require_room(plan, here)
+    if done := len(plan.places) - len(left):
+        say(f"{plan.inputs.name}: going on from {done:,} of {len(plan.places):,} shards, which are finished")
+    passes = plan.passes(left) or ([[]] if plan.index_url else [])
+    expected = _steps(plan, passes)
+    for number, places in enumerate(passes):
+        if number:
+            say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
+            _require_room(plan, here)
+        watch.expect(expected)
+        keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
+        runner.run(_flow(plan, places, keep), watch)
+        storage.remove(plan.candidates_url, recursive=True)
+
+
+def _require_room(plan: MinePlan, here: bool) -> list[Place]:
+    """Return the shards that are not finished, for which there is room. Raises RoomError."""
+    finished, indexed = list_finished(plan)
+    left = [place for place in plan.places if place not in finished]
+    plan.require_room(left, indexed, here)
+    return left
+
+
+def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
     """Name the steps, with their rows: vectors, queries by block, queries."""
-    rows = sum(source.queries.rows for source in plan.sources)
-    sizes = [stop - start for start, stop in plan.bounds]
-    indexed = sum(sizes[block] for block, _, _ in plan.tasks())
-    return {steps.INDEX: indexed, steps.SEARCH: rows * len(sizes), steps.MERGE: rows}
+    rows = plan.rows(place for places in passes for place in places)
+    groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
+    indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))
+    return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
 
 
-def _flow(plan: MinePlan, index_url: str | None) -> Flow:
+def _flow(plan: MinePlan, places: Sequence[Place], keep: bool) -> Flow:
+    """Search the shards of one pass, and merge them where there are several groups; `keep`: their indexes, too."""
     flow = Flow()
-    tasks = flow.create("Blocks", plan.tasks(keep=index_url is not None))
-    candidates = tasks.flat_map("Search blocks", steps.search_block, plan, index_url).group("Group by shard")
-    merged = candidates.map("Merge shards", steps.merge_shard, plan).group("Group by table")
-    merged.map("Sum up", steps.write_summary, plan)
+    candidates = flow.create("Groups", plan.tasks(places, keep)).flat_map("Search groups", steps.search_group, plan)
+    if not plan.sole:
+        candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
     return flow
 
 
-def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:
-    shards = tuple(Shard(**entry) for entry in summary["shards"])
-    return Manifest(
+def _describe(plan: MinePlan, number: int) -> tuple[Manifest, dict[str, object]]:
+    """Describe the table of a source, and the work that it took, by the records of its shards."""
+    source, summary = plan.sources[number], summarize(plan, number)
+    manifest = Manifest(
         kind="negatives",
         columns=columns_of(plan.schema),
-        shards=shards,
-        rows=sum(shard.rows for shard in shards),
+        shards=summary["shards"],
+        rows=sum(shard.rows for shard in summary["shards"]),
         row_group_rows=source.queries.manifest.row_group_rows,
         id_range=source.queries.manifest.id_range,
         parents=plan.inputs.parents(source),
@@ -169,3 +201,4 @@ def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manife
         counters=summary["counters"],
         quality=summary["quality"],
     )
+    return manifest, summary["profile"]

@@ -3,14 +3,12 @@
 A position p in the file of block b is label start_b + p; the manifest's parameter `blocks` holds [start_b, stop_b).
 """
 
-import json
-
 import faiss
 import numpy as np
 
 from pipelines.common.vectors import read_block
 from pipelines.mining.plan import SEARCH_OPTIONS, MinePlan
-from schemas import storage
+from pipelines.mining.records import read_record
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard
 from schemas.reuse import Request, find_reusable
@@ -50,7 +48,7 @@ def find_index(plan: MinePlan, url: str) -> Manifest | None:
 def describe_index(plan: MinePlan) -> Manifest:
     """Describe the files of all blocks as one index, by the notes that the workers left."""
     request = _request(plan)
-    notes = [json.loads(storage.read_sealed(plan.kept(block))) for block in range(len(plan.bounds))]
+    notes = [read_record(plan.note(block)).facts for block in range(len(plan.bounds))]
     return Manifest(
         kind=KIND,
         shards=tuple(Shard(**note["entry"]) for note in notes),

@@ -322,7 +322,7 @@ class TestWatch:
         watching.join(timeout=60)
         assert result == [2]
         named = [line.split(":")[0] for line in lines if line.startswith("epoch ")]
-        assert named == ["epoch 3"] * 3 + ["epoch 8"] * 3
+        assert list(dict.fromkeys(named)) == ["epoch 3", "epoch 8"]
         assert len([line for line in lines if line.startswith("steps: ")]) == 2
 
     def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world):
