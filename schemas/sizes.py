@@ -66,5 +66,5 @@ def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     except StorageError as error:
         if error.__cause__ is None or not storage.is_full(error.__cause__):
             raise
-        text = f"{place}: the disk is full; about {say_bytes(size)} of {what} are written there at a time. {remedy}"
+        text = f"{place}: the disk is full: about {say_bytes(size)} of {what} are to be written there. {remedy}"
         raise RoomError(text) from error
