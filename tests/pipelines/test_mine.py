@@ -320,7 +320,17 @@ def test_the_newest_complete_dump_is_the_default(world):
 def test_the_loop_runs_on_an_object_store():
     world = random_world("memory://mine", rows=30, labels=20, dimension=4)
     world.write_dump()
-    manifest = mine(world.data, world.run, options=MineOptions(block_rows=7))["queries"]
+    options = apart(world, MineOptions(block_rows=7, index="IVF2,Flat", nprobe=2))
+
+    def stop(line: str) -> None:
+        if "pass 2 of 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mine(world.data, world.run, options=options, progress=stop)
+    lines: list[str] = []
+    manifest = mine(world.data, world.run, options=options, progress=lines.append)["queries"]
+    assert "epoch 3: going on from 1 of 2 shards, which are finished" in lines
     _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     assert (label_ids == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
 
