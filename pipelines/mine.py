@@ -13,16 +13,18 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
+from pipelines.common.vectors import Source
 from pipelines.mining import steps
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
 from pipelines.mining.plan import MinePlan, Place, make_plan
-from pipelines.mining.records import list_finished, summarize, take_over
+from pipelines.mining.records import find_left, summarize, take_over
 from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
@@ -62,7 +64,8 @@ def mine(
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
     index_url, here = options.keep_index, is_local(beam_options)
-    _require_room(plan.only(plan.missing(finished)), here)
+    left = plan.without(finished)
+    left.require_room(*find_left(left), here)
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
     if index_url is not None:
@@ -75,10 +78,10 @@ def mine(
         runner = held.enter_context(choose_runner(beam_options))
         build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
         finished = plan.finished_tables(run)  # the last owner may have made some
-        missing = plan.missing(finished)
+        left = plan.without(finished).below(build.claim.attempt)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
-        if missing or index is not None:
-            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, runner, here, say)
+        if left.sources or index is not None:
+            finished |= _make(left, build, index, runner, here, say)
         return finished
 
 
@@ -126,19 +129,19 @@ def _make(
     _run_passes(plan, runner, watch, here, say)
     if index is not None:
         index.publish(describe_index(plan))
+    summaries = {source.name: summarize(plan, source) for source in plan.sources}
     # `queries` last: a reader that sees its table sees the others, too.
-    ordered = sorted(enumerate(plan.sources), key=lambda numbered: numbered[1].name == "queries")
-    made, profiles = dict[str, Manifest](), dict[str, dict[str, object]]()
-    for number, source in ordered:
-        made[source.name], profiles[source.name] = _describe(plan, number)
-    for _, source in ordered:
+    ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
+    made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
+    for source in ordered:
         Build(inputs.table(source), plan.written(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
+    profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
         storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
-    peak = max((int(str(profile["peak_bytes"])) for profile in profiles.values()), default=0)
+    peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
     say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
     return made
@@ -146,7 +149,7 @@ def _make(
 
 def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: Progress) -> None:
     """Finish all shards that are not finished, pass by pass; candidates are removed after each."""
-    left = _require_room(plan, here)
+    left, _ = find_left(plan)
     if done := len(plan.places) - len(left):
         say(f"{plan.inputs.name}: going on from {done:,} of {len(plan.places):,} shards, which are finished")
     passes = plan.passes(left) or ([[]] if plan.index_url else [])
@@ -154,19 +157,11 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     for number, places in enumerate(passes):
         if number:
             say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
-            _require_room(plan, here)
+        plan.require_room(*find_left(plan), here)
         watch.expect(expected)
         keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
         runner.run(_flow(plan, places, keep), watch)
-        storage.remove(plan.candidates_url, recursive=True)
-
-
-def _require_room(plan: MinePlan, here: bool) -> list[Place]:
-    """Return the shards that are not finished, for which there is room. Raises RoomError."""
-    finished, indexed = list_finished(plan)
-    left = [place for place in plan.places if place not in finished]
-    plan.require_room(left, indexed, here)
-    return left
+        storage.remove(plan.inputs.candidates, recursive=True)
 
 
 def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
@@ -186,10 +181,8 @@ def _flow(plan: MinePlan, places: Sequence[Place], keep: bool) -> Flow:
     return flow
 
 
-def _describe(plan: MinePlan, number: int) -> tuple[Manifest, dict[str, object]]:
-    """Describe the table of a source, and the work that it took, by the records of its shards."""
-    source, summary = plan.sources[number], summarize(plan, number)
-    manifest = Manifest(
+def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:
+    return Manifest(
         kind="negatives",
         columns=columns_of(plan.schema),
         shards=summary["shards"],
@@ -201,4 +194,3 @@ def _describe(plan: MinePlan, number: int) -> tuple[Manifest, dict[str, object]]
         counters=summary["counters"],
         quality=summary["quality"],
     )
-    return manifest, summary["profile"]

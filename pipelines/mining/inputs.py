@@ -54,6 +54,11 @@ class MineInputs:
         """Prefix of what this attempt alone needs."""
         return join(staging(self.root), self.attempt)
 
+    @property
+    def candidates(self) -> str:
+        """Prefix of the candidates of one pass."""
+        return join(self.scratch, "candidates")
+
     def table(self, source: Source) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)

@@ -79,13 +79,9 @@ class MinePlan(Blocks):
         """Schema of the finished tables."""
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
-    def only(self, sources: tuple[Source, ...]) -> "MinePlan":
-        """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
-        return replace(self, sources=sources)
-
-    def missing(self, finished: Container[str]) -> tuple[Source, ...]:
-        """Return the sources whose tables are not `finished`."""
-        return tuple(source for source in self.inputs.sources if source.name not in finished)
+    def without(self, finished: Container[str]) -> "MinePlan":
+        """Return the plan for the other sources: a table is the same, whatever others are made with it."""
+        return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
     def below(self, attempt: str) -> "MinePlan":
         """Return the plan of an attempt of this name."""
@@ -110,16 +106,11 @@ class MinePlan(Blocks):
         """Prefix of finished shards and indexes, which a later attempt at the same work takes over."""
         return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
 
-    @property
-    def candidates_url(self) -> str:
-        """Prefix of the candidates of one pass."""
-        return join(self.inputs.scratch, "candidates")
-
     def candidates(self, place: Place, group: int) -> str:
         """Return the URL of the candidates of one group of blocks, which are kept until the end of the pass."""
         source, shard = self.sources[place[0]], place[1]
-        folder = join(self.candidates_url, source.name, shard_name(group, len(self.groups), "group"))
-        return join(folder, shard_name(shard, len(source.queries.shards), "keys"))
+        name = shard_name(shard, len(source.queries.shards), "keys")
+        return join(self.inputs.candidates, source.name, shard_name(group, len(self.groups), "group"), name)
 
     @property
     def kinds(self) -> list[str]:
@@ -221,13 +212,8 @@ class MinePlan(Blocks):
         require_room(self.inputs.root, self.needs(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
             rows = max(self.rows([place]) for place in places)
-            file = max(self.table_bytes(rows), *(self.file_bytes(rows, group) for group in range(len(self.groups))))
-            remedy = "Set TMPDIR to a disk with more room."
-            require_room(tempfile.gettempdir(), {"files on their way to storage": file}, remedy)
-
-    def file_bytes(self, rows: int, group: int) -> int:
-        """Estimate the bytes of one group's candidates of a shard of `rows` rows."""
-        return 0 if self.sole else int(rows * self.candidate_bytes(group))
+            largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
+            require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the tables that need not be made, by source.

@@ -4,11 +4,11 @@ A worker leaves a record beside what it has finished. The launching process make
 attempt after one that was cut off takes the records of the same work over, with their files.
 """
 
+import contextlib
 import io
 import json
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from schemas.layout import phases
 from schemas.manifest import Shard
 from schemas.sizes import with_room
 from schemas.storage import join
-from search.index import SearchParams
 
 _READERS = 16  # records at a time
 _REMEDY = "It is made again."
@@ -34,21 +33,6 @@ class Record(NamedTuple):
 
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
-
-
-class FinishedShard(NamedTuple):
-    """One finished shard: its entry, counters, and its sampled rows: keys [S, columns], and as exact search has them.
-
-    `overlaps` float64 [S'] with the table before. `params` by block.
-    """
-
-    entry: Shard
-    counters: dict[str, int]
-    sampled: np.ndarray
-    audit: Audit
-    overlaps: np.ndarray | None
-    params: dict[int, SearchParams]
-    profile: Profile
 
 
 def write_record(url: str, facts: dict[str, Any], **arrays: np.ndarray) -> None:
@@ -70,43 +54,13 @@ def read_record(url: str) -> Record:
         raise TableError(f"{url}: no record of mining ({error}). {_REMEDY}") from None
 
 
-def write_finished(plan: MinePlan, place: Place, made: FinishedShard) -> None:
-    """Write the record of a finished shard. Raises RoomError, StorageError."""
-    facts = {
-        "entry": made.entry.model_dump(),
-        "counters": made.counters,
-        "params": {block: asdict(params) for block, params in made.params.items()},
-        "profile": asdict(made.profile),
-    }
-    arrays = {"sampled": made.sampled, **made.audit._asdict()}
-    if made.overlaps is not None:
-        arrays["overlaps"] = made.overlaps
-    write_record(join(plan.finished, plan.record(place)), facts, **arrays)
-
-
-def read_finished(plan: MinePlan, place: Place) -> FinishedShard:
-    """Read the record of a finished shard. Raises as `read_record`."""
-    facts, arrays = read_record(join(plan.finished, plan.record(place)))
-    return FinishedShard(
-        Shard(**facts["entry"]),
-        facts["counters"],
-        arrays["sampled"],
-        Audit(*(arrays[name] for name in Audit._fields)),
-        arrays.get("overlaps"),
-        {int(block): SearchParams(**params) for block, params in facts["params"].items()},
-        Profile(**facts["profile"]),
-    )
-
-
-def list_finished(plan: MinePlan) -> tuple[set[Place], int]:
-    """List the shards that attempts at the plan's work have finished, and count their kept indexes, unread."""
+def find_left(plan: MinePlan) -> tuple[list[Place], int]:
+    """List the shards that no attempt at the plan's work has finished, and count the kept indexes; nothing is read."""
     root = phases(plan.inputs.root)
     folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
-    there = {
-        join(kind, name) for kind in plan.kinds for each in folders for name in storage.list_names(join(each, kind))
-    }
+    there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
     indexes = sum(plan.index_record(block) in there for block in range(len(plan.bounds)))
-    return {place for place in plan.places if plan.record(place) in there}, indexes
+    return [place for place in plan.places if plan.record(place) not in there], indexes
 
 
 def take_over(plan: MinePlan) -> None:
@@ -118,21 +72,17 @@ def take_over(plan: MinePlan) -> None:
     for folder in (join(root, name) for name in storage.list_names(root)):
         if folder == plan.finished:
             continue
-        if folder.startswith(join(root, plan.work)):
-            for kind in plan.kinds:
-                _move_whole(join(folder, kind), join(plan.finished, kind))
+        for kind in plan.kinds if folder.startswith(join(root, plan.work)) else ():
+            _move_whole(join(folder, kind), join(plan.finished, kind))
         storage.remove(folder, recursive=True)
 
 
 def _move_whole(old: str, new: str) -> None:
     """Move the files that have a record and their size, then their records: each is whole at any moment."""
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
-    for name in sizes:
-        if name.endswith(RECORD):
-            try:
-                entry = read_record(join(old, name)).facts["entry"]
-            except (FileNotFoundError, TableError):
-                continue
+    for name in (name for name in sizes if name.endswith(RECORD)):
+        with contextlib.suppress(FileNotFoundError, TableError):
+            entry = read_record(join(old, name)).facts["entry"]
             if entry is None or sizes.get(entry["path"]) == entry["bytes"]:
                 files += [entry["path"]] if entry else []
                 records.append(name)
@@ -140,24 +90,23 @@ def _move_whole(old: str, new: str) -> None:
         storage.move_files(old, new, names)
 
 
-def summarize(plan: MinePlan, number: int) -> dict[str, Any]:
+def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of the table of a source. Raises as `read_record`."""
-    source = plan.sources[number]
-    places = [(number, shard) for shard in range(len(source.queries.shards))]
+    urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
     with ThreadPoolExecutor(_READERS) as readers:
-        shards = list(readers.map(lambda place: read_finished(plan, place), places))
-    audit = stack([shard.audit for shard in shards], plan.columns)
-    quality = measure(np.concatenate([shard.sampled for shard in shards]), audit)
-    tuned = {block: params for shard in shards for block, params in shard.params.items()}
+        facts, arrays = zip(*readers.map(read_record, urls), strict=True)
+    audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
+    quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
+    tuned = {block: params for each in facts for block, params in each["params"].items()}
     for name in ("nprobe", "ef_search", "refine"):
-        values = [getattr(tuned[block], name) for block in sorted(tuned)]
+        values = [params[name] for params in tuned.values()]
         if any(value is not None for value in values):
             quality[name] = {"least": min(values), "most": max(values)}
     return {
-        "shards": tuple(shard.entry for shard in shards),
-        "counters": {name: sum(shard.counters[name] for shard in shards) for name in shards[0].counters},
-        "quality": {**quality, **_overlap(plan, source, [shard.overlaps for shard in shards])},
-        "profile": reduce(Profile.add, (shard.profile for shard in shards), Profile()).facts(),
+        "shards": tuple(Shard(**each["entry"]) for each in facts),
+        "counters": {name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]},
+        "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
+        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),
     }
 
 

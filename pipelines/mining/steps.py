@@ -31,7 +31,7 @@ from pipelines.mining.audit import (
 )
 from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
 from pipelines.mining.plan import REMEDY, MinePlan, Place, Task
-from pipelines.mining.records import FinishedShard, read_record, write_finished, write_record
+from pipelines.mining.records import read_record, write_record
 from schemas import PAD
 from schemas.errors import TableError
 from schemas.layout import shard_name
@@ -39,6 +39,7 @@ from schemas.manifest import Shard
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.sizes import with_room
+from schemas.storage import join
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
@@ -66,10 +67,9 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, its rows and those that are padded, and the sampled ones: keys [S, columns]."""
+    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns]."""
 
     entry: Shard
-    rows: int
     padded: int
     sampled: np.ndarray
 
@@ -146,13 +146,11 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
 
 def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
     """Write the block's index, for good or for later passes, and a record of it. Raises RoomError, StorageError."""
-    entry, block = None, loaded.block
-    if plan.index_url or block.index is not None:
-        name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True)
-        with with_room(plan.indexes, "an index", size // len(plan.bounds), REMEDY):
-            entry = write_index(plan.indexes, name, block).model_dump()
-    facts = {"entry": entry, "exact": block.index is None, "params": asdict(loaded.params)}
-    write_record(plan.note(loaded.number), facts)
+    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
+    exact = loaded.block.index is None
+    with with_room(plan.indexes, "an index", size, REMEDY):
+        entry = None if exact and not plan.index_url else write_index(plan.indexes, name, loaded.block).model_dump()
+    write_record(plan.note(loaded.number), {"entry": entry, "exact": exact, "params": asdict(loaded.params)})
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
@@ -211,11 +209,12 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
             written = _write_shard(plan, source, shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
-    counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
-    tuned = {block: params for offer in groups for block, params in offer.params.items()}
+    counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
+    tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
     audit = _exact_rows(plan, groups, len(rows))
-    made = FinishedShard(written.entry, counters, written.sampled, audit, shares, tuned, profile)
-    write_finished(plan, place, made)
+    facts = {"entry": written.entry.model_dump(), "counters": counters, "params": tuned, "profile": asdict(profile)}
+    arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
+    write_record(join(plan.finished, plan.record(place)), facts, **arrays)
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
@@ -249,7 +248,7 @@ def _search_shard(
         if plan.sole:
             content = _write_shard(plan, source, shard, rows, counts)
         else:
-            url, size = plan.candidates(place, group), plan.file_bytes(plan.rows([place]), group)
+            url, size = plan.candidates(place, group), int(plan.rows([place]) * plan.candidate_bytes(group))
             packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
@@ -344,7 +343,7 @@ def _write_shard(
             first += len(keys)
             plan.meter.count(MERGE, len(keys))
     plan.meter.count(MERGE, 0, out.entry.bytes)
-    return WrittenShard(out.entry, first, padded, np.concatenate(sampled))
+    return WrittenShard(out.entry, padded, np.concatenate(sampled))
 
 
 def _merge_chunk(

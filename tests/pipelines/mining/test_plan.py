@@ -122,7 +122,7 @@ def test_blocks_are_in_memory_together_as_far_as_they_fit():
 
 def test_what_is_made_already_does_not_change_how_the_rest_is_made():
     whole = plan(200_000, 2_000_000)
-    rest = whole.only(whole.sources[1:])
+    rest = whole.without(["queries"])
     assert rest.parameters() == whole.parameters()
     assert rest.bounds == whole.bounds
 
