@@ -66,26 +66,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """Bytes on storage of N rows while their tables are made, and the passes over the rows that keep them few.
-
-    `tables` are the finished ones, `candidates` those of one pass at most, `indexes` what is kept from pass to pass. A
-    pass has at most `pass_rows` rows; in whole shards the passes may be more.
-    """
-
-    tables: int
-    candidates: int
-    indexes: int
-    pass_rows: int
-    passes: int
-
-    @property
-    def total(self) -> int:
-        """Bytes beside the tables."""
-        return self.candidates + self.indexes
-
-
-@dataclass(frozen=True)
 class Blocks:
     """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
 
@@ -132,17 +112,28 @@ class Blocks:
         dimension = self.factory.dimension(self.sizes.dimension)
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 
-    def scratch(self, rows: int) -> Scratch:
-        """Plan the fewest passes over `rows` rows whose candidates and kept indexes are no more than their tables.
+    def pass_rows(self, rows: int) -> int:
+        """Return the most rows of a pass whose candidates are, with the kept indexes, no more than the tables of all.
 
-        Where indexes alone are more than half of the tables, candidates may be half.
+        Where indexes alone are more than half of the tables, candidates may be half. All `rows` where they are few.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
         if rows * each <= tables:
-            return Scratch(tables, int(rows * each), 0, rows, 1)
-        indexes = self.index_bytes()
-        pass_rows = max(1, int(max(tables - indexes, tables / 2) / each))
-        return Scratch(tables, int(min(rows, pass_rows) * each), indexes, pass_rows, -(-rows // pass_rows))
+            return rows
+        return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
+
+    def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
+        """Estimate the bytes on storage, by their use, while the tables of `rows` rows are made; zeros are left out.
+
+        Tables; candidates of a pass of `at_once` rows (None: as many as it may have); indexes kept from pass to pass.
+        """
+        at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
+        needs = {
+            "tables": self.table_bytes(rows),
+            "candidates": int(at_once * self.row_bytes),
+            "indexes": self.index_bytes() if at_once < rows else 0,
+        }
+        return {what: size for what, size in needs.items() if size}
 
 
 def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int = 1) -> Estimate:

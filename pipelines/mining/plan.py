@@ -149,8 +149,8 @@ class MinePlan(Blocks):
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
 
     def passes(self, places: Iterable[Place]) -> list[list[Place]]:
-        """Cut shards in their order into the fewest passes whose candidates fit: see `Blocks.scratch`."""
-        most, passes, held = self.scratch(self.rows(self.places)).pass_rows, list[list[Place]](), 0
+        """Cut shards in their order into the fewest passes whose candidates fit: see `pass_rows`."""
+        most, passes, held = self.pass_rows(self.rows(self.places)), list[list[Place]](), 0
         for place in places:
             held += self.rows([place])
             if not passes or held > most:
@@ -189,27 +189,22 @@ class MinePlan(Blocks):
             "labels": inputs.labels,
         }
 
-    def needs(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
-        """Estimate the bytes that mining these shards writes beside the inputs, by their use, at the peak.
+    def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
+        """Estimate the bytes that mining these shards writes where the tables are, by their use, as `needs` does.
 
-        `indexed`: how many blocks' indexes are there already. Bytes elsewhere, of --keep-index, are not among them.
+        indexed: blocks whose indexes are there already. Indexes that are kept for good are elsewhere.
         """
-        passes = self.passes(places)
-        rows = max((self.rows(some) for some in passes), default=0)
-        kept = self.index_bytes() if len(passes) > 1 and not self.index_url else 0
-        needs = {
-            "tables": self.table_bytes(self.rows(places)),
-            "candidates": int(rows * self.row_bytes),
-            "indexes": kept * (len(self.bounds) - indexed) // len(self.bounds),
-        }
-        return {what: size for what, size in needs.items() if size}
+        rows = [self.rows(some) for some in self.passes(places)]
+        needs = self.needs(sum(rows), max(rows, default=0))
+        left = 0 if self.index_url else len(self.bounds) - indexed
+        return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
     def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
-        """Refuse to mine these shards where there is no room for `needs`.
+        """Refuse to mine these shards where there is no room for `needs_of`.
 
         here: workers are of this machine, from whose TMPDIR files go to other storage. Raises RoomError.
         """
-        require_room(self.inputs.root, self.needs(places, indexed), REMEDY)
+        require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
             rows = max(self.rows([place]) for place in places)
             largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
@@ -253,7 +248,7 @@ class MinePlan(Blocks):
             f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process, which has "
             f"{together} block(s) at a time"
         )
-        needs, passes = self.needs(self.places), len(self.passes(self.places))
+        needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
         yield (
             f"{inputs.name}: {passes} pass(es) over the rows, about {say_bytes(needs.get('tables', 0))} of tables; "

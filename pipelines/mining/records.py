@@ -29,16 +29,17 @@ _REMEDY = "It is made again."
 
 
 class Record(NamedTuple):
-    """Facts as JSON values, `entry` of a file among them, or None; and arrays."""
+    """Entry of a file, if there is one, facts as JSON values, and arrays."""
 
+    entry: Shard | None
     facts: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
-def write_record(url: str, facts: dict[str, Any], **arrays: np.ndarray) -> None:
+def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays: np.ndarray) -> None:
     """Write a record. Raises RoomError, StorageError."""
-    out = io.BytesIO()
-    np.savez(out, facts=np.frombuffer(json.dumps(facts).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    out, body = io.BytesIO(), json.dumps([entry and entry.model_dump(), facts]).encode()
+    np.savez(out, facts=np.frombuffer(body, np.uint8), **arrays)  # type: ignore[arg-type]
     with with_room(url, "records", out.tell(), REMEDY):
         storage.write_sealed(url, out.getvalue(), durable=True)
 
@@ -49,8 +50,9 @@ def read_record(url: str) -> Record:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        return Record(json.loads(arrays.pop("facts").tobytes()), arrays)
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        entry, facts = json.loads(arrays.pop("facts").tobytes())
+        return Record(entry and Shard(**entry), facts, arrays)
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
         raise TableError(f"{url}: no record of mining ({error}). {_REMEDY}") from None
 
 
@@ -82,9 +84,9 @@ def _move_whole(old: str, new: str) -> None:
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
     for name in (name for name in sizes if name.endswith(RECORD)):
         with contextlib.suppress(FileNotFoundError, TableError):
-            entry = read_record(join(old, name)).facts["entry"]
-            if entry is None or sizes.get(entry["path"]) == entry["bytes"]:
-                files += [entry["path"]] if entry else []
+            entry = read_record(join(old, name)).entry
+            if entry is None or sizes.get(entry.path) == entry.bytes:
+                files += [entry.path] if entry else []
                 records.append(name)
     for names in (files, records):
         storage.move_files(old, new, names)
@@ -94,7 +96,7 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of the table of a source. Raises as `read_record`."""
     urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
     with ThreadPoolExecutor(_READERS) as readers:
-        facts, arrays = zip(*readers.map(read_record, urls), strict=True)
+        entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)
     audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
     quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
     tuned = {block: params for each in facts for block, params in each["params"].items()}
@@ -103,7 +105,7 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
         if any(value is not None for value in values):
             quality[name] = {"least": min(values), "most": max(values)}
     return {
-        "shards": tuple(Shard(**each["entry"]) for each in facts),
+        "shards": entries,
         "counters": {name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]},
         "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
         "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),

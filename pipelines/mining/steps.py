@@ -149,8 +149,8 @@ def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
     name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
     exact = loaded.block.index is None
     with with_room(plan.indexes, "an index", size, REMEDY):
-        entry = None if exact and not plan.index_url else write_index(plan.indexes, name, loaded.block).model_dump()
-    write_record(plan.note(loaded.number), {"entry": entry, "exact": exact, "params": asdict(loaded.params)})
+        entry = None if exact and not plan.index_url else write_index(plan.indexes, name, loaded.block)
+    write_record(plan.note(loaded.number), entry, {"exact": exact, "params": asdict(loaded.params)})
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
@@ -158,9 +158,9 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
     if plan.factory.exact:
         return None
     with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
-        facts = read_record(plan.note(number)).facts
-        params = SearchParams(**facts["params"])
-        index = None if facts["exact"] else read_index(plan.indexes, Shard(**facts["entry"]))
+        note = read_record(plan.note(number))
+        params = SearchParams(**note.facts["params"])
+        index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes, note.entry)
         apply(index, params)
         return LoadedBlock(number, replace(exact, index=index), params)
     return None
@@ -212,9 +212,9 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
     audit = _exact_rows(plan, groups, len(rows))
-    facts = {"entry": written.entry.model_dump(), "counters": counters, "params": tuned, "profile": asdict(profile)}
+    facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
-    write_record(join(plan.finished, plan.record(place)), facts, **arrays)
+    write_record(join(plan.finished, plan.record(place)), written.entry, facts, **arrays)
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:

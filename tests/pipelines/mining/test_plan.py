@@ -100,13 +100,14 @@ def test_scratch_is_no_more_than_the_table_in_the_fewest_passes(options, memory)
     """As the formula counts; indexes that alone are more than half of it leave half to the candidates."""
     rows = 300_000_000
     made = plan(120_000_000, rows, memory=memory, **options)
-    scratch = made.scratch(rows)
-    assert scratch.candidates == 0 if made.sole else scratch.candidates > 0
-    assert scratch.total <= max(scratch.tables, scratch.tables / 2 + scratch.indexes)
-    assert 1.01 * scratch.candidates * scratch.passes >= rows * made.row_bytes
-    if scratch.passes > 1:
-        fewer = -(-rows // (scratch.passes - 1)) * made.row_bytes
-        assert fewer + scratch.indexes > scratch.tables
+    needs, passes = made.needs(rows), -(-rows // made.pass_rows(rows))
+    tables, candidates, indexes = (needs.get(what, 0) for what in ("tables", "candidates", "indexes"))
+    assert (candidates == 0) is made.sole
+    assert candidates + indexes <= max(tables, tables / 2 + indexes)
+    assert 1.01 * candidates * passes >= rows * made.row_bytes
+    if passes > 1:
+        fewer = -(-rows // (passes - 1)) * made.row_bytes
+        assert fewer + indexes > tables
 
 
 def test_blocks_are_in_memory_together_as_far_as_they_fit():
