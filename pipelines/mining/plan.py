@@ -108,9 +108,12 @@ class MinePlan(Blocks):
 
     def candidates(self, place: Place, group: int) -> str:
         """Return the URL of the candidates of one group of blocks, which are kept until the end of the pass."""
-        source, shard = self.sources[place[0]], place[1]
-        name = shard_name(shard, len(source.queries.shards), "keys")
-        return join(self.inputs.candidates, source.name, shard_name(group, len(self.groups), "group"), name)
+        folder = shard_name(group, len(self.groups), "group")
+        return join(self.inputs.candidates, folder, self._named(place, "keys"))
+
+    def _named(self, place: Place, extension: str) -> str:
+        source = self.sources[place[0]]
+        return join(source.name, shard_name(place[1], len(source.queries.shards), extension))
 
     @property
     def kinds(self) -> list[str]:
@@ -123,8 +126,7 @@ class MinePlan(Blocks):
 
     def record(self, place: Place) -> str:
         """Return the path of the record of a finished shard below what is finished."""
-        source, shard = self.sources[place[0]], place[1]
-        return join("tables", source.name, shard_name(shard, len(source.queries.shards), RECORD))
+        return join("tables", self._named(place, RECORD))
 
     def index_record(self, block: int) -> str:
         """Return the path of the record of a block's index that is kept."""

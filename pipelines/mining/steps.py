@@ -124,13 +124,12 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
     inputs = plan.inputs
     with profile.stage("read vectors"):
         vectors = read_block(inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
-    kept = _find_kept(plan, number, Block(start, vectors, None, find_device(plan.options.device)), profile)
-    if kept is not None:
+    exact = Block(start, vectors, None, find_device(plan.options.device))
+    if (kept := _find_kept(plan, number, exact, profile)) is not None:
         plan.meter.count(INDEX, stop - start)
         return kept
     with profile.stage("build index"):
-        index = build(plan.factory, vectors, plan.options.seed)
-        block = Block(start, vectors, index, find_device(plan.options.device))
+        block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
     if plan.by_cost and not plan.factory.pays(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
