@@ -1,8 +1,10 @@
 """`extremis mine`: hard-negative tables from a training run's own embeddings and classifier vectors.
 
-    blocks of labels ─▶ search every query shard ─▶ group by shard ─▶ merge and write ─▶ sum up ─▶ publish
+    groups of blocks ─▶ search the pass' query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines each dump as the trainer completes it.
+Candidates of one pass at a time lie in storage. Shards that are finished stay there until the tables are published, and
+a mining that was cut off goes on from them. ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch`
+mines each dump as the trainer completes it.
 """
 
 import contextlib
@@ -21,16 +23,17 @@ from pipelines.mining import steps
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.plan import MinePlan, make_plan
+from pipelines.mining.plan import MinePlan, Place, make_plan
+from pipelines.mining.records import find_left, summarize, take_over
 from pipelines.options import MineOptions
-from pipelines.runners.runner import Runner, choose_runner, for_workers
+from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import SPENT
-from schemas.manifest import Manifest, Shard, columns_of, manifest_url
+from schemas.manifest import Manifest, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_by_parents
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
@@ -60,22 +63,25 @@ def mine(
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
-    index_url = options.keep_index
-    plan.require_room(finished)
+    index_url, here = options.keep_index, is_local(beam_options)
+    left = plan.without(finished)
+    left.require_room(*find_left(left), here)
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
+    if index_url is not None:
+        require_room(index_url, {"indexes": plan.index_bytes(flat=True)}, "Give another --keep-index.")
     if len(finished) == len(plan.sources) and index_url is None:
         clean_up(inputs.root, "mined")
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
     with contextlib.ExitStack() as held:
         runner = held.enter_context(choose_runner(beam_options))
-        build = held.enter_context(building(inputs.root, "mined", say))
+        build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
         finished = plan.finished_tables(run)  # the last owner may have made some
-        missing = tuple(source for source in inputs.sources if source.name not in finished)
+        left = plan.without(finished).below(build.claim.attempt)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
-        if missing or index is not None:
-            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, runner, say)
+        if left.sources or index is not None:
+            finished |= _make(left, build, index, runner, here, say)
         return finished
 
 
@@ -107,25 +113,28 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-def _make(plan: MinePlan, build: Build, index: Build | None, runner: Runner, say: Progress) -> dict[str, Manifest]:
+def _make(
+    plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
+) -> dict[str, Manifest]:
     """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
+    take_over(plan)
     reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
-    watch.expect(_steps(plan))
-    runner.run(_flow(replace(plan, meter=watch.meter), index.url if index is not None else None), watch)
+    plan = replace(plan, meter=watch.meter, index_url=index.url if index is not None else None)
+    _run_passes(plan, runner, watch, here, say)
     if index is not None:
         index.publish(describe_index(plan))
-    summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
+    summaries = {source.name: summarize(plan, source) for source in plan.sources}
     # `queries` last: a reader that sees its table sees the others, too.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
     made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
     for source in ordered:
-        Build(inputs.table(source), inputs.written(source), build.claim).publish(made[source.name])
+        Build(inputs.table(source), plan.written(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
@@ -138,30 +147,46 @@ def _make(plan: MinePlan, build: Build, index: Build | None, runner: Runner, say
     return made
 
 
-def _steps(plan: MinePlan) -> dict[str, int | None]:
+def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: Progress) -> None:
+    """Finish all shards that are not finished, pass by pass; candidates are removed after each."""
+    left, _ = find_left(plan)
+    if done := len(plan.places) - len(left):
+        say(f"{plan.inputs.name}: going on from {done:,} of {len(plan.places):,} shards, which are finished")
+    passes = plan.passes(left) or ([[]] if plan.index_url else [])
+    expected = _steps(plan, passes)
+    for number, places in enumerate(passes):
+        if number:
+            say(f"{plan.inputs.name}: pass {number + 1} of {len(passes)}")
+        plan.require_room(*find_left(plan), here)
+        watch.expect(expected)
+        keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
+        runner.run(_flow(plan, places, keep), watch)
+        storage.remove(plan.inputs.candidates, recursive=True)
+
+
+def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
     """Name the steps, with their rows: vectors, queries by block, queries."""
-    rows = sum(source.queries.rows for source in plan.sources)
-    sizes = [stop - start for start, stop in plan.bounds]
-    indexed = sum(sizes[block] for block, _, _ in plan.tasks())
-    return {steps.INDEX: indexed, steps.SEARCH: rows * len(sizes), steps.MERGE: rows}
+    rows = plan.rows(place for places in passes for place in places)
+    groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
+    indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))
+    return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
 
 
-def _flow(plan: MinePlan, index_url: str | None) -> Flow:
+def _flow(plan: MinePlan, places: Sequence[Place], keep: bool) -> Flow:
+    """Search the shards of one pass, and merge them where there are several groups; `keep`: their indexes, too."""
     flow = Flow()
-    tasks = flow.create("Blocks", plan.tasks(keep=index_url is not None))
-    candidates = tasks.flat_map("Search blocks", steps.search_block, plan, index_url).group("Group by shard")
-    merged = candidates.map("Merge shards", steps.merge_shard, plan).group("Group by table")
-    merged.map("Sum up", steps.write_summary, plan)
+    candidates = flow.create("Groups", plan.tasks(places, keep)).flat_map("Search groups", steps.search_group, plan)
+    if not plan.sole:
+        candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
     return flow
 
 
 def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:
-    shards = tuple(Shard(**entry) for entry in summary["shards"])
     return Manifest(
         kind="negatives",
         columns=columns_of(plan.schema),
-        shards=shards,
-        rows=sum(shard.rows for shard in shards),
+        shards=summary["shards"],
+        rows=sum(shard.rows for shard in summary["shards"]),
         row_group_rows=source.queries.manifest.row_group_rows,
         id_range=source.queries.manifest.id_range,
         parents=plan.inputs.parents(source),

@@ -195,7 +195,7 @@ class MineOptions(DumpOptions):
     query_batch: int | None = Field(
         default=None, ge=1, description="Queries searched at a time. Default: from --memory."
     )
-    tasks_per_block: int = Field(default=1, ge=1, description="Work items per block, each with an index.")
+    tasks_per_block: int = Field(default=1, ge=1, description="Work items per group of blocks, each with its indexes.")
     threads: int | None = Field(default=None, ge=1, description="Faiss threads per worker. Default: all cores.")
     device: str = Field(default="auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
     audit_queries: int | None = Field(

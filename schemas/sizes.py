@@ -1,9 +1,11 @@
 """Sizes in bytes and counts, as people write and read them, and whether so many bytes fit on a disk."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 
-from schemas.errors import InputError, RoomError
+from schemas.errors import InputError, RoomError, StorageError
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -44,3 +46,25 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
         return
     parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
     raise RoomError(f"{url}: at least {parts} are written there, and {say_bytes(free)} are free. {remedy}")
+
+
+@contextlib.contextmanager
+def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
+    """Write a file at `url` of about `size` bytes, `what` it has, in the block, if there is room where it is written.
+
+    That is the disk of `url`, or TMPDIR, from which files are uploaded. Raises RoomError, which ends with `remedy`,
+    before the block and where the disk is full in the end.
+    """
+    from schemas import storage  # who reads a size alone needs no fsspec
+
+    place = url if storage.is_local(url) else tempfile.gettempdir()
+    if place != url:
+        remedy = f"Set TMPDIR to a disk with more room. {remedy}"
+    require_room(place, {what: size}, remedy)
+    try:
+        yield
+    except StorageError as error:
+        if error.__cause__ is None or not storage.is_full(error.__cause__):
+            raise
+        text = f"{place}: the disk is full: about {say_bytes(size)} of {what} are to be written there. {remedy}"
+        raise RoomError(text) from error

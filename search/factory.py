@@ -80,6 +80,11 @@ class Factory:
         """Return the bytes of centroids and of their graph."""
         return self.lists * (4 * dimension + 200) + (1 << 20)
 
+    def stored_bytes(self, rows: int, dimension: int) -> int:
+        """Estimate the bytes of the index of `rows` vectors [dimension] as a file, without room to grow."""
+        room = _ROOM_IN_LISTS if self.lists else 1.0
+        return int(self.bytes_per_vector(dimension) / room * rows) + self.lists * (4 * dimension + 8)
+
     def training_rows(self) -> int:
         """Return the rows to train on: enough for every list, whatever the block's size."""
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)

@@ -1,6 +1,7 @@
 """The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.manifest import Shard, check_shard, describe_file
+from schemas.manifest import Shard, describe_file, find_shard, require_digest
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
@@ -18,6 +19,7 @@ from search.candidates import unpack
 from search.factory import Factory
 
 _FEWEST_FOR_PRODUCTS = 20
+_AT_ONCE = 1 << 20  # bytes of an index that are read or written at a time
 MOST_REFINE = 16
 _ABOVE = 0.005  # added to the target: other queries may do a little worse than the sampled ones
 _FIRST_NPROBE = 4
@@ -116,13 +118,25 @@ def write_index(url: str, name: str, block: Block) -> Shard:
         index = faiss.IndexFlatIP(block.vectors.shape[1])
         index.add(block.vectors)
     with storage.writing(join(url, name)) as path:
-        faiss.write_index(index, path)
+        with open(path, "wb") as file:  # what Faiss writes by itself may lose its end on a full disk, in silence
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _AT_ONCE))  # type: ignore[attr-defined]
         return describe_file(path, name, len(block.vectors))
 
 
-def read_index(url: str, shard: Shard) -> faiss.Index:
-    """Read the index in a file under `url` and compare its checksum. Raises TableError."""
-    return faiss.deserialize_index(np.frombuffer(check_shard(url, shard), np.uint8))
+def read_index(url: str, shard: Shard, remedy: str = "Make the table again.") -> faiss.Index:
+    """Read the index in a file under `url`, whose checksum is compared before; memory holds the index alone.
+
+    Raises TableError, which ends with `remedy`, StorageError.
+    """
+    place = find_shard(url, shard, remedy)
+
+    def digest() -> str:
+        with storage.open_read(place) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+    require_digest(place, shard, storage.read_matching(digest, lambda found: found == shard.sha256), remedy)
+    with storage.open_read(place) as file:
+        return faiss.read_index(faiss.PyCallbackIOReader(file.read, _AT_ONCE))  # type: ignore[attr-defined]
 
 
 def load_index(path: str) -> faiss.Index:

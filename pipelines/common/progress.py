@@ -103,14 +103,14 @@ class Meter:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """Keep what this process counts in memory, where `read` finds it, until the block ends."""
+        """Keep what this process counts in memory, where `read` finds it; until the block ends it writes no file."""
         with _LOCK:
-            _COUNTS[self.url] = _Counts(here=True)
+            counts = _COUNTS.setdefault(self.url, _Counts())
+            counts.here = True
         try:
             yield
         finally:
-            with _LOCK:
-                del _COUNTS[self.url]
+            counts.here = False
 
     def read(self) -> list[dict[str, Count]]:
         """Return what each process has counted so far. Raises StorageError."""
@@ -227,12 +227,16 @@ class Watch:
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
-        """Name the steps of the next flow in their order, and the rows of each, about; None: not known."""
+        """Name the steps of the next flow in their order, and the rows of each, about; None: not known.
+
+        A step of an earlier flow goes on: its rows are those of all flows.
+        """
         self._totals |= totals
+        self._over = {name: count for name, count in self._over.items() if name not in totals}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
-        """Show the steps until the block ends, which hands the runner's counts of a finished flow to the function."""
+        """Show the steps until the block ends, which hands the runner's counts of all its flows to the function."""
         ended = threading.Event()
         with self.meter.here(), self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)

@@ -1,8 +1,11 @@
-"""Candidates of a row: in storage from the search of a block until the merge of all, then filtered.
+"""Candidates of a row: in storage from the search of a group of blocks until the merge of all groups, then filtered.
 
-A file holds those of one block for one shard, written and read in chunks of one query batch, laid end to end; a chunk
-of n rows is n · F keys, then n float32: the lowest score among the row's positives in this block, infinity without any.
-Little-endian, as every machine that Faiss runs on.
+A file holds the candidates of one group for one shard, written and read in chunks of one query batch, laid end to end.
+A chunk has keys [R, n, F], R label ranges of n rows, as byte planes that are compressed one by one: four of the label
+less the group's first, four of the score's half less that of the candidate before. The ranks of a row are close, and no
+label is beyond the group, so a plane has few bits to tell, and nothing is lost. With a margin float32 [n] follow: the
+lowest score among the row's positives in this group, infinity without any. Numbers are little-endian, as on every
+machine that Faiss runs on.
 
 Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-MarginPos and TopK-PercPos): ranks
 [skip_top, window) are counted over all labels that are neither positive nor filtered, best first. With a margin a
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from pipelines.options import MineOptions
 from schemas import storage
@@ -22,45 +26,73 @@ from schemas.checksums import crc32
 from schemas.errors import StorageError
 from search.candidates import EMPTY, best, unpack
 
+_LOW = np.uint64(0xFFFFFFFF)
+_PLANES = 8
+_CODEC = pa.Codec("zstd", compression_level=1)
+
 
 @dataclass(frozen=True)
 class Chunks:
-    """Rows of a file, and the CRC-32 of each chunk."""
+    """Chunks of a file: keys [R, n, F] of each, the first byte of each and the end, and the CRC-32 of each."""
 
-    rows: int
+    shapes: tuple[tuple[int, int, int], ...]
+    edges: tuple[int, ...]
     checksums: tuple[int, ...]
 
 
-def write_chunks(url: str, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Chunks:
-    """Write chunks (keys uint64 [n, F], weakest float32 [n]) to `url`, whole or not at all. Raises StorageError."""
-    rows, checksums = 0, []
-    with storage.writing(url, durable=False) as path, open(path, "wb") as file:
-        for chunk in chunks:
-            checksum = 0
-            for part in chunk:
-                data = np.ascontiguousarray(part).data.cast("B")
-                file.write(data)
-                checksum = crc32(data, checksum)
-            rows += len(chunk[0])
-            checksums.append(checksum)
-    return Chunks(rows, tuple(checksums))
+def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) -> bytes:
+    """Return keys uint64 [R, n, F], whose labels begin at `start`, and float32 [n] in few bytes for `unpack_chunk`."""
+    labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, as all that follows
+    scores = (keys >> np.uint64(32)).astype("<u4")
+    scores[..., 1:] -= scores[..., :-1].copy()
+    planes = [np.ascontiguousarray(half.reshape(-1, 1).view(np.uint8).T) for half in (labels, scores)]
+    parts = [_CODEC.compress(plane, asbytes=True) for half in planes for plane in half]
+    sizes = np.array([len(part) for part in parts], "<u4").tobytes()
+    return b"".join([sizes, *parts, b"" if weakest is None else weakest.astype("<f4").tobytes()])
 
 
-def read_chunk(url: str, chunks: Chunks, number: int, batch: int, fetch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read chunk `number` of a file with `batch` rows a chunk: keys uint64 [n, fetch], weakest float32 [n].
+def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return what `pack_chunk` was given: keys uint64 `shape`, and float32 [n] or None."""
+    sizes = np.frombuffer(data, "<u4", _PLANES)
+    edges = np.cumsum([sizes.nbytes, *sizes])
+    count, view = int(np.prod(shape)), memoryview(data)
+    planes = np.empty((2, count, 4), np.uint8)
+    for number in range(_PLANES):
+        part = view[edges[number] : edges[number + 1]]
+        planes[number // 4, :, number % 4] = np.frombuffer(_CODEC.decompress(part, count), np.uint8)
+    labels, scores = planes.view("<u4").reshape(2, *shape)
+    keys = np.cumsum(scores, axis=-1, dtype="<u4").astype(np.uint64) << np.uint64(32)
+    keys |= labels + np.uint32(start)
+    return keys, np.frombuffer(data, "<f4", offset=edges[-1]) if edges[-1] < len(data) else None
 
-    Damaged bytes are read again. Raises StorageError: gone, or damaged for good.
+
+def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]]) -> Chunks:
+    """Write chunks (keys uint64 [R, n, F], weakest float32 [n] or None) to `url`, whole or not at all.
+
+    Raises StorageError.
     """
-    row_bytes = 8 * fetch + 4
-    first = number * batch
-    rows = min(batch, chunks.rows - first)
+    shapes, edges, checksums = [], [0], []
+    with storage.writing(url, durable=False) as path, open(path, "wb") as file:
+        for keys, weakest in chunks:
+            data = pack_chunk(keys, start, weakest)
+            file.write(data)
+            shapes.append(keys.shape)
+            edges.append(edges[-1] + len(data))
+            checksums.append(crc32(data))
+    return Chunks(tuple(shapes), tuple(edges), tuple(checksums))
+
+
+def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read chunk `number` of a file, as it was written. Damaged bytes are read again.
+
+    Raises StorageError: gone, or damaged for good.
+    """
     try:
-        bounds = first * row_bytes, (first + rows) * row_bytes
-        data = storage.read_range(url, *bounds, checksum=chunks.checksums[number])
+        start_byte, stop_byte = chunks.edges[number : number + 2]
+        data = storage.read_range(url, start_byte, stop_byte, checksum=chunks.checksums[number])
     except FileNotFoundError:
         raise StorageError(f"{url}: these candidates are gone. Run the same command again.") from None
-    keys = np.frombuffer(data, np.uint64, rows * fetch).reshape(rows, fetch)
-    return keys, np.frombuffer(data, np.float32, rows, 8 * rows * fetch)
+    return unpack_chunk(data, chunks.shapes[number], start)
 
 
 def has_margin(options: MineOptions) -> bool:

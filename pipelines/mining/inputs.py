@@ -51,16 +51,17 @@ class MineInputs:
 
     @property
     def scratch(self) -> str:
-        """Prefix of each block's candidates, kept only while the tables are being made."""
+        """Prefix of what this attempt alone needs."""
         return join(staging(self.root), self.attempt)
+
+    @property
+    def candidates(self) -> str:
+        """Prefix of the candidates of one pass."""
+        return join(self.scratch, "candidates")
 
     def table(self, source: Source) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)
-
-    def written(self, source: Source) -> str:
-        """Return the URL where this attempt writes the table of `source`."""
-        return join(self.scratch, "tables", source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
         """Return what the table of `source` is made from, by digest."""

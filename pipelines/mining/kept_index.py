@@ -3,16 +3,14 @@
 A position p in the file of block b is label start_b + p; the manifest's parameter `blocks` holds [start_b, stop_b).
 """
 
-import json
-
 import faiss
 import numpy as np
 
 from pipelines.common.vectors import read_block
 from pipelines.mining.plan import SEARCH_OPTIONS, MinePlan
-from schemas import storage
+from pipelines.mining.records import read_record
 from schemas.errors import InputError
-from schemas.manifest import Manifest, Shard
+from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
 from schemas.table import Table
 from search.block import Block, padded, search
@@ -50,14 +48,14 @@ def find_index(plan: MinePlan, url: str) -> Manifest | None:
 def describe_index(plan: MinePlan) -> Manifest:
     """Describe the files of all blocks as one index, by the notes that the workers left."""
     request = _request(plan)
-    notes = [json.loads(storage.read_sealed(plan.kept(block))) for block in range(len(plan.bounds))]
+    notes = [read_record(plan.note(block)) for block in range(len(plan.bounds))]
     return Manifest(
         kind=KIND,
-        shards=tuple(Shard(**note["entry"]) for note in notes),
+        shards=tuple(note.entry for note in notes if note.entry),
         rows=plan.inputs.labels,
         id_range=(0, plan.inputs.labels),
         parents=dict(request.parents or {}),
-        parameters={**request.parameters, "efforts": [note["params"] for note in notes]},
+        parameters={**request.parameters, "efforts": [note.facts["params"] for note in notes]},
     )
 
 

@@ -1,14 +1,16 @@
-"""Blocks of labels, an index and a batch of queries that fit into the memory of one worker process.
+"""Blocks of labels, indexes and a batch of queries that fit into the memory of one worker process; bytes on storage.
 
-Memory is estimated before the run: one block, its index, one batch of queries; neither N nor L is in these sums. The
-constants are measured (docs/mining.md) and a little above what was seen.
+Memory is estimated before the run: one group of blocks, its indexes, one batch of queries; neither N nor L is in these
+sums. Bytes on storage are estimated by the same sizes. The constants are measured (docs/mining.md) and a little above
+what was seen.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from pipelines.common.vectors import block_bounds
+from pipelines.common.vectors import block_bounds, equal_ranges
+from pipelines.mining.candidates import has_margin
 from pipelines.options import MineOptions
 from schemas.errors import InputError
 from schemas.manifest import Manifest
@@ -23,6 +25,8 @@ LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their n
 LARGEST_BATCH = 4096
 SMALLEST_BATCH = 64
 SMALLEST_BLOCK = 4096
+# Bytes on storage of a score beside its label's bits: 1.8 to 2.3 of a packed candidate, 1.3 to 1.9 of a table.
+_PACKED_SCORE, _TABLE_SCORE = 2.4, 1.5
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Sizes:
     vector_group: int  # bytes of a row group of vectors, as read
     query_group: int  # bytes of a row group of queries and embeddings, as read
     table_group: int  # bytes of a row group of the finished table
+    ranges: int = 1  # label ranges, of `fetch` candidates each
+    weakest: int = 0  # bytes that a margin needs of each row and group
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,9 @@ class Estimate:
 class Blocks:
     """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
 
-    `range_of` names the range of each, `block_rows` is the most vectors of any, `batch` the queries searched at a time.
-    `estimate` is of the largest block. `by_cost`: the index was chosen by what it should cost, and is taken for a block
-    only where it does.
+    `groups` are the blocks [first, stop) that are in memory together. `range_of` names the range of each block,
+    `block_rows` is the most vectors of any, `batch` the queries searched at a time. `estimate` is of the largest group.
+    `by_cost`: the index was chosen by what it should cost, and is taken for a block only where it does.
     """
 
     factory: Factory
@@ -74,11 +80,64 @@ class Blocks:
     block_rows: int
     bounds: tuple[tuple[int, int], ...]
     range_of: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...]
     estimate: Estimate
+    sizes: Sizes
+
+    @property
+    def sole(self) -> bool:
+        """Return whether one group has all labels: what is found there is the table, with nothing to merge."""
+        return len(self.groups) == 1
+
+    def candidate_bytes(self, group: int) -> float:
+        """Estimate the bytes of one row's candidates of a group in storage."""
+        first, stop = self.groups[group]
+        labels = self.bounds[stop - 1][1] - self.bounds[first][0]
+        kept = len({*self.range_of[first:stop]}) * min(self.sizes.fetch, labels)
+        return kept * (math.log2(max(2, labels)) / 8 + _PACKED_SCORE) + self.sizes.weakest
+
+    @property
+    def row_bytes(self) -> float:
+        """Estimate the bytes of one row's candidates of all groups in storage; one group alone writes none."""
+        return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
+
+    def table_bytes(self, rows: int) -> int:
+        """Estimate the bytes of the finished tables of `rows` rows."""
+        return int(rows * self.sizes.columns * (math.log2(max(2, self.bounds[-1][1])) / 8 + _TABLE_SCORE))
+
+    def index_bytes(self, flat: bool = False) -> int:
+        """Estimate the bytes of all blocks' indexes in storage; of exact search none, or with `flat` the vectors."""
+        if self.factory.exact:
+            return 4 * self.sizes.dimension * self.bounds[-1][1] * flat
+        dimension = self.factory.dimension(self.sizes.dimension)
+        return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
+
+    def pass_rows(self, rows: int) -> int:
+        """Return the most rows of a pass whose candidates are, with the kept indexes, no more than the tables of all.
+
+        Where indexes alone are more than half of the tables, candidates may be half. All `rows` where they are few.
+        """
+        each, tables = self.row_bytes, self.table_bytes(rows)
+        if rows * each <= tables:
+            return rows
+        return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
+
+    def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
+        """Estimate the bytes on storage, by their use, while the tables of `rows` rows are made; zeros are left out.
+
+        Tables; candidates of a pass of `at_once` rows (None: as many as it may have); indexes kept from pass to pass.
+        """
+        at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
+        needs = {
+            "tables": self.table_bytes(rows),
+            "candidates": int(at_once * self.row_bytes),
+            "indexes": self.index_bytes() if at_once < rows else 0,
+        }
+        return {what: size for what, size in needs.items() if size}
 
 
-def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
-    """Estimate the peak of a worker that searches a block of `rows` vectors with `batch` queries at a time."""
+def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int = 1) -> Estimate:
+    """Estimate the peak of a worker that searches `blocks` blocks of `rows` vectors, `batch` queries at a time."""
     dimension = factory.dimension(sizes.dimension)
     trained = 0 if factory.exact else min(rows, factory.training_rows())
     # A block that is trained on whole is not copied for it.
@@ -87,9 +146,9 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
     copies = 2 if factory.lossy else 1
     return Estimate(
         process=_PROCESS,
-        vectors=4 * dimension * rows,
-        index=int(factory.bytes_per_vector(dimension) * rows)
-        + (0 if factory.exact else factory.fixed_bytes(dimension)),
+        vectors=4 * dimension * rows * blocks,
+        index=int(factory.bytes_per_vector(dimension) * rows) * blocks
+        + (0 if factory.exact else factory.fixed_bytes(dimension) * blocks),
         training=4 * dimension * (sample + copies * trained),
         queries=batch_bytes(factory, batch, sizes),
         reading=_MATRIX_PRODUCTS + max(sizes.vector_group, sizes.query_group + sizes.table_group),
@@ -99,7 +158,7 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
 def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
     """Estimate the bytes of one batch: queries, and what is fetched, ranked and merged for them."""
     fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
-    pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns)
+    pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns, sizes.ranges * sizes.fetch)
     return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * LABELS_A_ROW)
 
 
@@ -175,8 +234,17 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     bounds = tuple(block for part in parts for block in part)
     range_of = tuple(number for number, part in enumerate(parts) for _ in part)
     longest = max(stop - start for start, stop in bounds)
-    need = require_fit(factory, longest, batch, options.memory, sizes)
-    return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, need)
+    require_fit(factory, longest, batch, options.memory, sizes)
+    together = _fit_blocks(factory, longest, len(bounds), batch, options.memory, sizes)
+    groups = tuple(equal_ranges(0, len(bounds), -(-len(bounds) // together)))
+    need = estimate(factory, longest, batch, sizes, max(stop - first for first, stop in groups))
+    return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, groups, need, sizes)
+
+
+def _fit_blocks(factory: Factory, rows: int, most: int, batch: int, memory: int, sizes: Sizes) -> int:
+    """Return how many blocks of `rows` vectors, 1 to `most`, fit into `memory` together."""
+    one, two = (estimate(factory, rows, batch, sizes, blocks).total for blocks in (1, 2))
+    return min(most, 1 + (memory - one) // max(1, two - one))
 
 
 def sizes_of(
@@ -192,4 +260,6 @@ def sizes_of(
         vector_group=group_bytes(vectors, 4 * dimension + 8),
         query_group=max(group_bytes(table, query_bytes) for table in queries),
         table_group=max(group_bytes(table, 6 * columns + 8) for table in queries),
+        ranges=options.ranges,
+        weakest=4 * has_margin(options),
     )

@@ -1,8 +1,9 @@
 """Plan of one mining run: every choice, made once in the launching process, so that all workers agree."""
 
 import functools
-import math
-from collections.abc import Container, Iterator
+import json
+import tempfile
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +16,10 @@ from pipelines.mining.candidates import fetched
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.memory import Blocks, settle, sizes_of
 from pipelines.options import MineOptions
-from schemas import arrow
+from schemas import arrow, storage
 from schemas.errors import InputError
-from schemas.layout import shard_name, staging
-from schemas.manifest import Manifest
+from schemas.layout import phases, shard_name, staging
+from schemas.manifest import Manifest, code_version
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
@@ -34,14 +35,23 @@ _MOST_AUDITED = 1000
 SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
 _RANK_OPTIONS = ("skip_top", "window", "margin", "relative_margin", "audit_queries")
 
-Task = tuple[int, bool, list[tuple[int, int]]]
+REMEDY = (
+    "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
+    "The same command goes on from the shards that are finished."
+)
+RECORD = "record"  # extension of the files that say what is finished
+_INDEXES = "indexes"
+
+Place = tuple[int, int]  # source, shard
+Task = tuple[int, bool, Sequence[Place]]
 
 
 @dataclass(frozen=True)
 class MinePlan(Blocks):
     """The search of one run, and where its tables go.
 
-    `width` is K of one range, `fetch` the candidates that a row needs of each block.
+    `width` is K of one range, `fetch` the candidates that a row needs of each block. `index_url`: where every block's
+    index is kept for good, None: nowhere.
     """
 
     inputs: MineInputs
@@ -51,17 +61,13 @@ class MinePlan(Blocks):
     params: SearchParams
     previous: dict[str, Table]
     options: MineOptions
+    index_url: str | None = None
     meter: Meter = field(default=Meter(), compare=False)
 
     @property
     def columns(self) -> int:
         """Columns of the finished table."""
         return self.width * self.options.ranges
-
-    @property
-    def sole(self) -> bool:
-        """Tell whether one block holds all labels: what is found there is the table, with nothing to merge."""
-        return len(self.bounds) == 1
 
     @property
     def dimension(self) -> int:
@@ -73,9 +79,9 @@ class MinePlan(Blocks):
         """Schema of the finished tables."""
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
-    def only(self, sources: tuple[Source, ...]) -> "MinePlan":
-        """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
-        return replace(self, sources=sources)
+    def without(self, finished: Container[str]) -> "MinePlan":
+        """Return the plan for the other sources: a table is the same, whatever others are made with it."""
+        return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
     def below(self, attempt: str) -> "MinePlan":
         """Return the plan of an attempt of this name."""
@@ -87,29 +93,83 @@ class MinePlan(Blocks):
             return self.options.audit_queries
         return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400))
 
-    def candidates(self, source: Source, shard: int, block: int) -> str:
-        """Return the URL of the candidates of one block, which are kept until the merge."""
-        folder = join(self.inputs.scratch, source.name, shard_name(block, len(self.bounds), "block"))
-        return join(folder, shard_name(shard, len(source.queries.shards), "keys"))
+    @functools.cached_property
+    def work(self) -> str:
+        """Digest of all that decides the content of shards and indexes."""
+        parents = [self.inputs.parents(source) for source in self.inputs.sources]
+        before = {name: table.digest for name, table in self.previous.items()}
+        facts = [code_version(), self.parameters(), self.by_cost, parents, before]
+        return storage.sha256(json.dumps(facts, sort_keys=True).encode())[:16]
 
-    def summary(self, source: Source) -> str:
-        """Return the URL of what the workers report of a table to the launching process."""
-        return join(self.inputs.scratch, f"{source.name}.json")
+    @property
+    def finished(self) -> str:
+        """Prefix of finished shards and indexes, which a later attempt at the same work takes over."""
+        return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
 
-    def kept(self, block: int) -> str:
-        """Return the URL of what a worker reports of the index that it kept."""
-        return join(self.inputs.scratch, shard_name(block, len(self.bounds), "json"))
+    def candidates(self, place: Place, group: int) -> str:
+        """Return the URL of the candidates of one group of blocks, which are kept until the end of the pass."""
+        folder = shard_name(group, len(self.groups), "group")
+        return join(self.inputs.candidates, folder, self._named(place, "keys"))
 
-    def tasks(self, keep: bool = False) -> list[Task]:
-        """List (block, whether to keep its index, [(source, shard), ...]): each block against every query shard.
+    def _named(self, place: Place, extension: str) -> str:
+        source = self.sources[place[0]]
+        return join(source.name, shard_name(place[1], len(source.queries.shards), extension))
 
-        A block makes `tasks_per_block` work items, or one where there are fewer shards.
+    @property
+    def kinds(self) -> list[str]:
+        """Folders of what is finished."""
+        return [*(join("tables", source.name) for source in self.sources), _INDEXES]
+
+    def written(self, source: Source) -> str:
+        """Return the URL where this attempt writes the table of `source`."""
+        return join(self.finished, "tables", source.name)
+
+    def record(self, place: Place) -> str:
+        """Return the path of the record of a finished shard below what is finished."""
+        return join("tables", self._named(place, RECORD))
+
+    def index_record(self, block: int) -> str:
+        """Return the path of the record of a block's index that is kept."""
+        return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
+
+    def note(self, block: int) -> str:
+        """Return the URL of the record of a block's index; one that is kept for good is made anew by each attempt."""
+        return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
+
+    @property
+    def indexes(self) -> str:
+        """Prefix of the indexes that are kept, for good or from pass to pass."""
+        return self.index_url or join(self.finished, _INDEXES)
+
+    @property
+    def places(self) -> list[Place]:
+        """All shards of all sources."""
+        return [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
+
+    def rows(self, places: Iterable[Place]) -> int:
+        """Count the rows of these shards."""
+        return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
+
+    def passes(self, places: Iterable[Place]) -> list[list[Place]]:
+        """Cut shards in their order into the fewest passes whose candidates fit: see `pass_rows`."""
+        most, passes, held = self.pass_rows(self.rows(self.places)), list[list[Place]](), 0
+        for place in places:
+            held += self.rows([place])
+            if not passes or held > most:
+                passes.append([])
+                held = self.rows([place])
+            passes[-1].append(place)
+        return passes
+
+    def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
+        """List (group of blocks, whether to keep its indexes, shards): each group against every one of `places`.
+
+        A group makes `tasks_per_block` work items, or one where there are fewer shards.
         """
-        shards = [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
-        splits = max(1, min(self.options.tasks_per_block, len(shards)))
+        splits = max(1, min(self.options.tasks_per_block, len(places)))
         return [
-            (block, keep and split == 0, shards[split::splits])
-            for block in range(len(self.bounds))
+            (group, keep and split == 0, places[split::splits])
+            for group in range(len(self.groups))
             for split in range(splits)
         ]
 
@@ -131,12 +191,26 @@ class MinePlan(Blocks):
             "labels": inputs.labels,
         }
 
-    def require_room(self, finished: Container[str]) -> None:
-        """Refuse tables that do not fit where they are written, but those that are `finished`. Raises InputError."""
-        rows = sum(source.queries.rows for source in self.sources if source.name not in finished)
-        bits = rows * self.columns * math.log2(max(2, self.inputs.labels))
-        remedy = "Remove tables of earlier epochs, mine fewer negatives (--width), or choose another place for RUN."
-        require_room(self.inputs.root, {"tables": int(bits) // 8}, remedy)
+    def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
+        """Estimate the bytes that mining these shards writes where the tables are, by their use, as `needs` does.
+
+        indexed: blocks whose indexes are there already. Indexes that are kept for good are elsewhere.
+        """
+        rows = [self.rows(some) for some in self.passes(places)]
+        needs = self.needs(sum(rows), max(rows, default=0))
+        left = 0 if self.index_url else len(self.bounds) - indexed
+        return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
+
+    def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
+        """Refuse to mine these shards where there is no room for `needs_of`.
+
+        here: workers are of this machine, from whose TMPDIR files go to other storage. Raises RoomError.
+        """
+        require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
+        if here and not storage.is_local(self.inputs.root) and places:
+            rows = max(self.rows([place]) for place in places)
+            largest = max(self.table_bytes(rows), int(rows * self.row_bytes / len(self.groups)))
+            require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the tables that need not be made, by source.
@@ -164,17 +238,23 @@ class MinePlan(Blocks):
 
     def describe(self) -> Iterator[str]:
         """Say what is going to be done, and what it takes, one line each."""
-        inputs, rows = self.inputs, sum(source.queries.rows for source in self.sources)
+        inputs, rows = self.inputs, self.rows(self.places)
         width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
         yield (
             f"{inputs.name}: {rows:,} rows against {inputs.labels:,} vectors by {inputs.by} in {len(self.bounds)} "
             f"block(s) of up to {self.block_rows:,}, index {self.factory.spec}, {width}, "
             f"{self.batch:,} queries at a time"
         )
-        scratch = 0 if self.sole else rows * len(self.bounds) * (8 * self.fetch + 4)
+        together = max(stop - first for first, stop in self.groups)
         yield (
-            f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process; "
-            f"{say_bytes(scratch)} of candidates in {staging(inputs.root)} until the merge"
+            f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process, which has "
+            f"{together} block(s) at a time"
+        )
+        needs, passes = self.needs_of(self.places), len(self.passes(self.places))
+        scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
+        yield (
+            f"{inputs.name}: {passes} pass(es) over the rows, about {say_bytes(needs.get('tables', 0))} of tables; "
+            f"{' and '.join(scratch) or 'nothing'} beside them in {staging(inputs.root)}"
         )
 
 

@@ -1,19 +1,18 @@
-"""Steps of a worker: load a block, search a shard against it, merge a shard, sum up a table.
+"""Steps of a worker: load a group of blocks, search a shard against it, merge a shard and finish it.
 
-Candidates between search and merge lie in storage, one file a block and shard, and not in the runner's memory: what a
-worker holds is one block and one batch of queries, however many queries and labels there are.
+Candidates between search and merge lie in storage, one file a group and shard, and not in the runner's memory: what a
+worker holds is one group of blocks and one batch of queries, however many queries and labels there are.
 """
 
 import contextlib
 import itertools
-import json
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import faiss
 import numpy as np
@@ -24,7 +23,6 @@ from pipelines.mining.audit import (
     Audit,
     Profile,
     audit_block,
-    measure,
     merge_audits,
     overlaps,
     release,
@@ -32,16 +30,20 @@ from pipelines.mining.audit import (
     weakest_positives,
 )
 from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
-from pipelines.mining.plan import MinePlan, Task
-from schemas import PAD, storage
+from pipelines.mining.plan import REMEDY, MinePlan, Place, Task
+from pipelines.mining.records import read_record, write_record
+from schemas import PAD
+from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_array, writing_shard
+from schemas.sizes import with_room
+from schemas.storage import join
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
-from search.index import SearchParams, apply, build, set_up, tune, write_index
+from search.index import SearchParams, apply, build, read_index, set_up, tune, write_index
 from search.nearest import CPU, find_device
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
@@ -65,156 +67,153 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, its rows and those that are padded, and the sampled ones: keys [S, columns]."""
+    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns]."""
 
     entry: Shard
-    rows: int
     padded: int
     sampled: np.ndarray
 
 
 @dataclass(frozen=True)
-class BlockCandidates:
-    """Candidates of one block for one shard, and the audit of the shard's sampled rows.
+class GroupCandidates:
+    """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
 
-    `content` is their file; of a sole block, whose candidates need no merge, the finished shard.
+    `content` is their file; of a sole group, whose candidates need no merge, the finished shard. `params` by block.
     """
 
-    block: int
+    group: int
     content: Chunks | WrittenShard
     counts: Counter[str]
-    audit: Audit
-    params: SearchParams
+    audits: dict[int, Audit]
+    params: dict[int, SearchParams]
     profile: Profile = field(compare=False)
 
 
-class MergedShard(NamedTuple):
-    """One finished shard: as written, counters, and its sampled rows as exact search fills them."""
+def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandidates]]:
+    """Yield ((source, shard), candidates): indexes are built or read, searched for all shards of the task, discarded.
 
-    shard: int
-    written: WrittenShard
-    counters: dict[str, int]
-    audit: Audit
-    overlaps: np.ndarray | None
-    params: dict[int, SearchParams]
-    profile: Profile
-
-
-def search_block(
-    task: Task, plan: MinePlan, index_url: str | None
-) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
-    """Yield ((source, shard), candidates): an index is built, searched for all shards of the task, and discarded."""
-    number, keep, shards = task
+    A sole group finishes its shards, and yields nothing. Raises TableError, InputError, StorageError.
+    """
+    group, keep, places = task
     with _ONE_ITEM:
         profile = Profile()
-        block = load_block(plan, number, profile)
-        if keep and index_url is not None:
-            with profile.stage("keep index"):
-                keep_block(plan, index_url, block)
-        yield from search_shards(plan, block, shards, profile)
-        del block
+        blocks = [load_block(plan, number, profile, keep) for number in range(*plan.groups[group])]
+        for place, offer in search_shards(plan, group, blocks, places, profile):
+            if plan.sole:
+                _finish(plan, place, [offer])
+            else:
+                yield place, offer
+        del blocks
         release()
 
 
-def merge_shard(element: tuple[tuple[int, int], Iterable[BlockCandidates]], plan: MinePlan) -> tuple[int, MergedShard]:
-    """Write a shard of a table from ((source, shard), candidates of each block): (source, merged shard)."""
-    (source, shard), candidates = element
+def merge_shard(element: tuple[Place, Iterable[GroupCandidates]], plan: MinePlan) -> None:
+    """Write a shard of a table, and its record, from ((source, shard), candidates of each group)."""
     with _ONE_ITEM:
-        return source, _merge(plan, plan.sources[source], shard, candidates)
+        _finish(plan, *element)
 
 
-def write_summary(element: tuple[int, Iterable[MergedShard]], plan: MinePlan) -> None:
-    """Leave the summary of a table, from (source, its shards), for the launching process."""
-    source = plan.sources[element[0]]
-    storage.write_sealed(plan.summary(source), json.dumps(_summarize(plan, source, element[1])).encode())
+def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False) -> LoadedBlock:
+    """Read, index and tune block `number`, or read the index that was kept, or `keep` it.
 
-
-def load_block(plan: MinePlan, number: int, profile: Profile) -> LoadedBlock:
-    """Read, index and tune block `number`. Raises TableError, InputError."""
+    Raises TableError, InputError, StorageError.
+    """
     plan.meter.start(INDEX)
     set_up(plan.options.threads)
     start, stop = plan.bounds[number]
     inputs = plan.inputs
     with profile.stage("read vectors"):
         vectors = read_block(inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
+    exact = Block(start, vectors, None, find_device(plan.options.device))
+    if (kept := _find_kept(plan, number, exact, profile)) is not None:
+        plan.meter.count(INDEX, stop - start)
+        return kept
     with profile.stage("build index"):
-        index = build(plan.factory, vectors, plan.options.seed)
-        block = Block(start, vectors, index, find_device(plan.options.device))
+        block = replace(exact, index=build(plan.factory, vectors, plan.options.seed))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
     if plan.by_cost and not plan.factory.pays(len(vectors), plan.fetch, tuned.nprobe, plan.dimension):
         block, tuned = block.exact, SearchParams()
     apply(block.index, tuned)
     plan.meter.count(INDEX, stop - start)
-    return LoadedBlock(number, block, tuned)
+    loaded = LoadedBlock(number, block, tuned)
+    if keep:
+        with profile.stage("keep index"):
+            keep_block(plan, loaded)
+    return loaded
 
 
-def keep_block(plan: MinePlan, url: str, loaded: LoadedBlock) -> None:
-    """Write the block's index for good, and a note about it for the launching process. Raises StorageError."""
-    entry = write_index(url, shard_name(loaded.number, len(plan.bounds), "faiss"), loaded.block)
-    note = {"entry": entry.model_dump(), "params": asdict(loaded.params)}
-    storage.write_sealed(plan.kept(loaded.number), json.dumps(note).encode())
+def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
+    """Write the block's index, for good or for later passes, and a record of it. Raises RoomError, StorageError."""
+    name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
+    exact = loaded.block.index is None
+    with with_room(plan.indexes, "an index", size, REMEDY):
+        entry = None if exact and not plan.index_url else write_index(plan.indexes, name, loaded.block)
+    write_record(plan.note(loaded.number), entry, {"exact": exact, "params": asdict(loaded.params)})
+
+
+def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
+    """Return the block `exact` with the index that was kept of it; None: there is none, or it is damaged."""
+    if plan.factory.exact:
+        return None
+    with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
+        note = read_record(plan.note(number))
+        params = SearchParams(**note.facts["params"])
+        index = None if note.facts["exact"] or note.entry is None else read_index(plan.indexes, note.entry)
+        apply(index, params)
+        return LoadedBlock(number, replace(exact, index=index), params)
+    return None
 
 
 def search_shards(
-    plan: MinePlan, loaded: LoadedBlock, shards: Iterable[tuple[int, int]], profile: Profile
-) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
-    """Search every row of each (source, shard) against the block; write candidates, or a sole block's table.
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], places: Iterable[Place], profile: Profile
+) -> Iterator[tuple[Place, GroupCandidates]]:
+    """Search every row of each (source, shard) against the blocks; write candidates, or a sole group's table.
 
     Threads search each a part of a batch alone: what comes before and after Faiss leaves no processor idle, none of
     them waits for another, as beside a training they would, and the parts at work are one batch at most. A GPU takes a
     batch whole. Raises TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
-        if loaded.block.index is not None or loaded.block.device == CPU:
-            threads = faiss.omp_get_max_threads()
-            pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
-            loaded = loaded._replace(parts=Parts(pool.map, max(1, min(_PART, plan.batch // threads))))
+        threads = faiss.omp_get_max_threads()
+        pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
+        parts = Parts(pool.map, max(1, min(_PART, plan.batch // threads)))
+        blocks = [
+            each._replace(parts=parts) if each.block.index is not None or each.block.device == CPU else each
+            for each in blocks
+        ]
         profiles = itertools.chain([profile], iter(Profile, None))
         searches = (
-            (shard, _search_shard(plan, loaded, shard, spent)) for shard, spent in zip(shards, profiles, strict=False)
+            (place, _search_shard(plan, group, blocks, place, spent))
+            for place, spent in zip(places, profiles, strict=False)
         )
         # The rows that are audited are searched while the next shard is.
-        for shard, wait in _one_ahead(searches):
-            yield shard, wait()
+        for place, wait in _one_ahead(searches):
+            yield place, wait()
 
 
-def _merge(plan: MinePlan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
-    """Write the best of all blocks for every row of the shard, aligned with its queries."""
-    blocks = sorted(candidates, key=lambda offer: offer.block)
-    profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
+def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates]) -> None:
+    """Write the best of all groups for every row of the shard, aligned with its queries, and the shard's record."""
+    source, shard = plan.sources[place[0]], place[1]
+    groups = sorted(candidates, key=lambda offer: offer.group)
+    profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
     counts: Counter[str] = Counter()
-    for offer in blocks:
+    for offer in groups:
         counts.update(offer.counts)
-    written = blocks[0].content
+    written = groups[0].content
     with profile.stage("merge"):
         if isinstance(written, Chunks):
             ids = enumerate(source.id_batches(shard, plan.batch))
-            chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
+            chunks = ((some, *_merge_chunk(plan, place, groups, number)) for number, some in ids)
             written = _write_shard(plan, source, shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
-    counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
-    tuned = {offer.block: offer.params for offer in blocks}
-    return MergedShard(shard, written, counters, _exact_rows(plan, blocks, len(rows)), shares, tuned, profile)
-
-
-def _summarize(plan: MinePlan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
-    """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
-    shards = sorted(merged, key=lambda shard: shard.shard)
-    audit = stack([shard.audit for shard in shards], plan.columns)
-    quality = measure(np.concatenate([shard.written.sampled for shard in shards]), audit)
-    tuned = {block: params for shard in shards for block, params in shard.params.items()}
-    for name in ("nprobe", "ef_search", "refine"):
-        values = [getattr(tuned[block], name) for block in sorted(tuned)]
-        if any(value is not None for value in values):
-            quality[name] = {"least": min(values), "most": max(values)}
-    return {
-        "shards": [shard.written.entry.model_dump() for shard in shards],
-        "counters": {name: sum(shard.counters[name] for shard in shards) for name in shards[0].counters},
-        "quality": {**quality, **_overlap(plan, source, [shard.overlaps for shard in shards])},
-        "profile": reduce(Profile.add, (shard.profile for shard in shards), Profile()).facts(),
-    }
+    counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
+    tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
+    audit = _exact_rows(plan, groups, len(rows))
+    facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
+    arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
+    write_record(join(plan.finished, plan.record(place)), written.entry, facts, **arrays)
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
@@ -236,59 +235,80 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
 
 
 def _search_shard(
-    plan: MinePlan, loaded: LoadedBlock, place: tuple[int, int], profile: Profile
-) -> Callable[[], BlockCandidates]:
+    plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
+) -> Callable[[], GroupCandidates]:
     """Search the shard of (source, shard); what is returned waits for its audit."""
     source, shard = plan.sources[place[0]], place[1]
     counts: Counter[str] = Counter()
     held: list[tuple[np.ndarray, Exclusions]] = []
-    rows = _search_batches(plan, loaded, source, shard, counts, held)
+    rows = _search_batches(plan, blocks, source, shard, counts, held)
     content: Chunks | WrittenShard
     with profile.stage("search"):
         if plan.sole:
             content = _write_shard(plan, source, shard, rows, counts)
         else:
-            url = plan.candidates(source, shard, loaded.number)
-            content = write_chunks(url, ((keys, weakest) for _, (keys,), weakest in rows))
+            url, size = plan.candidates(place, group), int(plan.rows([place]) * plan.candidate_bytes(group))
+            packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
+            with with_room(url, "candidates", size, REMEDY):
+                content = write_chunks(url, blocks[0].block.start, packed)
+            plan.meter.count(SEARCH, 0, content.edges[-1])
     # Exact search of a handful of rows costs as much as of a hundred.
     queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
     exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
-    audits = loaded.parts.run(
-        lambda some: audit_block(loaded.block, queries[some], exclusions.take(some), plan.fetch),
-        np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch)),
-    )
+    some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
 
-    def finish() -> BlockCandidates:
+    def audit(each: LoadedBlock) -> Iterator[Audit]:
+        return each.parts.run(
+            lambda some: audit_block(each.block, queries[some], exclusions.take(some), plan.fetch), some_rows
+        )
+
+    audits = [audit(each) for each in blocks]
+
+    def finish() -> GroupCandidates:
+        by_range: dict[int, list[Audit]] = {}
         with profile.stage("audit"):
-            audit = stack(list(audits), plan.fetch)
-        return BlockCandidates(loaded.number, content, counts, audit, loaded.params, profile)
+            for each, parts in zip(blocks, audits, strict=True):
+                by_range.setdefault(plan.range_of[each.number], []).append(stack(list(parts), plan.fetch))
+        merged = {of: merge_audits(some, plan.fetch) for of, some in by_range.items()}
+        tuned = {each.number: each.params for each in blocks}
+        return GroupCandidates(group, content, counts, merged, tuned, profile)
 
     return finish
 
 
 def _search_batches(
     plan: MinePlan,
-    loaded: LoadedBlock,
+    blocks: Sequence[LoadedBlock],
     source: Source,
     shard: int,
     counts: Counter[str],
     held: list[tuple[np.ndarray, Exclusions]],
 ) -> Iterator[Rows]:
-    """Search a shard; `held` gets the queries of audited rows."""
+    """Search a shard, whose batches are read once for all blocks; `held` gets the queries of audited rows."""
     plan.meter.start(SEARCH)
-    block, audited = loaded.block, _sampled_rows(plan, source, shard)
+    audited = _sampled_rows(plan, source, shard)
     searches = (
-        (batch, start_search(block, *batch[2:], plan.fetch, counts, loaded.params.factor, loaded.parts))
+        (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
         for batch in source.batches(shard, plan.batch, plan.dimension)
+        for each in blocks
     )
-    for batch, wait in _one_ahead(searches):
-        keys, weakest = wait(), np.full(len(batch.queries), np.inf, np.float32)
+    ranges: dict[int, np.ndarray] = {}
+    for batch, each, wait in _one_ahead(searches):
+        if each is blocks[0]:
+            ranges, weakest = {}, np.full(len(batch.queries), np.inf, np.float32)
+        _merge_range(ranges, plan.range_of[each.number], wait(), plan.fetch)
         if has_margin(plan.options):
-            np.minimum.at(weakest, *positive_scores(block, batch.queries, batch.exclusions))
-        yield batch.ids, [keys], weakest
-        plan.meter.count(SEARCH, len(keys), 0 if plan.sole else keys.nbytes + weakest.nbytes)
-        rows = _within(audited, batch.first, len(keys))
-        held.append((batch.queries[rows], batch.exclusions.take(rows)))
+            np.minimum.at(weakest, *positive_scores(each.block, batch.queries, batch.exclusions))
+        plan.meter.count(SEARCH, len(batch.queries))
+        if each is blocks[-1]:
+            yield batch.ids, list(ranges.values()), weakest
+            rows = _within(audited, batch.first, len(batch.queries))
+            held.append((batch.queries[rows], batch.exclusions.take(rows)))
+
+
+def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:
+    """Merge keys [B, F] of label range `of` into those of `ranges`."""
+    ranges[of] = merge([ranges[of], keys], fetch) if of in ranges else keys
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
@@ -309,7 +329,11 @@ def _write_shard(
     audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
-    with writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
+    url, size = plan.written(source), plan.table_bytes(source.queries.shards[shard].rows)
+    with (
+        with_room(url, "tables", size, REMEDY),
+        writing_shard(url, shard, shards, plan.schema, group) as out,
+    ):
         for ids, ranges, weakest in batches:
             keys = select(ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
@@ -318,50 +342,39 @@ def _write_shard(
             first += len(keys)
             plan.meter.count(MERGE, len(keys))
     plan.meter.count(MERGE, 0, out.entry.bytes)
-    return WrittenShard(out.entry, first, padded, np.concatenate(sampled))
+    return WrittenShard(out.entry, padded, np.concatenate(sampled))
 
 
 def _merge_chunk(
-    plan: MinePlan, source: Source, shard: int, blocks: list[BlockCandidates], number: int
+    plan: MinePlan, place: Place, groups: list[GroupCandidates], number: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
 
-    Two blocks' candidates are held at a time, however many there are.
+    Two groups' candidates are held at a time, however many there are.
     """
     ranges: dict[int, np.ndarray] = {}
-    weakest: np.ndarray | None = None
-    for offer in blocks:
-        url = plan.candidates(source, shard, offer.block)
+    weakest = np.array(np.inf, np.float32)
+    for offer in groups:
         assert isinstance(offer.content, Chunks)
-        keys, lowest = read_chunk(url, offer.content, number, plan.batch, plan.fetch)
-        of = plan.range_of[offer.block]
-        ranges[of] = merge([ranges[of], keys], plan.fetch) if of in ranges else keys
-        weakest = lowest if weakest is None else np.minimum(weakest, lowest)
-    assert weakest is not None
-    return [ranges[of] for of in sorted(ranges)], weakest
+        first, stop = plan.groups[offer.group]
+        start = plan.bounds[first][0]
+        keys, lowest = read_chunk(plan.candidates(place, offer.group), offer.content, number, start)
+        for of, some in zip(dict.fromkeys(plan.range_of[first:stop]), keys, strict=True):
+            _merge_range(ranges, of, some, plan.fetch)
+        if lowest is not None:
+            weakest = np.minimum(weakest, lowest)
+    return list(ranges.values()), weakest
 
 
-def _exact_rows(plan: MinePlan, blocks: list[BlockCandidates], rows: int) -> Audit:
+def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], rows: int) -> Audit:
     """Return the table's sampled rows as exact search would fill them: `exact` is keys [S, columns]."""
     by_range = [
-        merge_audits([offer.audit for offer in blocks if plan.range_of[offer.block] == of], plan.fetch)
+        merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
         for of in range(plan.options.ranges)
     ]
-    whole = merge_audits([offer.audit for offer in blocks], plan.fetch)
+    whole = merge_audits(by_range, plan.fetch)
     weakest = weakest_positives(rows, whole)
     return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.options, plan.width))
-
-
-def _overlap(plan: MinePlan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
-    previous = plan.previous.get(source.name)
-    whole = [share for share in shares if share is not None]
-    if previous is None or len(whole) < len(shares):
-        return {}
-    values = np.concatenate(whole)
-    return {
-        "previous": previous.manifest.digest,
-        "overlap_with_previous": float(values.mean()) if values.size else None,
-    }
 
 
 def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:

@@ -19,7 +19,7 @@ from apache_beam.runners.runner import PipelineResult, create_runner
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
-from pipelines.common.progress import Count, Progress, Watch, also_tell
+from pipelines.common.progress import Count, Progress, Watch, also_tell, sum_counts
 from pipelines.runners import engine, engine_errors
 from pipelines.runners.local import Runner
 from schemas.errors import ExtremisError, InputError
@@ -47,6 +47,7 @@ class BeamRunner(Runner):
             ) from None
         refuse_unknown(tuple(flags))
         self._flags = flags
+        self._counts: dict[str, Count] = {}  # of all flows so far
         self.shuffles = type(self._runner).__name__ in _SHUFFLING
         self.on_engine = engine.is_engine(self._runner)
         if self.on_engine:
@@ -87,7 +88,8 @@ class BeamRunner(Runner):
                         started(result)
                     result.wait_until_finish()
                 if settle is not None:
-                    settle(counts_of_result(result))
+                    self._counts = sum_counts([self._counts, counts_of_result(result)])
+                    settle(self._counts)
             except Exception as error:
                 cause = unwrap(error)
                 if cause is not None:

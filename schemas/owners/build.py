@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas import storage
-from schemas.errors import InputError, StorageError, TableError
+from schemas.errors import InputError, RoomError, StorageError, TableError
 from schemas.layout import MANIFEST, phases, staging
 from schemas.manifest import Manifest, publish_new, unpublish
 from schemas.owners.claim import FILE, Claim, ClaimedError, LostError, Say, claimed
@@ -53,7 +53,8 @@ class Build:
 def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
     """Claim `out` for the block and build it aside; nothing that was not put in place stays behind.
 
-    `in_phases`: but for what finished phases left, unless they end in an InputError, which they would again.
+    `in_phases`: but for what finished phases left, unless they end in an InputError, which they would again; a disk
+    that is full may have room later.
     Raises ClaimedError while another process has it; StorageError.
     """
     with claimed(out, doing, say) as claim:
@@ -63,7 +64,7 @@ def building(out: str, doing: str, say: Say | None = None, in_phases: bool = Fal
             yield build
         except BaseException as error:
             with contextlib.suppress(StorageError):  # of the two errors the first is the cause
-                _clear(build, in_phases and not isinstance(error, InputError))
+                _clear(build, in_phases and (isinstance(error, RoomError) or not isinstance(error, InputError)))
             raise
         _clear(build, False)
 

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
+from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine, watch
+from pipelines.mining.candidates import pack_chunk, read_chunk, unpack_chunk, write_chunks
+from pipelines.mining.records import find_left
 from schemas import storage
-from schemas.errors import InputError, TableError
-from schemas.layout import RunLayout
+from schemas.errors import InputError, StorageError, TableError
+from schemas.layout import RunLayout, phases
 from schemas.manifest import open_manifest, unpublish
 from schemas.owners import claim
 from schemas.owners.claim import ClaimedError
@@ -23,7 +27,7 @@ from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
 from schemas.table import Table
 from tests.owners import held_elsewhere
-from tests.pipelines.mining.world import World, brute_force, random_rows, random_world, read_negatives
+from tests.pipelines.mining.world import World, apart, brute_force, plan_of, random_rows, random_world, read_negatives
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,12 +61,31 @@ def world(tmp_path) -> World:
     tasks=st.integers(1, 4),
     query_batch=st.integers(1, 20),
     filtered=st.booleans(),
+    ranges=st.integers(1, 3),
+    together=st.integers(1, 4),
 )
 def test_a_row_holds_its_best_negatives_and_nothing_else(
-    tmp_path, seed, rows, labels, dimension, width, shards, row_group_rows, block_rows, tasks, query_batch, filtered
+    tmp_path,
+    seed,
+    rows,
+    labels,
+    dimension,
+    width,
+    shards,
+    row_group_rows,
+    block_rows,
+    tasks,
+    query_batch,
+    filtered,
+    ranges,
+    together,
 ):
-    """The law of a mined table, against brute force; small whole numbers make scores exact and ties common."""
+    """The law of a mined table, against brute force, in any number of blocks, of them in memory together, of passes.
+
+    Small whole numbers make scores exact and ties common.
+    """
     shutil.rmtree(tmp_path, ignore_errors=True)
+    ranges = min(ranges, labels)
     generator = np.random.default_rng(seed)
     world = World(
         data=str(tmp_path / "data"),
@@ -77,13 +100,25 @@ def test_a_row_holds_its_best_negatives_and_nothing_else(
         with_labels=True,
     )
     world.write_dump()
-    options = MineOptions(block_rows=block_rows, tasks_per_block=tasks, query_batch=query_batch, audit_queries=7)
+    options = MineOptions(
+        block_rows=block_rows,
+        tasks_per_block=tasks,
+        query_batch=query_batch,
+        audit_queries=7,
+        ranges=ranges,
+        index="exact",
+    )
+    options = apart(world, options, together)
     for source, manifest in mine(world.data, world.run, options=options).items():
         url = world.layout.negatives(world.epoch + 2, source)
         assert open_manifest(url, "negatives") == manifest
         Table(url, manifest).verify()
         ids, label_ids, scores = read_negatives(url, manifest)
-        expected = brute_force(world.scores(source), world.excluded(source), width)
+        excluded = [
+            [own | {*range(start)} | {*range(stop, labels)} for own in world.excluded(source)]
+            for start, stop in equal_ranges(0, labels, ranges)
+        ]
+        expected = np.hstack([brute_force(world.scores(source), gone, width) for gone in excluded])
         assert ids.tolist() == list(range(len(expected)))
         assert label_ids.tolist() == expected.tolist()
         held = np.take_along_axis(world.scores(source), np.maximum(expected, 0), axis=1)
@@ -135,6 +170,83 @@ def test_the_same_input_gives_the_same_bytes(world, index):
     storage.remove(world.layout.negatives_root, recursive=True)
     mine(world.data, world.run, options=options)
     assert contents(url) == first
+
+
+@pytest.mark.parametrize("index", ["exact", "IVF4,PQ3x4fs", "HNSW8"])
+def test_passes_and_groups_change_no_byte(tmp_path, index):
+    """An index that is read in a later pass finds what it found when it was built; margins meet all groups."""
+    world = random_world(str(tmp_path), rows=90, labels=200, dimension=6, shards=5)
+    world.write_dump()
+    chosen = {"index": index, "block_rows": 60, "query_batch": 16, "ranges": 2, "margin": 0.1, "window": 12}
+    url, tables, plans = world.layout.negatives(5, "queries"), [], []
+    for memory in (1 << 32, apart(world, MineOptions(**chosen)).memory):
+        options = MineOptions(**chosen, memory=memory)
+        plans.append(plan_of(world, options))
+        mine(world.data, world.run, options=options)
+        tables.append(contents(url))
+        storage.remove(world.layout.negatives_root, recursive=True)
+    assert [(len(plan.groups), len(plan.passes(plan.places))) for plan in plans] == [(1, 1), (4, 5)]
+    assert tables[0] == tables[1]
+
+
+@given(
+    keys=npst.arrays(np.uint64, npst.array_shapes(min_dims=3, max_dims=3, max_side=5)),
+    start=st.integers(0, 2**32 - 1),
+    with_margin=st.booleans(),
+)
+def test_packing_loses_nothing(keys, start, with_margin):
+    weakest = np.append(np.arange(keys.shape[1] - 1), np.inf).astype(np.float32) if with_margin else None
+    again, margin = unpack_chunk(pack_chunk(keys, start, weakest), keys.shape, start)
+    assert (again == keys).all()
+    assert (margin is None) is (weakest is None)
+    assert margin is None or margin.tobytes() == weakest.tobytes()
+
+
+def test_damaged_candidates_are_named(tmp_path):
+    url, keys = str(tmp_path / "keys"), np.arange(24, dtype=np.uint64).reshape(1, 4, 6)
+    chunks = write_chunks(url, 0, [(keys, None), (keys[:, :1], None)])
+    assert (read_chunk(url, chunks, 1, 0)[0] == keys[:, :1]).all()
+    content = bytearray(Path(url).read_bytes())
+    content[-1] ^= 1
+    Path(url).write_bytes(content)
+    assert (read_chunk(url, chunks, 0, 0)[0] == keys).all()
+    with pytest.raises(StorageError, match=r"keys after \d attempt.*are damaged"):
+        read_chunk(url, chunks, 1, 0)
+    Path(url).unlink()
+    with pytest.raises(StorageError, match="these candidates are gone"):
+        read_chunk(url, chunks, 1, 0)
+
+
+def test_a_mining_that_was_cut_off_goes_on_from_its_finished_shards(tmp_path):
+    """From all that are whole, and only with the same options."""
+    world = random_world(str(tmp_path), rows=90, labels=60, dimension=6, shards=5)
+    world.write_dump()
+    options = apart(world, MineOptions(index="IVF4,Flat", block_rows=20, query_batch=16))
+    mine(world.data, world.run, options=options)
+    url = world.layout.negatives(5, "queries")
+    whole, kept = contents(url), phases(str(Path(url).parent))
+
+    storage.remove(world.layout.negatives_root, recursive=True)
+    lines: list[str] = []
+
+    def stop(line: str) -> None:
+        if "pass 4 of" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mine(world.data, world.run, options=options, progress=stop)
+    assert not storage.exists(join(url, "_manifest.json"))
+    assert not [path for path in Path(url).parent.rglob("*") if path.suffix == ".keys"]
+    assert find_left(plan_of(world, options)) == ([(0, 3), (0, 4)], 3)
+    assert len(find_left(plan_of(world, options.model_copy(update={"seed": 1})))[0]) == 5
+    (first, second, _) = sorted(Path(kept).rglob("tables/queries/*.parquet"))
+    first.write_bytes(first.read_bytes()[:-1])
+    record = second.with_suffix(".record")
+    record.write_bytes(record.read_bytes()[:-1])
+    mine(world.data, world.run, options=options, progress=lines.append)
+    assert "epoch 3: going on from 1 of 5 shards, which are finished" in lines
+    assert contents(url) == whole
+    assert storage.list_names(str(Path(url).parent)) == ["queries", "spent.json"]
 
 
 def test_recall_and_scores_are_measured_truthfully(tmp_path):
@@ -208,7 +320,17 @@ def test_the_newest_complete_dump_is_the_default(world):
 def test_the_loop_runs_on_an_object_store():
     world = random_world("memory://mine", rows=30, labels=20, dimension=4)
     world.write_dump()
-    manifest = mine(world.data, world.run, options=MineOptions(block_rows=7))["queries"]
+    options = apart(world, MineOptions(block_rows=7, index="IVF2,Flat", nprobe=2))
+
+    def stop(line: str) -> None:
+        if "pass 2 of 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mine(world.data, world.run, options=options, progress=stop)
+    lines: list[str] = []
+    manifest = mine(world.data, world.run, options=options, progress=lines.append)["queries"]
+    assert "epoch 3: going on from 1 of 2 shards, which are finished" in lines
     _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     assert (label_ids == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
 
@@ -322,7 +444,7 @@ class TestWatch:
         watching.join(timeout=60)
         assert result == [2]
         named = [line.split(":")[0] for line in lines if line.startswith("epoch ")]
-        assert named == ["epoch 3"] * 3 + ["epoch 8"] * 3
+        assert list(dict.fromkeys(named)) == ["epoch 3", "epoch 8"]
         assert len([line for line in lines if line.startswith("steps: ")]) == 2
 
     def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world):

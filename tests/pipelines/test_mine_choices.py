@@ -18,7 +18,7 @@ from schemas.options import check
 from schemas.storage import join
 from schemas.table import Table
 from tests.command import call, refused
-from tests.pipelines.mining.world import World, brute_force, random_world, read_negatives
+from tests.pipelines.mining.world import World, apart, brute_force, random_world, read_negatives
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,11 +30,12 @@ def world(tmp_path) -> World:
     return made
 
 
-def table(world: World, source: str = "queries", **options) -> tuple[np.ndarray, dict]:
-    """Label ids [N, K] and the manifest of a table mined into a place of its own."""
+def table(world: World, source: str = "queries", one_by_one: bool = False, **options) -> tuple[np.ndarray, dict]:
+    """Label ids [N, K] and the manifest of a table mined into a place of its own; perhaps a block at a time."""
     out = f"{world.run}-out"
     storage.remove(out, recursive=True)
-    manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
+    chosen = check(MineOptions, {"out": out, **options})
+    manifest = mine(world.data, world.run, options=apart(world, chosen) if one_by_one else chosen)[source]
     _, label_ids, _ = read_negatives(join(out, source), manifest)
     return label_ids, manifest
 
@@ -48,9 +49,9 @@ def funnel_adds_up(counters: dict) -> bool:
     return counters["candidates"] == counters["kept"] + sum(counters[name] for name in lost)
 
 
-@pytest.mark.parametrize("block_rows", [50, 13])
-def test_a_rank_window_is_counted_over_all_labels(world, block_rows):
-    label_ids, manifest = table(world, skip_top=3, window=12, width=4, block_rows=block_rows)
+@pytest.mark.parametrize(("block_rows", "one_by_one"), [(50, False), (13, True)])
+def test_a_rank_window_is_counted_over_all_labels(world, block_rows, one_by_one):
+    label_ids, manifest = table(world, skip_top=3, window=12, width=4, block_rows=block_rows, one_by_one=one_by_one)
     assert (label_ids == ranking(world)[:, 3:7]).all()
     assert manifest.counters["skipped_top"] == 3 * 60
     assert funnel_adds_up(manifest.counters)
@@ -68,10 +69,11 @@ def expected_with_margin(world: World, margin: float, relative: float, width: in
 
 
 @pytest.mark.parametrize(("margin", "relative"), [(0.0, None), (0.5, None), (None, 0.2), (0.3, 0.1)])
-@pytest.mark.parametrize("block_rows", [50, 17])
-def test_a_margin_is_taken_from_the_weakest_positive_of_all_blocks(world, margin, relative, block_rows):
+@pytest.mark.parametrize(("block_rows", "one_by_one"), [(50, False), (17, True)])
+def test_a_margin_is_taken_from_the_weakest_positive_of_all_blocks(world, margin, relative, block_rows, one_by_one):
     options = {name: value for name, value in (("margin", margin), ("relative_margin", relative)) if value is not None}
-    label_ids, manifest = table(world, width=4, window=20, block_rows=block_rows, **options)
+    options |= {"query_batch": 64}
+    label_ids, manifest = table(world, width=4, window=20, block_rows=block_rows, one_by_one=one_by_one, **options)
     assert (label_ids == expected_with_margin(world, margin or 0, relative or 0, 4, 20)).all()
     assert manifest.counters["above_margin"] > 0
     assert manifest.counters["padded_rows"] == (label_ids < 0).any(axis=1).sum()
@@ -79,9 +81,9 @@ def test_a_margin_is_taken_from_the_weakest_positive_of_all_blocks(world, margin
     assert manifest.quality["recall_at_k"] == 1.0
 
 
-@pytest.mark.parametrize("block_rows", [50, 9])
-def test_each_label_range_keeps_its_own_columns(world, block_rows):
-    label_ids, manifest = table(world, ranges=3, width=2, block_rows=block_rows)
+@pytest.mark.parametrize(("block_rows", "one_by_one"), [(50, False), (9, True)])
+def test_each_label_range_keeps_its_own_columns(world, block_rows, one_by_one):
+    label_ids, manifest = table(world, ranges=3, width=2, block_rows=block_rows, one_by_one=one_by_one)
     assert manifest.parameters["ranges"] == [list(bounds) for bounds in equal_ranges(0, 50, 3)]
     for number, (start, stop) in enumerate(equal_ranges(0, 50, 3)):
         gone = [own | {*range(start)} | {*range(stop, 50)} for own in world.excluded("queries")]
@@ -171,7 +173,7 @@ class TestKeptIndex:
     def test_it_finds_what_the_table_holds(self, world, spec):
         url = f"{world.run}-index"
         options = {"index": spec, "keep_index": url, "block_rows": 20, "target_recall": 1.0, "width": 5}
-        first, _ = table(world, **options)
+        first, _ = table(world, one_by_one=True, query_batch=16, **options)
         manifest = open_manifest(url, "index")
         Table(url, manifest).verify()
         assert manifest.parameters["metric"] == "inner product"

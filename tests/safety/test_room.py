@@ -1,5 +1,6 @@
 """What does not fit on the disk is refused before anything is written there; scratch files have their room."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -8,21 +9,32 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from schemas.errors import StorageError
+from pipelines.mine import MineOptions, mine
+from schemas import storage
+from schemas.errors import RoomError, StorageError
 from schemas.mapped import ScratchFile
+from schemas.shard_files.parquet import writing_shard
+from schemas.sizes import with_room
+from schemas.table import Table
+from search.block import Block
+from search.index import write_index
 from tests.builders import build_data
 from tests.command import ROOT, call, refused, sets
+from tests.pipelines.mining.world import apart, random_world
 from trainer.heads.label_encoder import open_label_texts
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 KiB."""
-    disk = tmp_path / "disk"
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A disk of 16 KiB, or of another size."""
+    disk, size = tmp_path / "disk", getattr(request, "param", "16k")
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], check=False).returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk]
+    if os.geteuid() or subprocess.run(command, check=False).returncode:
         pytest.skip("a small disk cannot be mounted here")
     yield disk
     subprocess.run(["umount", disk], check=True)
@@ -60,6 +72,58 @@ def test_mine(data: Path, trained: Path, small_disk: Path) -> None:
     (run / "negatives").symlink_to(negatives)
     refused(call("mine", data, run, "--width", "100"), "of tables", "16.0 KiB are free", "--width")
     assert not list(negatives.iterdir())
+
+
+@pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
+def test_a_disk_that_fills_while_mining(tmp_path: Path, small_disk: Path) -> None:
+    """Nothing is published, finished shards stay, and the same command goes on from them when there is room."""
+    world = random_world(str(tmp_path), rows=2000, labels=400, dimension=8, width=20, shards=5, row_group_rows=64)
+    world.write_dump()
+    out, filler, lines = small_disk / "out", small_disk / "filler", list[str]()
+    options = MineOptions(out=str(out), index="exact", block_rows=100, query_batch=64)
+    options = apart(world, options)
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "pass 3 of 5" in line and not filler.exists():
+            with contextlib.suppress(OSError), open(filler, "wb", 0) as file:
+                while file.write(bytes(1024)):
+                    pass
+
+    needed = (
+        r"out: at least .* of tables and .* of candidates are written there, and 0 B are free\. Free some.* goes on"
+    )
+    with pytest.raises(RoomError, match=needed):
+        mine(world.data, world.run, options=options, progress=say)
+    assert not (out / "queries").exists()
+    filler.unlink()
+    filler.touch()
+    mine(world.data, world.run, options=options, progress=say)
+    assert "epoch 3: going on from 2 of 5 shards, which are finished" in lines
+    Table.open(str(out / "queries"), "negatives").verify()
+
+
+def test_whoever_writes_more_than_a_disk_has_names_it(small_disk: Path) -> None:
+    """Files, shards and indexes alike: what Faiss writes by itself may end early in silence."""
+    vectors = np.ones((4000, 8), np.float32)
+    column = {"a": np.random.default_rng(0).integers(0, 1 << 40, 9000)}
+
+    def bytes_of(url: str) -> None:
+        with storage.writing(url) as path:
+            Path(path).write_bytes(bytes(1 << 16))
+
+    def shard(url: str) -> None:
+        with writing_shard(url, 0, 1, pa.schema({"a": pa.int64()}), 1000) as out:
+            out.write(pa.table(column))
+
+    def index(url: str) -> None:
+        write_index(url, "index", Block(0, vectors))
+
+    full = r"file: the disk is full: about 1.0 KiB of bytes are to be written there\. Remove some\."
+    for write in (bytes_of, shard, index):
+        with pytest.raises(RoomError, match=full), with_room(str(small_disk / "file"), "bytes", 1024, "Remove some."):
+            write(str(small_disk / "file"))
+        assert not [path for path in small_disk.rglob("*") if path.is_file()]
 
 
 def test_scratch(data: Path, trained: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

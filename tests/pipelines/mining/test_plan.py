@@ -94,9 +94,36 @@ def test_a_plan_that_cannot_fit_says_what_it_needs(options, words):
     assert plan(12_000_000, 10**7, **{**options, "memory": needed}).inputs.labels == 12_000_000
 
 
+@pytest.mark.parametrize("options", [{}, {"index": "exact"}, {"index": "IVF4096,Flat"}, {"ranges": 3}, {"margin": 0.1}])
+@pytest.mark.parametrize("memory", [GIB, 4 * GIB, 64 * GIB])
+def test_scratch_is_no_more_than_the_table_in_the_fewest_passes(options, memory):
+    """As the formula counts; indexes that alone are more than half of it leave half to the candidates."""
+    rows = 300_000_000
+    made = plan(120_000_000, rows, memory=memory, **options)
+    needs, passes = made.needs(rows), -(-rows // made.pass_rows(rows))
+    tables, candidates, indexes = (needs.get(what, 0) for what in ("tables", "candidates", "indexes"))
+    assert (candidates == 0) is made.sole
+    assert candidates + indexes <= max(tables, tables / 2 + indexes)
+    assert 1.01 * candidates * passes >= rows * made.row_bytes
+    if passes > 1:
+        fewer = -(-rows // (passes - 1)) * made.row_bytes
+        assert fewer + indexes > tables
+
+
+def test_blocks_are_in_memory_together_as_far_as_they_fit():
+    for gib in (2, 4, 16):
+        made = plan(50_000_000, 10**6, index="exact", memory=gib * GIB, block_rows=1_000_000, query_batch=1024)
+        sizes = [stop - first for first, stop in made.groups]
+        assert sum(sizes) == 50
+        assert max(sizes) - min(sizes) <= 1
+        assert made.estimate.total <= gib * GIB
+        larger = -(-50 // (len(sizes) - 1)) if len(sizes) > 1 else 51
+        assert made.sole or made.estimate.total + (larger - max(sizes)) * 4 * 64 * 10**6 > gib * GIB
+
+
 def test_what_is_made_already_does_not_change_how_the_rest_is_made():
     whole = plan(200_000, 2_000_000)
-    rest = whole.only(whole.sources[1:])
+    rest = whole.without(["queries"])
     assert rest.parameters() == whole.parameters()
     assert rest.bounds == whole.bounds
 

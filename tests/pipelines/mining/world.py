@@ -1,12 +1,17 @@
 """A small DATA and RUN as the sharder and the trainer leave them, and brute force over the arrays behind them."""
 
+import bisect
 import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from pipelines.mining.inputs import open_inputs
+from pipelines.mining.plan import MinePlan, make_plan
+from pipelines.options import MineOptions
 from schemas import arrow
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_array, matrix_array, matrix_column, open_shard
@@ -171,3 +176,22 @@ def read_negatives(url: str, manifest: Manifest) -> tuple[np.ndarray, np.ndarray
             parts.append(file.read())
     table = pa.concat_tables(parts)
     return table.column("query_id").to_numpy(), matrix_column(table, "label_ids"), matrix_column(table, "scores")
+
+
+def plan_of(world: World, options: MineOptions) -> MinePlan:
+    return make_plan(open_inputs(world.data, world.run, world.epoch, options), options, {})
+
+
+def apart(world: World, options: MineOptions, blocks: int = 1) -> MineOptions:
+    """The options with a memory that `blocks` blocks fit into together, and no more."""
+
+    def at_once(memory: int) -> int:
+        try:
+            plan = plan_of(world, options.model_copy(update={"memory": memory}))
+        except InputError:
+            return 0
+        return max(stop - first for first, stop in plan.groups)
+
+    least = bisect.bisect_left(range(1 << 30), 1, key=at_once)
+    block = max(stop - start for start, stop in plan_of(world, options).bounds)
+    return options.model_copy(update={"memory": least + 4 * world.vectors.shape[1] * block * (blocks - 1)})

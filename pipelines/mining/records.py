@@ -1,0 +1,124 @@
+"""Records of what is finished: a shard of a table, a block's index; and the summary of a table from its records.
+
+A worker leaves a record beside what it has finished. The launching process makes the manifest of the records, and an
+attempt after one that was cut off takes the records of the same work over, with their files.
+"""
+
+import contextlib
+import io
+import json
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.common.vectors import Source
+from pipelines.mining.audit import Audit, Profile, measure, stack
+from pipelines.mining.plan import RECORD, REMEDY, MinePlan, Place
+from schemas import storage
+from schemas.errors import TableError
+from schemas.layout import phases
+from schemas.manifest import Shard
+from schemas.sizes import with_room
+from schemas.storage import join
+
+_READERS = 16  # records at a time
+_REMEDY = "It is made again."
+
+
+class Record(NamedTuple):
+    """Entry of a file, if there is one, facts as JSON values, and arrays."""
+
+    entry: Shard | None
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays: np.ndarray) -> None:
+    """Write a record. Raises RoomError, StorageError."""
+    out, body = io.BytesIO(), json.dumps([entry and entry.model_dump(), facts]).encode()
+    np.savez(out, facts=np.frombuffer(body, np.uint8), **arrays)  # type: ignore[arg-type]
+    with with_room(url, "records", out.tell(), REMEDY):
+        storage.write_sealed(url, out.getvalue(), durable=True)
+
+
+def read_record(url: str) -> Record:
+    """Read a record. Raises FileNotFoundError; TableError: damaged; StorageError."""
+    content = storage.read_sealed(url, _REMEDY)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        entry, facts = json.loads(arrays.pop("facts").tobytes())
+        return Record(entry and Shard(**entry), facts, arrays)
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise TableError(f"{url}: no record of mining ({error}). {_REMEDY}") from None
+
+
+def find_left(plan: MinePlan) -> tuple[list[Place], int]:
+    """List the shards that no attempt at the plan's work has finished, and count the kept indexes; nothing is read."""
+    root = phases(plan.inputs.root)
+    folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
+    there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
+    indexes = sum(plan.index_record(block) in there for block in range(len(plan.bounds)))
+    return [place for place in plan.places if plan.record(place) not in there], indexes
+
+
+def take_over(plan: MinePlan) -> None:
+    """Move what earlier attempts at the plan's work have finished to this one; remove what is damaged, or other work's.
+
+    Raises StorageError.
+    """
+    root = phases(plan.inputs.root)
+    for folder in (join(root, name) for name in storage.list_names(root)):
+        if folder == plan.finished:
+            continue
+        for kind in plan.kinds if folder.startswith(join(root, plan.work)) else ():
+            _move_whole(join(folder, kind), join(plan.finished, kind))
+        storage.remove(folder, recursive=True)
+
+
+def _move_whole(old: str, new: str) -> None:
+    """Move the files that have a record and their size, then their records: each is whole at any moment."""
+    sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
+    for name in (name for name in sizes if name.endswith(RECORD)):
+        with contextlib.suppress(FileNotFoundError, TableError):
+            entry = read_record(join(old, name)).entry
+            if entry is None or sizes.get(entry.path) == entry.bytes:
+                files += [entry.path] if entry else []
+                records.append(name)
+    for names in (files, records):
+        storage.move_files(old, new, names)
+
+
+def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
+    """Return shards in order, counters, quality and profile of the table of a source. Raises as `read_record`."""
+    urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
+    with ThreadPoolExecutor(_READERS) as readers:
+        entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)
+    audit = stack([Audit(*(each[name] for name in Audit._fields)) for each in arrays], plan.columns)
+    quality = measure(np.concatenate([each["sampled"] for each in arrays]), audit)
+    tuned = {block: params for each in facts for block, params in each["params"].items()}
+    for name in ("nprobe", "ef_search", "refine"):
+        values = [params[name] for params in tuned.values()]
+        if any(value is not None for value in values):
+            quality[name] = {"least": min(values), "most": max(values)}
+    return {
+        "shards": entries,
+        "counters": {name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]},
+        "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
+        "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),
+    }
+
+
+def _overlap(plan: MinePlan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:
+    previous = plan.previous.get(source.name)
+    whole = [share for share in shares if share is not None]
+    if previous is None or len(whole) < len(shares):
+        return {}
+    values = np.concatenate(whole)
+    return {
+        "previous": previous.manifest.digest,
+        "overlap_with_previous": float(values.mean()) if values.size else None,
+    }
