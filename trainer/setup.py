@@ -1,7 +1,7 @@
 """Setup of a run: its parts opened and built as the recipe asks, or refused."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
-from trainer.group import SILENCE_SECONDS, Group
-from trainer.heads.base import Head
+from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
@@ -99,8 +98,9 @@ def set_up(
     require_memory(recipe, facts, group.ranks)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
+    bounds = bounds or [label_range(facts.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [facts.labels]
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
-    planner = open_planner(recipe, data, model.head, group, say, device)
+    planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
@@ -167,16 +167,22 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
 
 
 def open_planner(
-    recipe: Recipe, data: DataLayout, head: Head, group: Group, say: Say, device: torch.device = CPU
+    recipe: Recipe,
+    data: DataLayout,
+    labels: int,
+    group: Group,
+    say: Say,
+    device: torch.device = CPU,
+    bounds: Sequence[int] = (),
 ) -> Planner:
-    """Build the planner of a rank's `head`. Raises TableError."""
+    """Build the planner of a rank; `bounds` [G + 1] of the labels of several. Raises TableError."""
     # Of labels that are encoded a rank takes a share of those that the batch brings: it plans for all of them.
-    parts = tuple(group.gather_objects((head.start, head.stop))) if group.ranks > 1 and head.has_rows else ()
+    parts = () if group.ranks == 1 or recipe.encodes_labels else tuple(itertools.pairwise(bounds))
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
     return Planner(
-        recipe.negatives_of(head.labels),
-        head.labels,
+        recipe.negatives_of(labels),
+        labels,
         recipe.train.seed,
         weights,
         parts,

@@ -59,7 +59,7 @@ def step_on_meta(
         return Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
 
     model, host = build(META), build(torch.device("cpu"))
-    planner = open_planner(recipe, data, model.head, group, lambda line: None, META)
+    planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
     stream = open_stream(recipe, tables, facts.labels, group, planner if model.head.has_rows else None)
