@@ -1,6 +1,7 @@
 """`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -104,10 +105,21 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
     )
 
 
-def plan(workload: Workload, data: str | None, engine: str | None = None) -> dict[str, Any]:
-    """Estimate sizes and times as one JSON object. `data`: a sample that stands for all rows.
+def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """Return the recipe with as many streams as `ranks` can share; it is said where they are others."""
+    streams = math.lcm(recipe.order.streams, ranks)
+    if streams == recipe.order.streams:
+        return recipe
+    say(f"order.streams = {streams} ({ranks} ranks: a run wants it set)")
+    return recipe.model_copy(update={"order": recipe.order.model_copy(update={"streams": streams})})
 
-    `engine`: where the pipelines run, if not on this machine.
+
+def plan(
+    workload: Workload, data: str | None, engine: str | None = None, rehearsal: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Estimate sizes as one JSON object. `data`: a sample that stands for all rows.
+
+    `engine`: where the pipelines run, if not on this machine. `rehearsal`: of the workload, which says seconds.
 
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
@@ -115,10 +127,10 @@ def plan(workload: Workload, data: str | None, engine: str | None = None) -> dic
     sizes = estimate(workload)
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
     recipe, blocks = workload.recipe, sizes.blocks
-    on_engine = None
+    on_engine, seconds = None, rehearsal["seconds"] if rehearsal else {}
     if engine is not None:
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
-        on_engine = plan_engine(engine, workload, sizes.memory, stored, sizes.seconds)
+        on_engine = plan_engine(engine, workload, sizes.memory, stored, seconds)
     facts = {"recipe": recipe.title, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
@@ -134,7 +146,8 @@ def plan(workload: Workload, data: str | None, engine: str | None = None) -> dic
             "refreshes": workload.dumps,
         },
         "steps": workload.steps,
-        "seconds": sizes.seconds,
+        "seconds": seconds,
+        "rehearsal": rehearsal,
         "on_engine": on_engine,
         "over": over,
         "go": not over,
@@ -156,7 +169,7 @@ def plan_engine(
         most = ", ".join(_MACHINES)
         raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} have. Lower --memory.")
     hours = None
-    if engine.times is not None:
+    if engine.times is not None and seconds:
         hours = {
             step: (seconds[step] * engine.times + engine.start * _PIPELINES_OF_A_STEP[step]) / 3600
             for step in PIPELINES
@@ -187,7 +200,7 @@ def show(plan: dict[str, Any]) -> None:
         [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
         for step, need in plan["memory"].items()
     ]
-    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time"], steps)
+    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
     mining = plan["mining"]
     if mining:
         results.print(
@@ -209,7 +222,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
         f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
         f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "
         f"written by shard, for about {say_bytes(plan['input_bytes'])} of input",
-        f"time: {times or f'never measured on {name}'}",
+        f"time: {times or 'not known: rehearse it, on Flink or Spark'}",
         f"behind --: {plan['options']}",
     ]
     results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)")
