@@ -26,11 +26,15 @@ Columns = Callable[[Draw, int], list[Any]]  # of so many rows, but for their ids
 
 
 def write_data(root: str, sizes: Sizes, linked: bool = True, sample: Table | None = None) -> None:
-    """Write DATA; `sample`: queries, whose rows are taken in place of made-up ones. Raises TableError, StorageError."""
+    """Write DATA; queries are those of `sample`, over and over, where there is one. Raises TableError, StorageError."""
     data, tokens, label = DataLayout(root), arrow.token_type(sizes.vocabulary), arrow.label_type(sizes.labels)
-    tokenizer = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
-    parents = {"tokenizer": tokenizer.digest}
+    made = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
+    parents = {"tokenizer": made.digest}
     rows = None if sample is None else pa.concat_tables(sample.batches(stop=LINKED_ROWS)).combine_chunks()
+
+    def texts(draw: Draw, count: int, mean: float) -> pa.Array:
+        lengths = _lengths(draw, count, mean)
+        return _lists(zipf(draw, int(lengths.sum()), sizes.vocabulary), lengths, tokens)
 
     def queries(draw: Draw, count: int) -> list[Any]:
         if rows is not None:
@@ -41,47 +45,41 @@ def write_data(root: str, sizes: Sizes, linked: bool = True, sample: Table | Non
         lengths = _lengths(draw, count, sizes.labels_per_query)
         ids = _labels(draw, int(lengths.sum()), sizes.labels)
         places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # each once a row, in order
-        lengths = np.bincount(places // sizes.labels, minlength=count)
-        positives = _lists(places % sizes.labels, lengths, label)
-        return [_keys(draw, count, sizes.key_bytes), texts(draw, count, sizes.tokens), positives]
+        positives = _lists(places % sizes.labels, np.bincount(places // sizes.labels, minlength=count), label)
+        return [_names(draw, count, sizes.key_bytes), texts(draw, count, sizes.tokens), positives]
 
     def labels(draw: Draw, count: int) -> list[Any]:
-        named = [_keys(draw, count, sizes.key_bytes), _keys(draw, count, sizes.text_bytes)]
-        return [*named, texts(draw, count, sizes.label_tokens), pa.array(_zipf(draw, count, 1000) + 1)]
+        names = [_names(draw, count, size) for size in (sizes.key_bytes, sizes.text_bytes)]
+        return [*names, texts(draw, count, sizes.label_tokens), pa.array(zipf(draw, count, 1000) + 1)]
 
-    def texts(draw: Draw, count: int, mean: float) -> pa.Array:
-        lengths = _lengths(draw, count, mean)
-        return _lists(_zipf(draw, int(lengths.sum()), sizes.vocabulary), lengths, tokens)
-
-    schema, group = arrow.queries(tokens, label), default_row_group_rows(sizes.queries)
-    made = write(data.queries("train"), "queries", sizes.queries, schema, group, queries, linked, parents=dict(parents))
+    groups = default_row_group_rows(sizes.queries), default_row_group_rows(sizes.labels)
+    schema, facts = arrow.queries(tokens, label), dict[str, Any](parents=dict(parents))
+    made = write(data.queries("train"), "queries", sizes.queries, schema, groups[0], queries, linked, **facts)
     parents["queries/train"] = made.digest
-    schema, group = arrow.labels(tokens), default_row_group_rows(sizes.labels)
-    facts = {"training_points": sizes.queries}
-    made = write(data.labels, "labels", sizes.labels, schema, group, labels, linked, parameters=facts)
+    facts = {"parameters": {"training_points": sizes.queries}}
+    made = write(data.labels, "labels", sizes.labels, arrow.labels(tokens), groups[1], labels, linked, **facts)
     publish(root, Manifest(kind="data", parents={**parents, "labels": made.digest}))
 
 
 def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
     """Write linked negatives of the rows of `table`."""
-    label = arrow.label_type(sizes.labels)
+    schema = arrow.negatives(sizes.width, arrow.label_type(sizes.labels))
 
     def columns(draw: Draw, count: int) -> list[Any]:
         ids = _labels(draw, count * sizes.width, sizes.labels).reshape(count, -1)
         scores = -np.sort(draw.random(ids.shape, np.float32)).astype(np.float16)
-        return [matrix_array(ids, label), matrix_array(scores, pa.float16())]
+        return [matrix_array(values, schema.types[n].value_type) for n, values in enumerate((ids, scores), 1)]
 
-    schema, group = arrow.negatives(sizes.width, label), table.manifest.row_group_rows or 1
+    group = table.manifest.row_group_rows or 1
     write(url, "negatives", table.rows, schema, group, columns, True, parents={"queries": table.digest})
 
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
-    """Write vectors, or the embeddings of queries, all of them their own."""
-    vector = schema.field("vector").type
+    """Write vectors, or the embeddings of queries; none is linked."""
+    width, kept = schema.types[1].list_size, schema.types[1].value_type
 
     def columns(draw: Draw, count: int) -> list[Any]:
-        values = draw.standard_normal((count, vector.list_size), np.float32)
-        return [matrix_array(values.astype(vector.value_type.to_pandas_dtype()), vector.value_type)]
+        return [matrix_array(draw.standard_normal((count, width), np.float32).astype(kept.to_pandas_dtype()), kept)]
 
     write(url, kind, rows, schema, group, columns, False, **facts)
 
@@ -105,13 +103,13 @@ def write(
     return publish(url, Manifest(kind=kind, shards=tuple(shards), **body))
 
 
-def _zipf(draw: Draw, count: int, top: int) -> np.ndarray:
+def zipf(draw: Draw, count: int, top: int) -> np.ndarray:
+    """Draw ids in [0, top) by Zipf's law, int64 [count]."""
     return np.minimum(np.exp(draw.random(count) * np.log(top)).astype(np.int64), top) - 1
 
 
 def _labels(draw: Draw, count: int, labels: int) -> np.ndarray:
-    spread: np.ndarray = _zipf(draw, count, labels) * _PRIME % labels
-    return spread
+    return np.remainder(zipf(draw, count, labels) * _PRIME, labels)
 
 
 def _lengths(draw: Draw, count: int, mean: float) -> np.ndarray:
@@ -122,7 +120,7 @@ def _lists(values: np.ndarray, lengths: Any, kind: pa.DataType) -> pa.ListArray:
     return list_array(values.astype(kind.to_pandas_dtype()), offsets_of(np.asarray(lengths, np.int64)), kind)
 
 
-def _keys(draw: Draw, count: int, size: float) -> pa.Array:
+def _names(draw: Draw, count: int, size: float) -> pa.Array:
     letters = draw.integers(97, 123, count * round(size), np.uint8)
     offsets = np.arange(count + 1, dtype=np.int32) * round(size)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(letters))

@@ -53,7 +53,7 @@ def train(task: Task) -> list[Stage]:
     group = FakedRanks(task.rank, task.ranks) if task.ranks > 1 else ALONE
     rank = _Rank(task, recipe, group, note)
     try:
-        return [*rank.start(), *rank.stream(), *rank.plan(), *rank.steps(), *rank.dump(), *rank.resume()]
+        return [*rank.start(), *rank.steps(), *rank.stream(), *rank.plan(), *rank.dump(), *rank.resume()]
     finally:
         group.close()
 
@@ -121,7 +121,7 @@ class _Rank:
     def stream(self) -> Iterator[Stage]:
         """Read, decode and deal whole windows."""
         stream, rows, steps, began = self.in_line(), 0, 0, time.perf_counter()
-        for steps, batch in enumerate(stream, 1):  # noqa: B007
+        for steps, batch in enumerate(stream, 1):
             rows += len(batch)
             if steps % stream.order.steps_per_window == 0 and time.perf_counter() - began > self.task.seconds / 20:
                 break
@@ -142,18 +142,16 @@ class _Rank:
 
     def steps(self) -> Iterator[Stage]:
         """Train some steps as a run does, with all its threads, and write a checkpoint."""
-        trainer, traffic = self.trainer, getattr(self.group, "traffic", None)
-        times, sent, operators, saved = [0.0], [0.0], Operators(), 0.0
+        trainer, times, sent, operators, saved = self.trainer, [0.0], [0.0], Operators(), 0.0
         until = time.perf_counter() + self.task.seconds / 4
 
         def on_step(step: int, total: int, loss: float) -> None:
             nonlocal saved
             times.append(time.perf_counter())
-            sent.append(traffic.sent if traffic else 0.0)
+            sent.append(getattr(self.group, "sent", 0.0))
             if len(times) in (3, 4):  # around one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
-            enough = len(times) > 3 * _WARM and times[-1] > until
-            if enough or trainer.progress.step == trainer.stream.steps:
+            if (len(times) > 3 * _WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
                 trainer.parts.saver.writer.wait()
                 saved = time.perf_counter() - times[-1]
@@ -165,7 +163,7 @@ class _Rank:
         first, memory = min(_WARM, len(times) // 2), peak_bytes()
         seconds, network = float(np.diff(times[first:]).mean()), float(np.median(np.diff(sent[first:])))
         note = "; ".join(filter(None, [f"{len(times) - first - 1:,}, of {operators.count} operators", self.note]))
-        yield Stage("train", "step", seconds, memory, network=network if traffic else None, note=note)
+        yield Stage("train", "step", seconds, memory, network=network or None, note=note)
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:

@@ -10,7 +10,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,20 @@ class Rehearsal:
     data: str | None = None
 
     @property
-    def sizes(self) -> Sizes:
-        """What the stages are told of the workload."""
-        values = {each.name: getattr(self.workload, each.name, None) for each in fields(Sizes)}
-        values["width"] = self.workload.recipe.negatives.table_width
-        if blocks := self.planned.blocks:
-            rows = max(stop - start for start, stop in blocks.bounds)
-            values |= {"block_rows": rows, "blocks": len(blocks.bounds), "batch": blocks.batch}
+    def embeddings(self) -> float:
+        """Bytes of a dump's embeddings that a rank keeps."""
+        return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
+
+    def sizes(self, rows: int) -> Sizes:
+        """Return what the stages are told, of a workload of so many rows."""
+        names, blocks = [field.name for field in fields(Sizes)], self.planned.blocks
+        values: dict[str, Any] = {name: getattr(self.workload, name, 0) for name in names}
+        values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width, "index": ""}
+        if blocks is not None:
+            most = max(stop - start for start, stop in blocks.bounds)
+            values |= {"block_rows": most, "blocks": len(blocks.bounds), "batch": blocks.batch}
             values["index"] = blocks.factory.spec
         return Sizes(**values)
-
-    @property
-    def embeddings(self) -> float:
-        """Return the bytes of a dump's embeddings that a rank keeps."""
-        return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
 
 
 def parse_speed(text: str) -> float:
@@ -72,14 +72,15 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     _check(work, dumped)
     from extremis.planning import rank_stages, worker_stages
 
-    recipe, ranks = work.workload.recipe, work.workload.ranks
-    stages: list[Stage] = []
+    workload, stages = work.workload, list[Stage]()
     with tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None) as folder:
         disk = work.disk or _disk_speed(Path(folder))
-        of_worker = Task(folder, work.sizes, 60 * work.minutes)
-        of_rank = Task(folder, work.sizes, 60 * work.minutes, recipe, work.rank, ranks, dumped, work.data)
+        of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
+        of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
+        of_rank = replace(of_rank, data=work.data)
         steps = [(worker_stages.shard, of_worker), (rank_stages.make_tables, of_rank), (rank_stages.train, of_rank)]
         if work.planned.blocks:
+            of_worker = replace(of_worker, sizes=work.sizes(workload.rows))
             steps += [(worker_stages.make_dump, of_worker), (worker_stages.mine, of_worker)]
         for stage, task in steps:
             say(f"rehearsing: {stage.__name__.replace('_', ' ')}")
@@ -101,8 +102,8 @@ def _check(work: Rehearsal, dumped: float) -> None:
     need, free = work.planned.memory["train"], free_memory()
     if free is not None and need > free:
         raise InputError(
-            f"rank {work.rank} of {workload.ranks} needs {say_bytes(need)} of memory for its share of {workload.labels:,} "
-            f"labels, and {say_bytes(free)} are free. Give more --ranks or a lower --dimension, or a larger machine."
+            f"rank {work.rank} of {workload.ranks} needs {say_bytes(need)} of memory, and {say_bytes(free)} are free. "
+            "Plan more --ranks or a lower --dimension, or rehearse on a larger machine."
         )
     needs = {
         "a dump and its scratch file": int(2 * dumped * work.embeddings),

@@ -6,6 +6,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from schemas.errors import ExtremisError
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a workload, as `Workload` names them, and of its search: no trainer is loaded with them."""
+    """Sizes of a workload, as `Workload` names them, and of its search; a worker that has them loads no trainer."""
 
     queries: int
     labels: int
@@ -28,16 +30,16 @@ class Sizes:
     columns: int
     input_bytes: int
     memory: int
-    width: int = 0  # K
-    block_rows: int = 0
-    blocks: int = 0
-    batch: int = 0
-    index: str = ""
+    width: int  # K
+    block_rows: int
+    blocks: int
+    batch: int
+    index: str
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`, with the rows of DATA `data` or made up.
+    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`, with rows of DATA `data`, or made-up ones.
 
     `seconds` are those of all stages, about; `dumped`: the share of a dump's embeddings that is written.
     """
@@ -54,9 +56,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage of a `step` took: seconds; bytes of the process, written or read, and sent; None: not counted.
+    """What a stage of a `step` took: seconds; bytes of its process, read or written, and sent. None: not counted.
 
-    `note`: how much of it was done, where that is not all.
+    `note`: how much was done of it.
     """
 
     step: str
@@ -81,39 +83,26 @@ def size_of(folder: str) -> int:
 
 
 def apart(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
-    """Return `stages(task)`, run in a process of its own, which removes the folder should this one be killed."""
+    """Return `stages(task)`, run in a process of its own. Raises what it raises, and ExtremisError where it died."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(False)
-    process = context.Process(target=_work, args=(theirs, stages, task), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        answer = ours.recv()
-    except EOFError:
-        process.join()
-        raise ExtremisError(
-            f"a process of the rehearsal ended with status {process.exitcode}: the system may have had no memory left."
-        ) from None
-    finally:
-        process.terminate()
-        process.join()
-    if isinstance(answer, BaseException):
-        raise answer
-    return list(answer)
+    with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
+        try:
+            return process.submit(stages, task).result()
+        except BrokenProcessPool:
+            raise ExtremisError(
+                "a process of the rehearsal was killed: the system may have had no memory left for it."
+            ) from None
 
 
-def _work(answer: Any, stages: Callable[[Task], list[Stage]], task: Task) -> None:
+def _follow(folder: str) -> None:
+    """Keep all that this process writes in `folder`, and remove it should the parent be killed."""
     parent = multiprocessing.parent_process()
 
     def end_with_parent() -> None:
         assert parent is not None
         parent.join()
-        shutil.rmtree(task.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    tempfile.tempdir = task.folder
-    try:
-        answer.send(stages(task))
-    except (Exception, KeyboardInterrupt) as error:
-        answer.send(error)
+    tempfile.tempdir = os.environ["TMPDIR"] = folder

@@ -1,7 +1,6 @@
 """Stages of a worker of the pipelines: `shard` of samples of the input, `mine` of blocks that are made up."""
 
 import json
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,99 +17,87 @@ from schemas.layout import SPENT, DataLayout, RunLayout
 from schemas.table import Table
 from search.factory import EXACT, Factory
 
-_ROW, _PRODUCT = 60e-6, 14e-12  # seconds; the size of a sample goes by them, and nothing that is said
+_ROW, _PRODUCT = 60e-6, 14e-12  # seconds: samples are as large as these allow, and nothing that is said goes by them
 _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 
 def shard(task: Task) -> list[Stage]:
-    """Shard two samples of the input: what the larger takes more goes with the bytes, the rest comes once."""
-    sizes, group = task.sizes, default_row_group_rows(task.sizes.queries)
+    """Shard two samples of the input: what the larger one takes more goes with the bytes, the rest comes once."""
+    sizes, took = task.sizes, list[tuple[int, float, int]]()
+    group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
+    options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
     most = int(min(sizes.queries, max(4000, task.seconds / 8 / _ROW)))
-    took: list[tuple[int, float, int]] = []
     for rows in (max(1, most // 4), most):
-        raw, data = Path(f"{task.folder}/raw-{rows}"), f"{task.folder}/sharded-{rows}"
-        read, began = _write_lines(raw, rows, sizes), time.perf_counter()
-        shard_input(str(raw), data, ShardOptions(tokenizer="train:8000", row_group_rows=group), _ONE)
+        raw, data = f"{task.folder}/raw-{rows}", f"{task.folder}/sharded-{rows}"
+        read, began = _write_lines(Path(raw), rows, sizes), time.perf_counter()
+        shard_input(raw, data, options, _ONE)
         took.append((read, time.perf_counter() - began, size_of(data)))
-    (fewer, once, small), (more, seconds, stored) = took
-    times = (sizes.input_bytes - more) / max(1, more - fewer)
-    seconds, stored = (most + times * max(0.0, most - least) for most, least in ((seconds, once), (stored, small)))
-    return [Stage("shard", "shard", seconds, peak_bytes(), stored, note=f"{most:,} rows of the input")]
+    (fewer, *small), (more, *large) = took
+    times = max(0.0, sizes.input_bytes - more) / max(1, more - fewer)
+    seconds, stored = (whole + times * max(0.0, whole - part) for part, whole in zip(small, large, strict=True))
+    return [Stage("shard", "shard", seconds, peak_bytes(), stored, note=f"{most:,} rows")]
 
 
 def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
     """Write so many rows of the input, and their part of the labels, as lines of JSON; return the bytes."""
     draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
-    letters, width = np.array(list("abcdefghijklmnopqrstuvwxyz")), round(sizes.key_bytes)
-    words = ["".join(word) for word in draw.choice(letters, (8000, 5))]
+    words, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
+    words = words.astype("U1").view("U5")[:, 0].astype(object)
     folder.mkdir()
 
-    def text(characters: float) -> str:
-        return " ".join(words[at] for at in (draw.random(max(1, round(characters / 6))) ** 4 * len(words)).astype(int))
+    def text(size: float) -> str:
+        return " ".join(words[made_data.zipf(draw, max(1, round(size / 6)), len(words))])
 
     with (folder / "labels.jsonl").open("w") as file:
         file.writelines(f'{{"key": "{n:0{width}}", "text": "{text(sizes.text_bytes)}"}}\n' for n in range(labels))
     with (folder / "train-00.jsonl").open("w") as file:
-        for n in range(rows):
-            named = {f"{at:0{width}}" for at in draw.integers(0, labels, round(sizes.labels_per_query)).tolist()}
-            row = {"key": f"{n:0{width}}", "text": text(4.7 * sizes.tokens), "labels": sorted(named)}
+        for n, named in enumerate(draw.integers(0, labels, (rows, round(sizes.labels_per_query))).tolist()):
+            keys = [f"{label:0{width}}" for label in dict.fromkeys(named)]
+            row = {"key": f"{n:0{width}}", "text": text(4.7 * sizes.tokens), "labels": keys}
             file.write(json.dumps(row) + "\n")
     return size_of(str(folder))
 
 
 def make_dump(task: Task) -> list[Stage]:
     """Write a dump of one block, or of two, and the queries that are searched against it."""
-    sizes, run = _sample(task), RunLayout(f"{task.folder}/mined")
-    made_data.write_data(f"{task.folder}/searched", sizes, False)
-    table = Table.open(DataLayout(f"{task.folder}/searched").queries("train"))
-    facts = {"parents": {"queries": table.digest}, "parameters": {"epoch": 0}}
+    sizes, data, run = _sample(task), DataLayout(f"{task.folder}/searched"), RunLayout(f"{task.folder}/mined")
+    made_data.write_data(data.root, sizes, False)
+    table, schema = Table.open(data.queries("train")), arrow.embeddings(sizes.columns)
+    of = {"parents": {"queries": table.digest}, "parameters": {"epoch": 0}}
     group = table.manifest.row_group_rows or 1
-    made_data.write_vectors(
-        run.embeddings(0, "queries"), "embeddings", table.rows, arrow.embeddings(sizes.columns), group, **facts
-    )
-    asked = {"epoch": 0, "use_from": 2, "bias": True, "sources": ["queries"]}
-    made_data.write_vectors(
-        run.vectors(0), "vectors", sizes.labels, arrow.vectors(sizes.columns), 1 << 14, parameters=asked
-    )
+    made_data.write_vectors(run.embeddings(0, "queries"), "embeddings", table.rows, schema, group, **of)
+    of, schema = {"parameters": {"epoch": 0, "use_from": 2, "sources": ["queries"]}}, arrow.vectors(sizes.columns)
+    made_data.write_vectors(run.vectors(0), "vectors", sizes.labels, schema, 1 << 14, **of)
     return []
 
 
 def mine(task: Task) -> list[Stage]:
-    """Mine that dump; a block and a merge of all queries take what these take, by the products of the search."""
+    """Mine that dump: one whole block takes more by the products of its search, and a merge by its rows and blocks."""
     whole, few, run = task.sizes, _sample(task), RunLayout(f"{task.folder}/mined")
-    options = MineOptions(
-        memory=whole.memory, width=whole.width, block_rows=few.block_rows, query_batch=whole.batch, index=few.index
-    )
+    asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
+    options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
     made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE)["queries"]
-    spent = json.loads(Path(run.negatives(2, "queries")).parent.joinpath(SPENT).read_text())["tables"]["queries"]
-    merging = spent["seconds"].pop("merge", 0.0) / few.blocks
-    rows = whole.queries / few.queries
-    said = f"{few.blocks} of {few.block_rows:,} vectors by {few.index}, {few.queries:,} queries"
-    searched = sum(spent["seconds"].values()) / few.blocks * _cost(whole) / _cost(few)
-    vectors = size_of(run.vectors(0)) / few.labels * whole.block_rows
-    merged = sum(each.bytes for each in made.shards) * rows
-    return [
-        Stage("mine", "block", searched, spent["peak_bytes"], vectors, note=said),
-        Stage("mine", "merge", merging * rows * whole.blocks, None, merged, note=f"{few.queries:,} rows"),
-    ]
+    spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
+    index, rows, seconds = made.parameters["index"], whole.queries / few.queries, spent["seconds"]
+    merging = seconds.pop("merge", 0.0) * rows * whole.blocks / few.blocks
+    searching = sum(seconds.values()) / few.blocks * _cost(whole, whole.index) / _cost(few, index)
+    vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
+    said = f"{few.blocks} of {few.block_rows:,} vectors by {index}, {few.queries:,} rows"
+    read = vectors * whole.block_rows / few.labels
+    block = Stage("mine", "block", searching, spent["peak_bytes"], read, note=said)
+    return [block, Stage("mine", "merge", merging, None, merged * rows, note=f"{few.queries:,} rows")]
 
 
 def _sample(task: Task) -> Sizes:
     """Return the sizes that are mined: one block, or two that are merged, as large as there is time for."""
-    whole, least = task.sizes, 1 << 12
-    sample = replace(whole, queries=min(whole.queries, 1 << 16), blocks=min(2, whole.blocks))
-    while _cost(sample) * sample.blocks * _PRODUCT > task.seconds / 4 and sample.block_rows > least:
-        rows = sample.block_rows // 2
-        lists = max(16, round(Factory(whole.index).lists * (rows / whole.block_rows) ** 0.5))
-        index = re.sub(r"\bIVF\d+", f"IVF{lists}", whole.index)
-        sample = replace(
-            sample, block_rows=rows, index=index, queries=max(min(least, whole.queries), sample.queries // 2)
-        )
-    return replace(sample, labels=sample.blocks * sample.block_rows)
+    few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 16), blocks=min(2, task.sizes.blocks))
+    while few.blocks * few.queries * few.block_rows * few.columns * _PRODUCT > task.seconds / 4 and few.queries > 64:
+        few = replace(few, queries=few.queries // 2, block_rows=max(min(4096, few.block_rows), few.block_rows // 2))
+    return replace(few, labels=few.blocks * few.block_rows)
 
 
-def _cost(sizes: Sizes) -> float:
+def _cost(sizes: Sizes, index: str) -> float:
     """Return the multiplications of mining one block, by its own estimate; a graph costs at most exact search."""
-    factory = Factory(sizes.index) if Factory(sizes.index).lists else Factory(EXACT)
+    factory = Factory(index) if Factory(index).lists else Factory(EXACT)
     of = sizes.queries, sizes.width, None, sizes.columns
     return factory.cost(sizes.block_rows, 1, *of) - factory.cost(sizes.block_rows, 0, *of)

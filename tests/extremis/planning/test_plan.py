@@ -141,25 +141,12 @@ def test_tables_grow_with_what_they_hold() -> None:
     assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
 
 
-def test_times_grow_with_the_data_and_are_divided_over_workers_and_ranks() -> None:
-    one, more = large().json["seconds"], large("--workers", "4", "--ranks", "2").json["seconds"]
-    assert set(one) == {"shard", "mine", "train"}
-    assert all(one[step] / more[step] == pytest.approx(4 if step != "train" else 2, rel=0.01) for step in one)
-    fixed = (
-        "--epochs",
-        "6",
-        "--set",
-        "order.batch=512",
-        "--set",
-        "negatives.pool=own",
-        "--set",
-        "data.label_texts=false",
-    )
-    one, half = (large("--queries", queries, *fixed).json["seconds"] for queries in ("370e6", "185e6"))
-    assert 1.9 < one["train"] / half["train"] < 2.1
-    assert 1.5 < one["shard"] / half["shard"] < 2
-    every_label = large("--recipe", "renee").json["seconds"]
-    assert every_label["train"] > 100 * one["train"]
+def test_memory_of_a_rank_is_that_of_its_labels_and_time_is_not_guessed() -> None:
+    one, many = large().json, large("--ranks", "8").json
+    assert one["memory"]["train"] - many["memory"]["train"] > 7 / 8 * 120e6 * (65 + 1) * 4
+    assert one["tables"] == many["tables"]
+    assert one["seconds"] == {}
+    assert one["rehearsal"] is None
 
 
 @pytest.mark.parametrize(
