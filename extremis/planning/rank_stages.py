@@ -30,8 +30,8 @@ from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches
 from trainer.stream import JoinedStream, Source
 
-_WARM = 10  # steps that are not counted: code is compiled, memory is new
-_EMBEDDED = 4096  # rows whose embeddings stand for all those of a dump
+WARM = 10  # steps that are not counted: code is compiled, memory is new
+_EMBEDDED = 1 << 14  # rows whose embeddings stand for all those of a dump
 
 
 def make_tables(task: Task) -> list[Stage]:
@@ -136,7 +136,7 @@ class _Rank:
             began = time.perf_counter()
             planner(batch.whole)
             spent.append(time.perf_counter() - began)
-            if len(spent) > 2 * _WARM and sum(spent) > self.task.seconds / 40:
+            if len(spent) > 2 * WARM and sum(spent) > self.task.seconds / 40:
                 break
         yield Stage("train", "plan", float(np.mean(spent[len(spent) // 4 :])), note=f"{len(spent) - 1:,} steps")
 
@@ -151,7 +151,7 @@ class _Rank:
             sent.append(getattr(self.group, "sent", 0.0))
             if len(times) in (3, 4):  # around one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
-            if (len(times) > 3 * _WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
+            if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
                 trainer.parts.saver.writer.wait()
                 saved = time.perf_counter() - times[-1]
@@ -160,7 +160,7 @@ class _Rank:
         trainer.parts.tracker.start(0)
         with contextlib.suppress(_EnoughError):
             next(trainer.train(on_step))
-        first, memory = min(_WARM, len(times) // 2), peak_bytes()
+        first, memory = min(WARM, len(times) // 2), peak_bytes()
         seconds, network = float(np.diff(times[first:]).mean()), float(np.median(np.diff(sent[first:])))
         note = "; ".join(filter(None, [f"{len(times) - first - 1:,}, of {operators.count} operators", self.note]))
         yield Stage("train", "step", seconds, memory, network=network or None, note=note)

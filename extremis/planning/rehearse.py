@@ -23,6 +23,7 @@ from schemas.sizes import require_room, say_bytes
 
 _A_MINUTE = 500 << 20  # bytes of embeddings that are dumped
 _MEASURES = ("memory", "storage", "network")
+_BESIDE = ("stream", "plan")  # threads do them while a step is at work
 
 
 @dataclass(frozen=True)
@@ -160,16 +161,16 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
     for stage in stages:
         times, sizes = planned[stage.name]
         bounds = {
-            "this machine's processor": stage.seconds,
+            "one thread" if stage.name in _BESIDE else "the processor": stage.seconds,
             "the network": (stage.network or 0.0) / work.network,
-            "the disk": (stage.storage or 0.0) / disk,
+            "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
         }
         bound = max(bounds, key=lambda name: bounds[name])
         rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": bounds[bound]})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:
-        beside = row["name"] in ("stream", "plan")  # threads do them while a step is at work
-        row["whole_seconds"] = row["times"] * (max(0.0, row["each"] - a_step) if beside else row.pop("each"))
+        each = row.pop("each")
+        row["whole_seconds"] = row["times"] * (max(0.0, each - a_step) if row["name"] in _BESIDE else each)
     over = [row["name"] for row in rows if (row["memory"] or 0) > work.workload.memory]
     limits = [f"memory of {say_bytes(work.workload.memory)} ({name})" for name in over]
     limits += [f"{row['bound']} ({row['name']})" for row in sorted(rows, key=lambda row: -row["whole_seconds"])]
@@ -194,7 +195,9 @@ def show(body: dict[str, Any]) -> None:
             f"{row['seconds']:,.3g} s",
             f"{row['times']:,.4g}",
             say_time(row["whole_seconds"]),
-            "; ".join(filter(None, [row["note"], row["bound"] if row["bound"].endswith(("work", "disk")) else ""])),
+            "; ".join(
+                filter(None, [row["note"], "" if row["bound"] in ("the processor", "one thread") else row["bound"]])
+            ),
         ]
         for row in body["stages"]
     ]
@@ -207,4 +210,4 @@ def show(body: dict[str, Any]) -> None:
 
 def _pair(measured: float | None, planned: float | None) -> str:
     """Format measured and planned bytes."""
-    return "" if measured is None else f"{say_bytes(measured)} / {'?' if planned is None else say_bytes(planned)}"
+    return "" if measured is planned else " / ".join("?" if n is None else say_bytes(n) for n in (measured, planned))

@@ -78,26 +78,37 @@ def mine(task: Task) -> list[Stage]:
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
     made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE)["queries"]
     spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
-    index, rows, seconds = made.parameters["index"], whole.queries / few.queries, spent["seconds"]
-    merging = seconds.pop("merge", 0.0) * rows * whole.blocks / few.blocks
-    searching = sum(seconds.values()) / few.blocks * _cost(whole, whole.index) / _cost(few, index)
+    index, seconds, share = made.parameters["index"], spent["seconds"], 1 / few.blocks
+    rows, labels = whole.queries / few.queries, whole.block_rows / few.block_rows
+    merging, searching = (seconds.pop(name, 0.0) * share for name in ("merge", "search"))
+    building = seconds.pop("build index", 0.0) * share * _ratio(few, index, whole, 0)
+    indexing = building + sum(seconds.values()) * share * labels
+    searching *= _ratio(few, index, whole, few.queries) * rows
     vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
-    said = f"{few.blocks} of {few.block_rows:,} vectors by {index}, {few.queries:,} rows"
-    read = vectors * whole.block_rows / few.labels
-    block = Stage("mine", "block", searching, spent["peak_bytes"], read, note=said)
-    return [block, Stage("mine", "merge", merging, None, merged * rows, note=f"{few.queries:,} rows")]
+    read, said = vectors * whole.block_rows / few.labels, f"{few.blocks} of {few.block_rows:,} vectors by {index}"
+    block = Stage(
+        "mine", "block", indexing + searching, spent["peak_bytes"], read, note=f"{said}, {few.queries:,} rows"
+    )
+    stored = merged * rows if labels == 1 else None  # ids of fewer labels are shorter
+    return [block, Stage("mine", "merge", merging * rows * whole.blocks, None, stored, note=f"{few.queries:,} rows")]
 
 
 def _sample(task: Task) -> Sizes:
     """Return the sizes that are mined: one block, or two that are merged, as large as there is time for."""
-    few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 16), blocks=min(2, task.sizes.blocks))
-    while few.blocks * few.queries * few.block_rows * few.columns * _PRODUCT > task.seconds / 4 and few.queries > 64:
-        few = replace(few, queries=few.queries // 2, block_rows=max(min(4096, few.block_rows), few.block_rows // 2))
+    few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 17), blocks=min(2, task.sizes.blocks))
+    products = task.seconds / 4 / _PRODUCT / few.blocks * (8 if Factory(few.index).lists else 1)
+    while few.queries * few.block_rows * few.columns > products and few.queries > 1 << 10:
+        few = replace(few, queries=few.queries // 2, block_rows=max(min(1 << 15, few.block_rows), few.block_rows // 2))
     return replace(few, labels=few.blocks * few.block_rows)
 
 
-def _cost(sizes: Sizes, index: str) -> float:
-    """Return the multiplications of mining one block, by its own estimate; a graph costs at most exact search."""
-    factory = Factory(index) if Factory(index).lists else Factory(EXACT)
-    of = sizes.queries, sizes.width, None, sizes.columns
-    return factory.cost(sizes.block_rows, 1, *of) - factory.cost(sizes.block_rows, 0, *of)
+def _ratio(few: Sizes, index: str, whole: Sizes, queries: int) -> float:
+    """Return the multiplications of the same `queries`, 0: of building, in a whole block over those in a small one."""
+    costs = []
+    for sizes, spec in ((whole, whole.index), (few, index)):
+        factory = Factory(spec) if Factory(spec).lists else Factory(EXACT)  # a graph costs as much at most
+        of = sizes.width, None, sizes.columns
+        built = factory.cost(sizes.block_rows, 1, 0, *of) - factory.cost(sizes.block_rows, 0, 0, *of)
+        costs.append(factory.cost(sizes.block_rows, 1, queries, *of) - factory.cost(sizes.block_rows, 0, queries, *of))
+        costs[-1] -= built if queries else 0.0
+    return costs[0] / costs[1] if costs[1] else 1.0

@@ -163,7 +163,7 @@ def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pyt
     quick = rehearse(work, print)
     steps = work.workload.steps
     assert quick["seconds"] == {"shard": 1.0, "mine": 2.0 * work.workload.dumps, "train": steps + work.workload.dumps}
-    assert quick["limits"][0] == "this machine's processor (step)"
+    assert quick["limits"][0] == "the processor (step)"
     slow = rehearse(Rehearsal(work.workload, work.planned, network=1e5, folder=str(tmp_path)), print)
     assert slow["limits"][0] == "the network (step)"
     assert slow["seconds"]["train"] == 10 * quick["seconds"]["train"]
