@@ -119,7 +119,7 @@ def plan(
         sized = workload if data is None else workload.like(data)
         speeds = rehearsing.parse_speed(network), 0.0 if disk is None else float(parse_bytes(disk))
         place = "" if folder is None else fspath(folder)
-        work = rehearsing.Rehearsal(sized, estimate(sized), rank, *speeds, minutes, place, data)
+        work = rehearsing.Rehearsal(sized, estimate(sized), rank, *speeds, minutes, place)
         rehearsal = rehearsing.rehearse(work, say)
     report = planning.plan(workload, data, engine, rehearsal)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}

@@ -25,23 +25,17 @@ Draw = np.random.Generator
 Columns = Callable[[Draw, int], list[Any]]  # of so many rows, but for their ids
 
 
-def write_data(root: str, sizes: Sizes, linked: bool = True, sample: Table | None = None) -> None:
-    """Write DATA; queries are those of `sample`, over and over, where there is one. Raises TableError, StorageError."""
+def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
+    """Write DATA. Raises StorageError."""
     data, tokens, label = DataLayout(root), arrow.token_type(sizes.vocabulary), arrow.label_type(sizes.labels)
     made = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
     parents = {"tokenizer": made.digest}
-    rows = None if sample is None else pa.concat_tables(sample.batches(stop=LINKED_ROWS)).combine_chunks()
 
     def texts(draw: Draw, count: int, mean: float) -> pa.Array:
         lengths = _lengths(draw, count, mean)
         return _lists(zipf(draw, int(lengths.sum()), sizes.vocabulary), lengths, tokens)
 
     def queries(draw: Draw, count: int) -> list[Any]:
-        if rows is not None:
-            taken = rows.take(pa.array(np.arange(count) % rows.num_rows)).combine_chunks()
-            ids = taken["label_ids"].chunk(0)
-            spread = ids.flatten().to_numpy().astype(np.int64) * _PRIME % sizes.labels
-            return [taken["key"], taken["input_ids"].cast(pa.list_(tokens)), _lists(spread, ids.value_lengths(), label)]
         lengths = _lengths(draw, count, sizes.labels_per_query)
         ids = _labels(draw, int(lengths.sum()), sizes.labels)
         places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # each once a row, in order

@@ -36,14 +36,11 @@ _EMBEDDED = 1 << 14  # rows whose embeddings stand for all those of a dump
 
 def make_tables(task: Task) -> list[Stage]:
     """Write DATA, and the negatives of the first epoch that has some from tables."""
-    data = DataLayout(f"{task.folder}/data")
-    sample = None if task.data is None else Table.open(DataLayout(task.data).queries("train"), "queries")
-    made_data.write_data(data.root, task.sizes, sample=sample)
-    if epoch := first_epoch(task.recipe):
-        run = _run(task)
-        made_data.write_negatives(run.negatives(epoch, "queries"), Table.open(data.queries("train")), task.sizes)
-        if task.recipe.data.label_texts:
-            made_data.write_negatives(run.negatives(epoch, "labels"), Table.open(data.labels), task.sizes)
+    data, run, epoch = DataLayout(f"{task.folder}/data"), _run(task), first_epoch(task.recipe)
+    made_data.write_data(data.root, task.sizes)
+    places = {"queries": data.queries("train"), **({"labels": data.labels} if task.recipe.data.label_texts else {})}
+    for name, url in places.items() if epoch else ():
+        made_data.write_negatives(run.negatives(epoch, name), Table.open(url), task.sizes)
     return []
 
 

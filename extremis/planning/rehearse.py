@@ -28,7 +28,7 @@ _BESIDE = ("stream", "plan")  # threads do them while a step is at work
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal of `rank`. network, disk: bytes a second, disk 0: measured. data: a sample of the rows, or none."""
+    """A rehearsal of `rank` below `folder`. network, disk: bytes a second, disk 0: measured."""
 
     workload: Workload
     planned: Estimate
@@ -37,7 +37,6 @@ class Rehearsal:
     disk: float = 0.0
     minutes: float = 5.0
     folder: str = ""
-    data: str | None = None
 
     @property
     def embeddings(self) -> float:
@@ -78,7 +77,6 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
         disk = work.disk or _disk_speed(Path(folder))
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
         of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
-        of_rank = replace(of_rank, data=work.data)
         steps = [(worker_stages.shard, of_worker), (rank_stages.make_tables, of_rank), (rank_stages.train, of_rank)]
         if work.planned.blocks:
             of_worker = replace(of_worker, sizes=work.sizes(workload.rows))
@@ -169,21 +167,14 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
         rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": bounds[bound]})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:
-        each = row.pop("each")
-        row["whole_seconds"] = row["times"] * (max(0.0, each - a_step) if row["name"] in _BESIDE else each)
+        counted = row["each"] - a_step if row["name"] in _BESIDE else row["each"]
+        row["whole_seconds"] = row["times"] * max(0.0, counted)
     over = [row["name"] for row in rows if (row["memory"] or 0) > work.workload.memory]
     limits = [f"memory of {say_bytes(work.workload.memory)} ({name})" for name in over]
     limits += [f"{row['bound']} ({row['name']})" for row in sorted(rows, key=lambda row: -row["whole_seconds"])]
     seconds = {step: sum(row["whole_seconds"] for row in rows if row["step"] == step) for step in work.planned.memory}
-    speeds = {"network": work.network, "disk": disk}
-    return {
-        "rank": work.rank,
-        "ranks": work.workload.ranks,
-        **speeds,
-        "stages": rows,
-        "seconds": seconds,
-        "limits": limits,
-    }
+    facts = {"rank": work.rank, "ranks": work.workload.ranks, "network": work.network, "disk": disk}
+    return {**facts, "stages": rows, "seconds": seconds, "limits": limits}
 
 
 def show(body: dict[str, Any]) -> None:
@@ -195,9 +186,7 @@ def show(body: dict[str, Any]) -> None:
             f"{row['seconds']:,.3g} s",
             f"{row['times']:,.4g}",
             say_time(row["whole_seconds"]),
-            "; ".join(
-                filter(None, [row["note"], "" if row["bound"] in ("the processor", "one thread") else row["bound"]])
-            ),
+            "; ".join(filter(None, [row["note"], row["bound"] if row["each"] > row["seconds"] else ""])),
         ]
         for row in body["stages"]
     ]
@@ -210,4 +199,6 @@ def show(body: dict[str, Any]) -> None:
 
 def _pair(measured: float | None, planned: float | None) -> str:
     """Format measured and planned bytes."""
-    return "" if measured is planned else " / ".join("?" if n is None else say_bytes(n) for n in (measured, planned))
+    if not measured and not planned:
+        return ""
+    return " / ".join("?" if count is None else say_bytes(count) for count in (measured, planned))

@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Task:
-    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`, with rows of DATA `data`, or made-up ones.
+    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`.
 
     `seconds` are those of all stages, about; `dumped`: the share of a dump's embeddings that is written.
     """
@@ -51,7 +51,6 @@ class Task:
     rank: int = 0
     ranks: int = 1
     dumped: float = 1.0
-    data: str | None = None
 
 
 @dataclass(frozen=True)
