@@ -127,8 +127,10 @@ class _Rank:
         yield Stage("train", "stream", seconds / steps, storage=a_row * rows / steps, note=f"{rows:,} rows")
 
     def plan(self) -> Iterator[Stage]:
-        """Plan the candidates of global batches."""
+        """Plan the candidates of global batches, where that needs no model."""
         spent, planner = [0.0], self.trainer.parts.step.planner
+        if not self.trainer.parts.batches.plans:
+            return
         for batch in GlobalBatches(self.in_line(), planner, self.group, 0):
             began = time.perf_counter()
             planner(batch.whole)
