@@ -21,6 +21,7 @@ from schemas.table import Table
 
 LINKED_ROWS = 1 << 17  # of a shard, at most: more would take room and time, and read alike
 _PRIME = 2_654_435_761  # spreads frequent ids over all
+_CENTRES = 2000  # that vectors lie around: without any, no index saves work
 Draw = np.random.Generator
 Columns = Callable[[Draw, int], list[Any]]  # of so many rows, but for their ids
 
@@ -69,11 +70,13 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
-    """Write vectors, or the embeddings of queries; none is linked."""
+    """Write vectors, or the embeddings of queries, around the same centres; none is linked."""
     width, kept = schema.types[1].list_size, schema.types[1].value_type
+    centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
 
     def columns(draw: Draw, count: int) -> list[Any]:
-        return [matrix_array(draw.standard_normal((count, width), np.float32).astype(kept.to_pandas_dtype()), kept)]
+        vectors = centres[draw.integers(0, _CENTRES, count)] + 0.5 * draw.standard_normal((count, width), np.float32)
+        return [matrix_array(vectors.astype(kept.to_pandas_dtype()), kept)]
 
     write(url, kind, rows, schema, group, columns, False, **facts)
 
