@@ -182,6 +182,8 @@ class _Rank:
             dump.add(np.arange(low, low + len(x)), x)
             if (low := low + len(x)) >= high:
                 break
+        if parts.model.head.has_rows:
+            parts.model.head.vectors.normal_()  # those that no step has changed may be zeros, which take no room
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
         for _ in waiting("a dump to be written", until="it is there"):
