@@ -1,4 +1,4 @@
-"""`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
+"""`extremis plan`: bytes of every table, memory of every step, and whether they fit."""
 
 import math
 from collections.abc import Callable, Iterable

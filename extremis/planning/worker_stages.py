@@ -26,7 +26,7 @@ def shard(task: Task) -> list[Stage]:
     sizes, took = task.sizes, list[tuple[int, float, int]]()
     group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
     options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
-    most = int(min(sizes.queries, max(4000, task.seconds / 8 / _ROW)))
+    most = int(max(8, min(sizes.queries, max(4000, task.seconds / 8 / _ROW))))
     for rows in (max(1, most // 4), most):
         raw, data = f"{task.folder}/raw-{rows}", f"{task.folder}/sharded-{rows}"
         read, began = _write_lines(Path(raw), rows, sizes), time.perf_counter()
