@@ -17,7 +17,7 @@ from typing import Any
 from extremis.console import results, table
 from extremis.planning.estimate import Estimate, Workload, saved_bytes, step_bytes
 from extremis.planning.plan import say_time
-from extremis.planning.stage import Sizes, Stage, Task, apart
+from extremis.planning.stage import Sizes, Stage, Task, apart, removed_with_us
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
@@ -73,7 +73,8 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     from extremis.planning import rank_stages, worker_stages
 
     workload, stages = work.workload, list[Stage]()
-    with tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None) as folder:
+    made = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
+    with made as folder, removed_with_us(folder):
         disk = work.disk or _disk_speed(Path(folder))
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
         of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)

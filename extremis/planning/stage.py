@@ -1,11 +1,13 @@
 """Stages of a rehearsal: what they are told and tell, and the process of its own that each runs in."""
 
+import contextlib
 import multiprocessing
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -94,14 +96,25 @@ def apart(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
 
 
 def _follow(folder: str) -> None:
-    """Keep all that this process writes in `folder`, and remove it should the parent be killed."""
+    """Keep all that this process writes in `folder`, and end with the parent."""
     parent = multiprocessing.parent_process()
 
     def end_with_parent() -> None:
         assert parent is not None
         parent.join()
-        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     tempfile.tempdir = os.environ["TMPDIR"] = folder
+
+
+@contextlib.contextmanager
+def removed_with_us(folder: str) -> Iterator[None]:
+    """Have `folder` removed should this process be killed within the block."""
+    watch = "import shutil, sys, time; sys.stdin.read(); time.sleep(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    command = [sys.executable, "-S", "-c", watch, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()
