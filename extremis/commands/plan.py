@@ -5,7 +5,7 @@ from os import fspath
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, changes, command
-from extremis.commands.shared import Place, Positive, Recipe, Settings, Size, with_settings
+from extremis.commands.shared import NotNegative, Place, Positive, Recipe, Settings, Size, with_settings
 from extremis.console import say
 
 
@@ -44,11 +44,18 @@ def plan(
     workers: Positive = 1,
     engine: Literal["flink", "spark", "dataflow"] | None = None,
     memory: Size = "8GiB",
+    rehearse: bool = False,
+    rank: NotNegative = 0,
+    network: str = "10Gbit",
+    disk: Size | None = None,
+    folder: Place | None = None,
+    minutes: Annotated[float, Option(gt=0)] = 5,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Say what a run will take before it is started: bytes of every table, memory and time of every step.
+    """Say what a run will take before it is started: bytes of every table, and memory of every step.
 
-    Times are of cores like those that the formulas' figures were measured on.
+    With --rehearse one rank and one worker do their share of every stage on this machine, among peers that are faked,
+    so that time is known too.
     What a recipe leaves to the data is set as the numbers here would decide.
 
     Options:
@@ -68,13 +75,22 @@ def plan(
         workers: Pipeline workers.
         engine: Cluster of the pipelines. Default: none.
         memory: Memory of each process.
+        rehearse: Run a rank's share of every stage here, and print it beside the plan.
+        rank: The rank that is rehearsed.
+        network: Speed of the network between ranks, in bits a second.
+        disk: Bytes a second of the disk. Default: measured.
+        folder: Where the rehearsal writes. Default: TMPDIR.
+        minutes: Time for the rehearsal, about; less of each stage is done where it is short.
 
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --json
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
+      extremis plan --queries 370e6 --labels 120e6 --ranks 16 --dimension 64 --rehearse
     """
     from extremis.planning import plan as planning
+    from extremis.planning.estimate import estimate
+    from schemas.sizes import parse_bytes
     from trainer.config import load_recipe
 
     source, data = fspath(recipe), None if data is None else fspath(data)
@@ -95,8 +111,20 @@ def plan(
     resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
         say(line)
-    report = planning.plan(replace(workload, recipe=resolved.recipe), data, engine)
+    workload = replace(workload, recipe=planning.dealt_to(ranks, resolved.recipe, say))
+    rehearsal = None
+    if rehearse:
+        from extremis.planning import rehearse as rehearsing
+
+        sized = workload if data is None else workload.like(data)
+        speeds = rehearsing.parse_speed(network), 0.0 if disk is None else float(parse_bytes(disk))
+        place = "" if folder is None else fspath(folder)
+        work = rehearsing.Rehearsal(sized, estimate(sized), rank, *speeds, minutes, place)
+        rehearsal = rehearsing.rehearse(work, say)
+    report = planning.plan(workload, data, engine, rehearsal)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
+    if rehearsal is not None:
+        rehearsing.show(rehearsal)
     say(f"next: extremis run {source} {data or 'DATA'} RUN")
     return report

@@ -1,1 +1,1 @@
-"""`extremis plan`: bytes, memory and time of a run before it is started."""
+"""`extremis plan`: bytes and memory of a run before it is started, and time where it is rehearsed."""

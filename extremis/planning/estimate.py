@@ -1,4 +1,4 @@
-"""Bytes, memory and seconds of a run from formulas of its size; every measured figure stands in the table below."""
+"""Bytes and memory of a run from formulas of its size; every measured figure stands in the table below."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.table import Table
-from search.factory import EXACT, Factory
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.config import Recipe
 from trainer.footprint import label_bytes, parameter_bytes
@@ -37,15 +36,6 @@ _PYTHON = {"shard": 300 << 20, "train": 450 << 20}
 _COPIES = 3  # of a shard while it is decoded, sorted and encoded
 # Bytes of a line of JSON: four sets have 4.2 to 5.2 characters a token, names of fields and quotes around them.
 _TOKEN, _POINT, _LABEL, _REFERENCE = 4.7, 40, 25, 4
-# Seconds of one core (docs/results.md: "Sharding", "Mining", "The classifier's part of a step"), and of training Tate
-# with D of 64 and 512, hard and random negatives of 10 to 3,200, and with all labels.
-_PER_BYTE = 120e-9  # sharding: 17.4 s for 1,000,000 lines of JSON, 3,262 s for 110,000,000 of 23.6 GB
-_START = 3.0  # of the processes of a pipeline, where they start on this machine, and of a trainer
-_PER_PRODUCT = 14e-12  # mining, a multiplication: exact, and 1M labels, 200,000 queries, IVF1024,PQ32x4fs
-_STEP = 2e-3  # training: a step, whatever it has
-_PER_FEATURE = 2.5e-9  # a number of a row that the bag sums and learns; n-grams are rows too
-_PER_WEIGHT = 0.12e-9  # a weight of another encoder, for a token; and a number of a score in a matrix product
-_PER_PAIR = 1.1e-9  # a number of a label's row that one query gathers alone
 
 _SAMPLE = 1 << 13  # rows of DATA that averages are taken over
 
@@ -160,11 +150,10 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of all tables on storage, peak bytes of one process and seconds of each step, and the blocks of mining."""
+    """Sizes of all tables on storage, peak bytes of one process of each step, and the blocks of mining."""
 
     tables: dict[str, TableSize]
     memory: dict[str, int]
-    seconds: dict[str, float]
     blocks: Blocks | None
 
 
@@ -187,18 +176,14 @@ def estimate(workload: Workload) -> Estimate:
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels)
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
-    encoder = parameters - workload.labels * label_bytes(recipe).parameters
     memory = {"shard": _shard_memory(workload, sizes)}
-    seconds = {"shard": _START + _PER_BYTE * workload.input_bytes / workload.workers}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
-        seconds["mine"] = workload.dumps * (_START + _mine_seconds(workload, blocks) / workload.workers)
     if recipe.clusters and workload.dumps:
         queries = sizes["queries"]
         memory["cluster"] = worker_bytes(queries.rows, workload.columns, queries.bytes / queries.rows, workload.memory)
-    memory["train"] = _train_memory(workload, parameters + optimizer)
-    seconds["train"] = _START + workload.steps * _step_seconds(workload, encoder) / workload.ranks
-    return Estimate(sizes, memory, seconds, blocks)
+    memory["train"] = _train_memory(workload)
+    return Estimate(sizes, memory, blocks)
 
 
 def _entropy(count: int) -> float:
@@ -251,47 +236,51 @@ def _shard_memory(workload: Workload, data: dict[str, TableSize]) -> int:
     return _PYTHON["shard"] + int(_COPIES * max(shards))
 
 
-def _train_memory(workload: Workload, parameters: int) -> int:
-    """Estimate the peak of a trainer: parameters and optimizer state, the stream's windows, a step, a checkpoint.
+def saved_bytes(workload: Workload) -> tuple[int, int]:
+    """Return the bytes of a checkpoint: the encoder's, which rank 0 writes, and those of the labels of a rank."""
+    own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
+    return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0)), own
 
-    One process holds all: the classifier is not split over ranks.
-    """
+
+def _train_memory(workload: Workload) -> int:
+    """Estimate the peak of a rank: its parameters and optimizer state, the stream's windows, a step, a checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
     each = workload.row_bytes["queries"] + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
-    window = recipe.order.streams * recipe.order.window_groups * group * each * windows
+    streams = -(-recipe.order.streams // workload.ranks)
+    window = streams * recipe.order.window_groups * group * each * windows
     batch, positives = recipe.order.batch, workload.labels_per_query
     candidates = recipe.negatives.candidates_of(batch, positives)
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
     scores = 8.0 * recipe.negatives.scores(batch, positives)
     # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
-    vectors = workload.labels * sum(label_bytes(recipe))
-    saved = parameters - vectors + min(vectors, FILE_BYTES) + workload.labels if recipe.checkpoint.background else 0
-    return _PYTHON["train"] + int(parameters + saved + window + step + scores)
+    encoder, vectors = saved_bytes(workload)
+    saved = (
+        encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks if recipe.checkpoint.background else 0
+    )
+    counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights
+    return _PYTHON["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
-def _mine_seconds(workload: Workload, blocks: Blocks) -> float:
-    """Estimate one refresh by mining's own estimate of cost; a graph costs at most what exact search does."""
-    rows, count, factory = max(stop - start for start, stop in blocks.bounds), len(blocks.bounds), blocks.factory
-    priced = factory if factory.lists else Factory(EXACT)
-    sizes = workload.rows, workload.recipe.negatives.table_width, None, workload.columns
-    fixed = priced.cost(rows, 0, *sizes)  # what speaks against an index, and takes no time
-    return _PER_PRODUCT * (priced.cost(rows, count, *sizes) - fixed)
-
-
-def _step_seconds(workload: Workload, encoder_bytes: int) -> float:
-    """Estimate a step: the texts that are encoded, the rows that queries gather, and the products of the pool."""
-    recipe, columns = workload.recipe, workload.columns
-    negatives, batch = recipe.negatives, recipe.order.batch
-    pool = negatives.pool_size(batch, workload.labels_per_query, workload.labels)
-    own = batch * (workload.labels_per_query + negatives.most_hard) + (0 if pool else negatives.draws(batch))
-    tokens = batch * workload.tokens
-    if recipe.encodes_labels:
-        tokens += min(own + pool, workload.labels) * workload.label_tokens
-    rows = recipe.encoder.model_dump().get("ngrams", 0)  # of a bag, a token; another encoder multiplies its weights
-    encoded = tokens * (_PER_FEATURE * rows * columns if rows else _PER_WEIGHT * encoder_bytes / 4)
-    return _STEP + encoded + columns * (_PER_PAIR * own + _PER_WEIGHT * batch * pool)
+def step_bytes(workload: Workload) -> float:
+    """Return the bytes that a rank sends a step (docs/ranks.md), of sums and gathers in a ring."""
+    recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
+    points, texts = workload.trained_queries, workload.sources.get("labels", 0)
+    positives, tokens = (
+        (points * a_query + texts * a_label) / (points + texts)
+        for a_query, a_label in ((workload.labels_per_query, 1.0), (workload.tokens, workload.label_tokens))
+    )
+    gathered = 16 + 4 * positives + 4 * recipe.negatives.most_hard + 4 * columns
+    encoder = recipe.encoder
+    options = encoder.model_dump()
+    if ngrams := options.get("ngrams"):  # a bag: what its rows learn goes by ids, weights and gradients of texts
+        features = ngrams * tokens * (1 - options["feature_dropout"])
+        gathered += 4 + 8 * features + 4 * encoder.dimension
+        encoder = encoder.model_copy(update={"ngrams": 1})
+    dense = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary).parameters * recipe.encoders
+    summed = 4 * columns * recipe.order.batch + dense
+    return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * summed)
 
 
 def _sample(table: Table) -> tuple[pa.Table, float]:

@@ -1,6 +1,7 @@
-"""`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
+"""`extremis plan`: bytes of every table, memory of every step, and whether they fit."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,23 +41,19 @@ _DATAFLOW = (
 class Engine:
     """Costs of an engine beside those of its Python workers.
 
-    `options`: as Beam takes them; `slot`: bytes of Java beside a worker, 0 where that is not ours to say. `times`: its
-    seconds over those of as many workers in process, `start`: seconds of each pipeline besides; None: not measured.
+    `options`: as Beam takes them; `slot`: bytes of Java beside a worker, 0 where that is not ours to say.
     """
 
     options: str
     slot: int
-    times: float | None
-    start: float = 0.0
 
 
-# Bulk data goes through files, so that Java's memory does not grow with it. Times: `python -m benchmarks.engines`.
+# Bulk data goes through files, so that Java's memory does not grow with it.
 ENGINES = {
-    "flink": Engine(_JOB_SERVER, 1728 << 20, 1.0, 7),  # a TaskManager of one slot, as Flink has it by default
-    "spark": Engine(_JOB_SERVER, 1320 << 20, 1.0, 13),  # an executor of 1,200 MiB, and a tenth beside
-    "dataflow": Engine(_DATAFLOW, 0, None),
+    "flink": Engine(_JOB_SERVER, 1728 << 20),  # a TaskManager of one slot, as Flink has it by default
+    "spark": Engine(_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, and a tenth beside
+    "dataflow": Engine(_DATAFLOW, 0),
 }
-_PIPELINES_OF_A_STEP = {"shard": 5, "mine": 2, "cluster": 3}  # the check of workers among them
 
 
 def workload(
@@ -104,10 +101,21 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
     )
 
 
-def plan(workload: Workload, data: str | None, engine: str | None = None) -> dict[str, Any]:
-    """Estimate sizes and times as one JSON object. `data`: a sample that stands for all rows.
+def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
+    """Return the recipe with as many streams as `ranks` can share; it is said where they are others."""
+    streams = math.lcm(recipe.order.streams, ranks)
+    if streams == recipe.order.streams:
+        return recipe
+    say(f"order.streams = {streams} ({ranks} ranks: a run wants it set)")
+    return recipe.model_copy(update={"order": recipe.order.model_copy(update={"streams": streams})})
 
-    `engine`: where the pipelines run, if not on this machine.
+
+def plan(
+    workload: Workload, data: str | None, engine: str | None = None, rehearsal: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Estimate sizes as one JSON object. `data`: a sample that stands for all rows.
+
+    `engine`: where the pipelines run, if not on this machine. `rehearsal`: of the workload, which says seconds.
 
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
@@ -118,7 +126,7 @@ def plan(workload: Workload, data: str | None, engine: str | None = None) -> dic
     on_engine = None
     if engine is not None:
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
-        on_engine = plan_engine(engine, workload, sizes.memory, stored, sizes.seconds)
+        on_engine = plan_engine(engine, workload, sizes.memory, stored)
     facts = {"recipe": recipe.title, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
@@ -134,17 +142,16 @@ def plan(workload: Workload, data: str | None, engine: str | None = None) -> dic
             "refreshes": workload.dumps,
         },
         "steps": workload.steps,
-        "seconds": sizes.seconds,
+        "seconds": rehearsal["seconds"] if rehearsal else {},
+        "rehearsal": rehearsal,
         "on_engine": on_engine,
         "over": over,
         "go": not over,
     }
 
 
-def plan_engine(
-    name: str, workload: Workload, memory: dict[str, int], tables: int, seconds: dict[str, float]
-) -> dict[str, Any]:
-    """Return what the pipelines take on the engine `name`: `memory` of each step's process, and its `seconds`.
+def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
+    """Return what the pipelines take on the engine `name`: `memory` of each step's process.
 
     `tables`: bytes of queries and labels. Raises InputError: no machine of Dataflow that is large enough.
     """
@@ -155,13 +162,6 @@ def plan_engine(
     if machine is None and name == "dataflow":
         most = ", ".join(_MACHINES)
         raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} have. Lower --memory.")
-    hours = None
-    if engine.times is not None:
-        hours = {
-            step: (seconds[step] * engine.times + engine.start * _PIPELINES_OF_A_STEP[step]) / 3600
-            for step in PIPELINES
-            if step in seconds and step in memory
-        }
     return {
         "engine": name,
         "workers": workload.workers,
@@ -171,7 +171,6 @@ def plan_engine(
         "input_bytes": source,
         "staging_bytes": int(_STAGED * source),
         "network_bytes": int(source + 2 * _WRITTEN * source + tables),
-        "hours": hours,
     }
 
 
@@ -187,7 +186,7 @@ def show(plan: dict[str, Any]) -> None:
         [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
         for step, need in plan["memory"].items()
     ]
-    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time"], steps)
+    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
     mining = plan["mining"]
     if mining:
         results.print(
@@ -204,12 +203,10 @@ def show(plan: dict[str, Any]) -> None:
 def _show_engine(plan: dict[str, Any]) -> None:
     """Print what the pipelines take on an engine."""
     name = plan["engine"]
-    times = ", ".join(f"{step} {say_time(3600 * hours)}" for step, hours in (plan["hours"] or {}).items())
     lines = [
         f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
         f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "
         f"written by shard, for about {say_bytes(plan['input_bytes'])} of input",
-        f"time: {times or f'never measured on {name}'}",
         f"behind --: {plan['options']}",
     ]
     results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)")

@@ -157,6 +157,8 @@ class Encoder(ABC):
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's state, needed only to go on training, by name."""
+        if "_optimizer" not in vars(self):  # no step was made: nothing is built to say so
+            return {}
         return {
             f"{name}.{key}": torch.as_tensor(value)
             for name, parameter in self._modules.named_parameters()

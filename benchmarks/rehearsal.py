@@ -1,0 +1,178 @@
+"""A rehearsal against a real run: bytes of each stage within 5 %, and its seconds within 20 %, on one and two ranks.
+
+DATA is made up whole, for the run as for its rehearsal. Ranks of the run are processes with a thread each, joined by
+gloo. Stages of the run are what its records say: the steps of an epoch with mined negatives, a dump, a checkpoint, a
+resume. Rounds take turns, since other work on the machine meets both; of each side the quickest stage counts.
+
+    python -m benchmarks.rehearsal [--quick] [--labels L] [--rounds N] [--folder DIR]
+"""
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.report import report
+from benchmarks.two_ranks import tcp_bytes
+from extremis.planning import made_data, rank_stages
+from extremis.planning.estimate import Workload, estimate
+from extremis.planning.rehearse import Rehearsal
+from extremis.planning.stage import Task, size_of
+from schemas.layout import DataLayout, RunLayout
+from schemas.table import Table
+from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.config import Recipe
+from trainer.group import Group, label_range
+from trainer.loop import Trainer
+from trainer.tracking import read_metrics
+
+LABELS, QUICK = 1_000_000, 100_000
+STAGES = ("step", "checkpoint", "dump", "resume")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} labels, one round")
+    parser.add_argument("--labels", type=int)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--folder", help="where data and runs go; default: a temporary folder, removed at the end")
+    parser.add_argument("--work", nargs=3, metavar=("KIND", "FOLDER", "LABELS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        kind, folder, labels = arguments.work
+        found = (rehearsed if kind == "rehearsed" else real)(folder, int(labels))
+        if os.environ.get("RANK", "0") == "0":
+            sys.stdout.write(json.dumps(found) + "\n")
+        return
+    labels = arguments.labels or (QUICK if arguments.quick else LABELS)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        compare(Path(folder), labels, arguments.rounds or (1 if arguments.quick else 3))
+
+
+def workload(labels: int, ranks: int) -> Workload:
+    """Return a workload whose epoch has some 150 steps."""
+    recipe = {
+        "method": "astra",
+        "data": {"label_texts": False},
+        "encoder": {"dimension": 64, "buckets": 1 << 18, "lr": 0.05},
+        "classifier": {"lr": 0.05},
+        "negatives": {"pool": "own", "random": 400, "hard": 50},
+        "refresh": {"start": 2, "every": 1},
+        "train": {"epochs": 3, "threads": 1},
+        "checkpoint": {"keep": 1},
+        "logging": {"tensorboard": False},
+    }
+    return Workload(80_000, labels, Recipe.model_validate(recipe), tokens=12.0, ranks=ranks)
+
+
+def task_of(folder: str, labels: int, ranks: int) -> Task:
+    """Return the task of rank 0; the made-up DATA of both sides has its sizes."""
+    work = workload(labels, ranks)
+    sizes = Rehearsal(work, estimate(work)).sizes(work.queries)
+    return Task(folder, sizes, 40.0, work.recipe, 0, ranks)
+
+
+def compare(folder: Path, labels: int, rounds: int) -> None:
+    """Write DATA, run and rehearse in turns, report."""
+    figures: dict[str, Any] = {"labels": labels, "rounds": rounds}
+    ratios: dict[str, float] = {}
+    for ranks in (1, 2):
+        sides: dict[str, list[dict[str, Any]]] = {"real": [], "rehearsed": []}
+        for number in range(rounds):
+            for kind, found in sides.items():
+                place = folder / f"{kind}-{ranks}-{number}"
+                place.mkdir()
+                found.append(_run(kind, place, labels, ranks))
+                shutil.rmtree(place)
+        for stage in STAGES:
+            seconds, size = ({k: [f[stage][n] for f in found] for k, found in sides.items()} for n in (0, 1))
+            name = f"{stage}, {ranks} rank(s)"
+            figures[name] = {"seconds": seconds, "bytes": {k: v[0] for k, v in size.items()}}
+            ratios[f"seconds of {name}"] = _apart(*(min(values) for values in seconds.values()))
+            if size["real"][0]:
+                ratios[f"bytes of {name}"] = _apart(*(values[0] for values in size.values()))
+    report(
+        "a rehearsal tells each stage's bytes within 5 % and its seconds within 20 %",
+        figures,
+        ratios,
+        {name: "<1.05" if name.startswith("bytes") else "<1.2" for name in ratios},
+        ratio="the larger of rehearsed / real and real / rehearsed",
+    )
+
+
+def _run(kind: str, place: Path, labels: int, ranks: int) -> dict[str, Any]:
+    if kind == "real":
+        task = task_of(str(place), labels, ranks)
+        data = DataLayout(f"{place}/data")
+        made_data.write_data(data.root, task.sizes, linked=False)
+        table, run = Table.open(data.queries("train")), RunLayout(f"{place}/run")
+        made_data.write_negatives(run.negatives(2, "queries"), table, task.sizes)
+    several = kind == "real" and ranks > 1
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if several else []
+    command = [sys.executable, "-m", *launcher, "benchmarks.rehearsal", "--work", kind, str(place), str(labels)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "REHEARSED_RANKS": str(ranks), "TMPDIR": str(place)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    sys.stderr.write(f"{kind}, {ranks} rank(s): {found}\n")
+    return found
+
+
+def rehearsed(folder: str, labels: int) -> dict[str, Any]:
+    """Return (seconds, bytes) by stage, of a rehearsal of rank 0."""
+    task = task_of(folder, labels, int(os.environ["REHEARSED_RANKS"]))
+    rank_stages.make_tables(task)
+    return {stage.name: (stage.seconds, stage.network or stage.storage) for stage in rank_stages.train(task)}
+
+
+def real(folder: str, labels: int) -> dict[str, Any]:
+    """Return the same of rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
+    group = Group.of_environment()
+    recipe, run, data = workload(labels, group.ranks).recipe, RunLayout(f"{folder}/run"), f"{folder}/data"
+    trainer, times, sent = Trainer.start(data, run.root, recipe, _say_nothing, group), [0.0], [0]
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        times.append(time.perf_counter())
+        sent.append(tcp_bytes()[0])
+
+    for epoch in trainer.train(on_step):
+        steps = trainer.stream.steps
+        assert (epoch.adoption.table_epoch is not None) == (epoch.epoch == 2)
+    saved = time.perf_counter() - times[-1]
+    del trainer
+    gc.collect()
+    began = time.perf_counter()
+    Trainer.resume(data, run.root, recipe, _say_nothing, group).parts.tracker.close(False)
+    resumed = time.perf_counter() - began
+    checkpoint, (_, stop) = latest_checkpoint(run), label_range(labels, 0, group.ranks)
+    assert checkpoint is not None
+    own = sum(each.bytes for each in checkpoint.table.shards if not each.rows or int(each.path[8:20]) < stop)
+    (dumped,) = (record["seconds_dump"] for record in read_metrics(run) if "seconds_dump" in record)
+    last = slice(-steps + rank_stages.WARM, None)
+    network = float(np.median(np.diff(sent[last]))) if group.ranks > 1 else 0.0
+    return {
+        "step": (float(np.diff(times[last]).mean()), network),
+        "checkpoint": (saved, own),
+        "dump": (dumped, size_of(run.dump(0)) / group.ranks),
+        "resume": (resumed, own),
+    }
+
+
+def _say_nothing(line: str) -> None:
+    """Print nothing but the figures."""
+
+
+def _apart(one: float, other: float) -> float:
+    return max(one / other, other / one)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Stages of one rank of a trainer, each through the trainer's own parts, with peers that are faked."""
+
+import contextlib
+import gc
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from extremis.planning import made_data
+from extremis.planning.stage import Stage, Task, peak_bytes, size_of
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Shard, publish
+from schemas.owners.claim import Unclaimed
+from schemas.table import Table
+from schemas.waits import waiting
+from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.config import LEAD, Recipe, dump_config
+from trainer.device import open_device
+from trainer.faked_ranks import FakedRanks, Operators
+from trainer.group import ALONE, Group
+from trainer.loop import Trainer
+from trainer.refresh.dump import dump_is_published
+from trainer.setup import initialise_model, open_stream, set_up
+from trainer.step import GlobalBatches
+from trainer.stream import JoinedStream, Source
+
+WARM = 10  # steps that are not counted: code is compiled, memory is new
+_EMBEDDED = 1 << 14  # rows whose embeddings stand for all those of a dump
+
+
+def make_tables(task: Task) -> list[Stage]:
+    """Write DATA, and the negatives of the first epoch that has some from tables."""
+    data, run, epoch = DataLayout(f"{task.folder}/data"), _run(task), first_epoch(task.recipe)
+    made_data.write_data(data.root, task.sizes)
+    places = {"queries": data.queries("train"), **({"labels": data.labels} if task.recipe.data.label_texts else {})}
+    for name, url in places.items() if epoch else ():
+        made_data.write_negatives(run.negatives(epoch, name), Table.open(url), task.sizes)
+    return []
+
+
+def train(task: Task) -> list[Stage]:
+    """Go through the stages of a rank on those tables."""
+    recipe, note = _alone(task.recipe)
+    group = FakedRanks(task.rank, task.ranks) if task.ranks > 1 else ALONE
+    rank = _Rank(task, recipe, group, note)
+    try:
+        return [*rank.start(), *rank.steps(), *rank.stream(), *rank.plan(), *rank.dump(), *rank.resume()]
+    finally:
+        group.close()
+
+
+def first_epoch(recipe: Recipe) -> int:
+    """Return the first epoch with hard negatives from tables; 0 where none has any."""
+    return next(iter(recipe.table_epochs()), 0)
+
+
+def _run(task: Task) -> RunLayout:
+    return RunLayout(f"{task.folder}/run")
+
+
+def _alone(recipe: Recipe) -> tuple[Recipe, str]:
+    """Return the recipe without what needs other runs, services or splits, on the CPU where its GPU is not; a note."""
+    train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
+    try:
+        open_device(recipe.train.device)
+    except InputError:
+        train["device"], note = "cpu", f"of this CPU: the time of {recipe.train.device} is not known here"
+    sections: dict[str, dict[str, Any]] = {
+        "logging": {"tensorboard": False, "wandb": "", "mlflow": ""},
+        "validation": {"split": ""},
+        "data": {"holdout": 0.0, "share": 1.0},
+        "train": train,
+    }
+    return recipe.model_copy(update={n: getattr(recipe, n).model_copy(update=u) for n, u in sections.items()}), note
+
+
+class _EnoughError(Exception):
+    pass
+
+
+@dataclass
+class _Rank:
+    """A rank at work: `start` comes first, `resume` last."""
+
+    task: Task
+    recipe: Recipe
+    group: Group
+    note: str
+    tables: list[Source] = field(default_factory=list)
+
+    def start(self) -> Iterator[Stage]:
+        """Build the model; adopt the table that is there."""
+        recipe, run, began = self.recipe, _run(self.task), time.perf_counter()
+        parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, _say_nothing, self.group, Unclaimed())
+        initialise_model(parts)
+        made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
+        storage.write_bytes(run.config, dump_config(recipe, data=made_from))
+        yield Stage("train", "start", time.perf_counter() - began)
+        self.trainer, began = Trainer(parts), time.perf_counter()
+        self.trainer.progress.epoch = first_epoch(recipe)
+        _, self.tables = self.trainer.runner.adopt()
+        yield Stage("train", "adoption", time.perf_counter() - began)
+
+    def in_line(self) -> JoinedStream:
+        """Return the stream of the epoch on the thread that reads it."""
+        order = self.recipe.order.model_copy(update={"threads": 0})
+        recipe = self.recipe.model_copy(update={"order": order})
+        stream = open_stream(recipe, self.tables, self.trainer.parts.labels, self.group)
+        stream.set_epoch(first_epoch(recipe))
+        return stream
+
+    def stream(self) -> Iterator[Stage]:
+        """Read, decode and deal whole windows."""
+        stream, rows, steps, began = self.in_line(), 0, 0, time.perf_counter()
+        for steps, batch in enumerate(stream, 1):
+            rows += len(batch)
+            if steps % stream.order.steps_per_window == 0 and time.perf_counter() - began > self.task.seconds / 20:
+                break
+        seconds, tables = time.perf_counter() - began, [at for t in self.tables for at in (t.table, t.negatives) if at]
+        a_row = sum(shard.bytes for at in tables for shard in at.shards) / stream.rows
+        yield Stage("train", "stream", seconds / steps, storage=a_row * rows / steps, note=f"{rows:,} rows")
+
+    def plan(self) -> Iterator[Stage]:
+        """Plan the candidates of global batches, where that needs no model."""
+        spent, planner = [0.0], self.trainer.parts.step.planner
+        if not self.trainer.parts.batches.plans:
+            return
+        for batch in GlobalBatches(self.in_line(), planner, self.group, 0):
+            began = time.perf_counter()
+            planner(batch.whole)
+            spent.append(time.perf_counter() - began)
+            if len(spent) > 2 * WARM and sum(spent) > self.task.seconds / 40:
+                break
+        yield Stage("train", "plan", float(np.mean(spent[len(spent) // 4 :])), note=f"{len(spent) - 1:,} steps")
+
+    def steps(self) -> Iterator[Stage]:
+        """Train some steps as a run does, with all its threads, and write a checkpoint."""
+        trainer, times, sent, operators, saved = self.trainer, [0.0], [0.0], Operators(), 0.0
+        until = time.perf_counter() + self.task.seconds / 4
+
+        def on_step(step: int, total: int, loss: float) -> None:
+            nonlocal saved
+            times.append(time.perf_counter())
+            sent.append(getattr(self.group, "sent", 0.0))
+            if len(times) in (3, 4):  # around one step
+                operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
+            if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
+                trainer.runner.save()
+                trainer.parts.saver.writer.wait()
+                saved = time.perf_counter() - times[-1]
+                raise _EnoughError
+
+        trainer.parts.tracker.start(0)
+        with contextlib.suppress(_EnoughError):
+            next(trainer.train(on_step))
+        first, memory = min(WARM, len(times) // 2), peak_bytes()
+        seconds, network = float(np.diff(times[first:]).mean()), float(np.median(np.diff(sent[first:])))
+        note = "; ".join(filter(None, [f"{len(times) - first - 1:,}, of {operators.count} operators", self.note]))
+        yield Stage("train", "step", seconds, memory, network=network or None, note=note)
+        yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
+
+    def dump(self) -> Iterator[Stage]:
+        """Write a dump: a part of its embeddings where there is no time for all, and all vectors of the rank."""
+        if not (epoch := first_epoch(self.recipe)):
+            return
+        epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
+        sources = [_cut(source, self.task.dumped) for source in self.tables]
+        dump = parts.refresher.dump(epoch, 0, sources, parts.model.width)
+        assert dump is not None
+        few = itertools.islice(self.in_line(), max(1, _EMBEDDED * ranks // self.recipe.order.batch))
+        embedded = [parts.model.embed(batch.inputs) for batch in few]
+        rows, margin = sum(source.rows for source in sources), made_data.LINKED_ROWS  # shards are dealt whole
+        low = max(0, rows * self.task.rank // ranks - margin)
+        high = min(rows, rows * (self.task.rank + 1) // ranks + margin)
+        for x in itertools.cycle(embedded):
+            dump.add(np.arange(low, low + len(x)), x)
+            if (low := low + len(x)) >= high:
+                break
+        if parts.model.head.has_rows:
+            parts.model.head.vectors.normal_()  # those that no step has changed may be zeros, which take no room
+        began = time.perf_counter()
+        parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
+        for _ in waiting("a dump to be written", until="it is there"):
+            if dump_is_published(run, epoch):
+                break
+        seconds, size = time.perf_counter() - began, size_of(run.dump(epoch))
+        done = rows / sum(source.rows for source in self.tables)
+        times = 1 + (size - size_of(run.vectors(epoch))) * (1 / done - 1) / size
+        note = f"{done:.0%} of its embeddings" if done < 1 else ""
+        yield Stage("train", "dump", seconds * times, storage=size * times, note=note)
+
+    def resume(self) -> Iterator[Stage]:
+        """Go on from the checkpoint in another trainer. The files of peers before this rank are named, and not read."""
+        checkpoint, first = latest_checkpoint(_run(self.task)), self.trainer.model.head.start
+        assert checkpoint is not None
+        own = checkpoint.table.shards
+        peers = Shard(path="vectors-of-peers", rows=first, bytes=0, sha256="0" * 64)
+        shards = (*(each for each in own if not each.rows), peers, *(each for each in own if each.rows))
+        publish(checkpoint.table.url, checkpoint.table.manifest.model_copy(update={"shards": shards}))
+        del self.trainer
+        gc.collect()
+        began, data = time.perf_counter(), f"{self.task.folder}/data"
+        trainer = Trainer.resume(data, _run(self.task).root, self.recipe, _say_nothing, self.group)
+        seconds = time.perf_counter() - began
+        trainer.parts.tracker.close(False)
+        yield Stage("train", "resume", seconds, storage=sum(each.bytes for each in own))
+
+
+def _cut(source: Source, part: float) -> Source:
+    """Return the first shards of a source, without negatives."""
+    manifest = source.table.manifest
+    shards = manifest.shards[: max(1, round(part * len(manifest.shards)))]
+    rows = sum(shard.rows for shard in shards)
+    update = {"shards": shards, "rows": rows, "id_range": (0, rows)}
+    return replace(source, table=Table(source.table.url, manifest.model_copy(update=update)), negatives=None)
+
+
+def _say_nothing(line: str) -> None:
+    """A rehearsal says what it does itself."""

@@ -1,0 +1,205 @@
+"""Rehearsal of a run: the true share of one rank or worker of every stage, on this machine, beside what is planned.
+
+Labels, steps, windows and row groups have their true sizes. Where `minutes` are over, a part of the steps, of a dump's
+rows, of a block or of the input is done, and what it took is scaled. Each process of a run is one here, too; what
+they write lies in one folder, which is removed.
+"""
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from extremis.console import results, table
+from extremis.planning.estimate import Estimate, Workload, saved_bytes, step_bytes
+from extremis.planning.plan import say_time
+from extremis.planning.stage import Sizes, Stage, Task, apart, removed_with_us
+from schemas.errors import InputError
+from schemas.sizes import require_room, say_bytes
+
+_A_MINUTE = 500 << 20  # bytes of embeddings that are dumped
+_MEASURES = ("memory", "storage", "network")
+_BESIDE = ("stream", "plan")  # threads do them while a step is at work
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A rehearsal of `rank` below `folder`. network, disk: bytes a second, disk 0: measured."""
+
+    workload: Workload
+    planned: Estimate
+    rank: int = 0
+    network: float = 1.25e9
+    disk: float = 0.0
+    minutes: float = 5.0
+    folder: str = ""
+
+    @property
+    def embeddings(self) -> float:
+        """Bytes of a dump's embeddings that a rank keeps."""
+        return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
+
+    def sizes(self, rows: int) -> Sizes:
+        """Return what the stages are told, of a workload of so many rows."""
+        names, blocks = [field.name for field in fields(Sizes)], self.planned.blocks
+        values: dict[str, Any] = {name: getattr(self.workload, name, 0) for name in names}
+        values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width, "index": ""}
+        if blocks is not None:
+            most = max(stop - start for start, stop in blocks.bounds)
+            values |= {"block_rows": most, "blocks": len(blocks.bounds), "batch": blocks.batch}
+            values["index"] = blocks.factory.spec
+        return Sizes(**values)
+
+
+def parse_speed(text: str) -> float:
+    """Parse `10Gbit` or `400Mbit` a second to bytes. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])bit(?:/s)?\s*", text, re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise InputError(f"{text!r} is no speed of a network: expected bits a second, for example 10Gbit or 400Mbit.")
+    return float(match[1]) * 1000.0 ** (1 + "KMGT".index(match[2].upper())) / 8
+
+
+def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
+    """Go through all stages; return them, what the whole run takes, and its limits, as JSON values.
+
+    Raises InputError: a rank that is none, too little memory or room, rows that cannot be made up; TableError.
+    """
+    dumped = min(1.0, work.minutes * _A_MINUTE / work.embeddings)
+    _check(work, dumped)
+    from extremis.planning import rank_stages, worker_stages
+
+    workload, stages = work.workload, list[Stage]()
+    made = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
+    with made as folder, removed_with_us(folder):
+        disk = work.disk or _disk_speed(Path(folder))
+        of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
+        of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
+        steps = [(worker_stages.shard, of_worker), (rank_stages.make_tables, of_rank), (rank_stages.train, of_rank)]
+        if work.planned.blocks:
+            of_worker = replace(of_worker, sizes=work.sizes(workload.rows))
+            steps += [(worker_stages.make_dump, of_worker), (worker_stages.mine, of_worker)]
+        for stage, task in steps:
+            say(f"rehearsing: {stage.__name__.replace('_', ' ')}")
+            stages += apart(stage, task)
+    return _sum_up(work, disk, stages)
+
+
+def _check(work: Rehearsal, dumped: float) -> None:
+    """Refuse what cannot be rehearsed here. Raises InputError."""
+    from trainer.footprint import free_memory
+
+    workload, recipe = work.workload, work.workload.recipe
+    if work.rank >= workload.ranks:
+        raise InputError(f"--rank {work.rank}: the ranks of --ranks {workload.ranks} count from 0. Choose a lower one.")
+    if recipe.encoder.inputs != "tokens" or recipe.clusters:
+        raise InputError(
+            "--rehearse: rows are made up of tokens, in no clusters. Leave out encoder.inputs or clusters."
+        )
+    need, free = work.planned.memory["train"], free_memory()
+    if free is not None and need > free:
+        raise InputError(
+            f"rank {work.rank} of {workload.ranks} needs {say_bytes(need)} of memory, and {say_bytes(free)} are free. "
+            "Plan more --ranks or a lower --dimension, or rehearse on a larger machine."
+        )
+    needs = {
+        "a dump and its scratch file": int(2 * dumped * work.embeddings),
+        "a checkpoint and vectors": 2 * sum(saved_bytes(workload)),
+        "tables": 1 << 30,
+    }
+    require_room(work.folder or tempfile.gettempdir(), needs, "Name another --folder, or fewer --minutes.")
+
+
+def _disk_speed(folder: Path, size: int = 128 << 20) -> float:
+    """Return the bytes a second at which a file is written to the disk."""
+    body, path, began = os.urandom(1 << 20), folder / "speed", time.perf_counter()
+    with path.open("wb") as file:
+        for _ in range(size >> 20):
+            file.write(body)
+        os.fsync(file.fileno())
+    path.unlink()
+    return size / (time.perf_counter() - began)
+
+
+def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
+    """Return how often a rank or worker goes through each stage, and the bytes that are planned for it."""
+    workload, recipe, tables, memory = work.workload, work.workload.recipe, work.planned.tables, work.planned.memory
+    share, a_rank = 1 / workload.workers, 1 / workload.ranks
+    epochs, hard = recipe.train.epochs, [recipe.uses_table(epoch) for epoch in range(recipe.train.epochs)]
+
+    def bytes_of(*kinds: str) -> float:
+        return sum(size.bytes for name, size in tables.items() if name.startswith(kinds))
+
+    read = bytes_of(*workload.sources, *(["negatives"] if any(hard) else []))
+    saved = {"storage": float(sum(saved_bytes(workload)))}
+    stages: dict[str, tuple[float, dict[str, float]]] = {
+        "shard": (share, {"memory": memory["shard"], "storage": bytes_of("queries", "labels")}),
+        "start": (1, {}),
+        "adoption": (sum(hard), {}),
+        "stream": (workload.steps, {"storage": read * epochs / workload.steps * a_rank}),
+        "plan": (workload.steps, {}),
+        "step": (workload.steps, {"memory": memory["train"], "network": step_bytes(workload)}),
+        "checkpoint": (-(-epochs // (recipe.checkpoint.every_epochs or epochs)), saved),
+        "dump": (workload.dumps, {"storage": bytes_of("embeddings", "vectors") * a_rank}),
+        "resume": (0, saved),
+    }
+    if blocks := work.planned.blocks:
+        vectors = tables["vectors"].bytes / len(blocks.bounds)
+        times = workload.dumps * share
+        stages["block"] = times * len(blocks.bounds), {"memory": memory["mine"], "storage": vectors}
+        stages["merge"] = times, {"storage": bytes_of("negatives")}
+    return stages
+
+
+def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]:
+    """Return the stages, with the seconds of each over the whole run and what bounds it, their sums, and limits."""
+    planned, rows = _planned(work), list[dict[str, Any]]()
+    for stage in stages:
+        times, sizes = planned[stage.name]
+        bounds = {
+            "one thread" if stage.name in _BESIDE else "the processor": stage.seconds,
+            "the network": (stage.network or 0.0) / work.network,
+            "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
+        }
+        bound = max(bounds, key=lambda name: bounds[name])
+        rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": bounds[bound]})
+    a_step = next(row["each"] for row in rows if row["name"] == "step")
+    for row in rows:
+        counted = row["each"] - a_step if row["name"] in _BESIDE else row["each"]
+        row["whole_seconds"] = row["times"] * max(0.0, counted)
+    over = [row["name"] for row in rows if (row["memory"] or 0) > work.workload.memory]
+    limits = [f"memory of {say_bytes(work.workload.memory)} ({name})" for name in over]
+    limits += [f"{row['bound']} ({row['name']})" for row in sorted(rows, key=lambda row: -row["whole_seconds"])]
+    seconds = {step: sum(row["whole_seconds"] for row in rows if row["step"] == step) for step in work.planned.memory}
+    facts = {"rank": work.rank, "ranks": work.workload.ranks, "network": work.network, "disk": disk}
+    return {**facts, "stages": rows, "seconds": seconds, "limits": limits}
+
+
+def show(body: dict[str, Any]) -> None:
+    """Print the stages, and what the whole run would take."""
+    rows = [
+        [
+            row["name"],
+            *(_pair(row[name], row["planned"].get(name)) for name in _MEASURES),
+            f"{row['seconds']:,.3g} s",
+            f"{row['times']:,.4g}",
+            say_time(row["whole_seconds"]),
+            "; ".join(filter(None, [row["note"], row["bound"] if row["each"] > row["seconds"] else ""])),
+        ]
+        for row in body["stages"]
+    ]
+    speeds = f"network {say_bytes(body['network'])}/s, disk {say_bytes(body['disk'])}/s"
+    title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
+    table(title, ["stage", *_MEASURES, "time", "times", "in all", "done, bound by"], rows)
+    whole = say_time(sum(body["seconds"].values()))
+    results.print(f"the whole run: {whole}; it meets first {', then '.join(body['limits'][:3])}")
+
+
+def _pair(measured: float | None, planned: float | None) -> str:
+    """Format measured and planned bytes."""
+    if not measured and not planned:
+        return ""
+    return " / ".join("?" if count is None else say_bytes(count) for count in (measured, planned))

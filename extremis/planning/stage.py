@@ -1,0 +1,120 @@
+"""Stages of a rehearsal: what they are told and tell, and the process of its own that each runs in."""
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ExtremisError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a workload, as `Workload` names them, and of its search; a worker that has them loads no trainer."""
+
+    queries: int
+    labels: int
+    tokens: float
+    label_tokens: float
+    labels_per_query: float
+    key_bytes: float
+    text_bytes: float
+    vocabulary: int
+    columns: int
+    input_bytes: int
+    memory: int
+    width: int  # K
+    block_rows: int
+    blocks: int
+    batch: int
+    index: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`.
+
+    `seconds` are those of all stages, about; `dumped`: the share of a dump's embeddings that is written.
+    """
+
+    folder: str
+    sizes: Sizes
+    seconds: float
+    recipe: Any = None
+    rank: int = 0
+    ranks: int = 1
+    dumped: float = 1.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of a `step` took: seconds; bytes of its process, read or written, and sent. None: not counted.
+
+    `note`: how much was done of it.
+    """
+
+    step: str
+    name: str
+    seconds: float
+    memory: int | None = None
+    storage: float | None = None
+    network: float | None = None
+    note: str = ""
+
+
+def peak_bytes() -> int | None:
+    """Return the most memory that this process has held since it started; None where the system does not say."""
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+
+
+def size_of(folder: str) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+def apart(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
+    """Return `stages(task)`, run in a process of its own. Raises what it raises, and ExtremisError where it died."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
+        try:
+            return process.submit(stages, task).result()
+        except BrokenProcessPool:
+            raise ExtremisError(
+                "a process of the rehearsal was killed: the system may have had no memory left for it."
+            ) from None
+
+
+def _follow(folder: str) -> None:
+    """Keep all that this process writes in `folder`, and end with the parent."""
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+
+
+@contextlib.contextmanager
+def removed_with_us(folder: str) -> Iterator[None]:
+    """Have `folder` removed should this process be killed within the block."""
+    watch = "import shutil, sys, time; sys.stdin.read(); time.sleep(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    command = [sys.executable, "-S", "-c", watch, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watcher:
+        try:
+            yield
+        finally:
+            watcher.kill()

@@ -1,0 +1,114 @@
+"""Stages of a worker of the pipelines: `shard` of samples of the input, `mine` of blocks that are made up."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from extremis.planning import made_data
+from extremis.planning.stage import Sizes, Stage, Task, peak_bytes, size_of
+from pipelines.mine import mine as mine_dump
+from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
+from pipelines.shard import shard as shard_input
+from schemas import arrow
+from schemas.layout import SPENT, DataLayout, RunLayout
+from schemas.table import Table
+from search.factory import EXACT, Factory
+
+_ROW, _PRODUCT = 60e-6, 14e-12  # seconds: samples are as large as these allow, and nothing that is said goes by them
+_ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
+
+
+def shard(task: Task) -> list[Stage]:
+    """Shard two samples of the input: what the larger one takes more goes with the bytes, the rest comes once."""
+    sizes, took = task.sizes, list[tuple[int, float, int]]()
+    group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
+    options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
+    most = int(max(8, min(sizes.queries, max(4000, task.seconds / 8 / _ROW))))
+    for rows in (max(1, most // 4), most):
+        raw, data = f"{task.folder}/raw-{rows}", f"{task.folder}/sharded-{rows}"
+        read, began = _write_lines(Path(raw), rows, sizes), time.perf_counter()
+        shard_input(raw, data, options, _ONE)
+        took.append((read, time.perf_counter() - began, size_of(data)))
+    (fewer, *small), (more, *large) = took
+    times = max(0.0, sizes.input_bytes - more) / max(1, more - fewer)
+    seconds, stored = (whole + times * max(0.0, whole - part) for part, whole in zip(small, large, strict=True))
+    return [Stage("shard", "shard", seconds, peak_bytes(), stored, note=f"{most:,} rows")]
+
+
+def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
+    """Write so many rows of the input, and their part of the labels, as lines of JSON; return the bytes."""
+    draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
+    words, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
+    words = words.astype("U1").view("U5")[:, 0].astype(object)
+    folder.mkdir()
+
+    def text(size: float) -> str:
+        return " ".join(words[made_data.zipf(draw, max(1, round(size / 6)), len(words))])
+
+    with (folder / "labels.jsonl").open("w") as file:
+        file.writelines(f'{{"key": "{n:0{width}}", "text": "{text(sizes.text_bytes)}"}}\n' for n in range(labels))
+    with (folder / "train-00.jsonl").open("w") as file:
+        for n, named in enumerate(draw.integers(0, labels, (rows, round(sizes.labels_per_query))).tolist()):
+            keys = [f"{label:0{width}}" for label in dict.fromkeys(named)]
+            row = {"key": f"{n:0{width}}", "text": text(4.7 * sizes.tokens), "labels": keys}
+            file.write(json.dumps(row) + "\n")
+    return size_of(str(folder))
+
+
+def make_dump(task: Task) -> list[Stage]:
+    """Write a dump of one block, or of two, and the queries that are searched against it."""
+    sizes, data, run = _sample(task), DataLayout(f"{task.folder}/searched"), RunLayout(f"{task.folder}/mined")
+    made_data.write_data(data.root, sizes, False)
+    table, schema = Table.open(data.queries("train")), arrow.embeddings(sizes.columns)
+    of = {"parents": {"queries": table.digest}, "parameters": {"epoch": 0}}
+    group = table.manifest.row_group_rows or 1
+    made_data.write_vectors(run.embeddings(0, "queries"), "embeddings", table.rows, schema, group, **of)
+    of, schema = {"parameters": {"epoch": 0, "use_from": 2, "sources": ["queries"]}}, arrow.vectors(sizes.columns)
+    made_data.write_vectors(run.vectors(0), "vectors", sizes.labels, schema, 1 << 14, **of)
+    return []
+
+
+def mine(task: Task) -> list[Stage]:
+    """Mine that dump: one whole block takes more by the products of its search, and a merge by its rows and blocks."""
+    whole, few, run = task.sizes, _sample(task), RunLayout(f"{task.folder}/mined")
+    asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
+    options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
+    made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE)["queries"]
+    spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
+    index, seconds, share = made.parameters["index"], spent["seconds"], 1 / few.blocks
+    rows, labels = whole.queries / few.queries, whole.block_rows / few.block_rows
+    merging, searching = (seconds.pop(name, 0.0) * share for name in ("merge", "search"))
+    building = seconds.pop("build index", 0.0) * share * _ratio(few, index, whole, 0)
+    indexing = building + sum(seconds.values()) * share * labels
+    searching *= _ratio(few, index, whole, few.queries) * rows
+    vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
+    read, said = vectors * whole.block_rows / few.labels, f"{few.blocks} of {few.block_rows:,} vectors by {index}"
+    block = Stage(
+        "mine", "block", indexing + searching, spent["peak_bytes"], read, note=f"{said}, {few.queries:,} rows"
+    )
+    stored = merged * rows if labels == 1 else None  # ids of fewer labels are shorter
+    return [block, Stage("mine", "merge", merging * rows * whole.blocks, None, stored, note=f"{few.queries:,} rows")]
+
+
+def _sample(task: Task) -> Sizes:
+    """Return the sizes that are mined: one block, or two that are merged, as large as there is time for."""
+    few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 17), blocks=min(2, task.sizes.blocks))
+    products = task.seconds / 4 / _PRODUCT / few.blocks * (8 if Factory(few.index).lists else 1)
+    while few.queries * few.block_rows * few.columns > products and few.queries > 1 << 10:
+        few = replace(few, queries=few.queries // 2, block_rows=max(min(1 << 15, few.block_rows), few.block_rows // 2))
+    return replace(few, labels=few.blocks * few.block_rows)
+
+
+def _ratio(few: Sizes, index: str, whole: Sizes, queries: int) -> float:
+    """Return the multiplications of the same `queries`, 0: of building, in a whole block over those in a small one."""
+    costs = []
+    for sizes, spec in ((whole, whole.index), (few, index)):
+        factory = Factory(spec) if Factory(spec).lists else Factory(EXACT)  # a graph costs as much at most
+        of = sizes.width, None, sizes.columns
+        built = factory.cost(sizes.block_rows, 1, 0, *of) - factory.cost(sizes.block_rows, 0, 0, *of)
+        costs.append(factory.cost(sizes.block_rows, 1, queries, *of) - factory.cost(sizes.block_rows, 0, queries, *of))
+        costs[-1] -= built if queries else 0.0
+    return costs[0] / costs[1] if costs[1] else 1.0

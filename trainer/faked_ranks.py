@@ -1,0 +1,120 @@
+"""One rank of several, whose peers are faked: their messages have the right sizes, and those of this rank are counted.
+
+A peer's message is what this rank sent itself at the same place, some calls before, so that ids and lengths are as in a
+real run. It stands below torch.distributed: every operation of `Group` is its own.
+"""
+
+import sys
+from collections import defaultdict, deque
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.group import Group, _Joined
+from trainer.stream.processes import Ranks
+
+T = TypeVar("T")
+_BACKEND = "extremis_faked"
+_FRAMES = 12  # of the stack, which tell one place from another
+_BELOW: Any = _distributed_c10d  # its types leave out what a backend is made of
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class FakedRanks(_Joined):
+    """Rank `rank` of `ranks`, which also does what rank 0 does alone; one at a time in a process, until `close`."""
+
+    def __init__(self, rank: int, ranks: int, of: Any = None) -> None:
+        store = dist.HashStore()
+        if of is None:
+            if not hasattr(dist.Backend, _BACKEND.upper()):
+                dist.Backend.register_backend(_BACKEND, _Peers, devices=["cpu", "cuda"])
+            dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=ranks)
+            _Peers.sent = 0.0
+        super().__init__(Ranks(rank, ranks), store, _BACKEND, of)
+
+    @property
+    def first(self) -> bool:
+        return True
+
+    @property
+    def sent(self) -> float:
+        """Bytes that all threads have sent, sums and gathers as in a ring."""
+        return _Peers.sent
+
+    def gather_objects(self, thing: T) -> list[T]:
+        return [thing]
+
+    def broadcast(self, thing: T) -> T:
+        return thing
+
+    def for_another_thread(self) -> Group:
+        return FakedRanks(self.rank, self.ranks, dist.new_group(backend=_BACKEND))
+
+
+class _Peers(_ProcessGroup):
+    """Process group of one process; a sum over ranks is this rank's own part of it."""
+
+    sent = 0.0
+
+    def __init__(self, store: Any, rank: int, ranks: int, timeout: Any) -> None:
+        super().__init__(rank, ranks)
+        self._rank, self._ranks = rank, ranks
+        self._past: dict[tuple, deque[torch.Tensor]] = defaultdict(lambda: deque(maxlen=ranks))
+
+    def getBackendName(self) -> str:
+        return _BACKEND
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        return self._send(2 * (self._ranks - 1) / self._ranks, *tensors)
+
+    def all_gather_single(self, into: torch.Tensor, part: torch.Tensor, options: Any = None) -> Any:
+        self._receive(into.chunk(self._ranks), part)
+        return self._send(self._ranks - 1, part)
+
+    def reduce_scatter_single(self, into: torch.Tensor, whole: torch.Tensor, options: Any = None) -> Any:
+        into.copy_(whole.chunk(self._ranks)[self._rank].view_as(into))
+        return self._send((self._ranks - 1) / self._ranks, whole)
+
+    def all_to_all_single(
+        self, into: torch.Tensor, whole: torch.Tensor, receives: list[int], sends: list[int], options: Any = None
+    ) -> Any:
+        parts = list(whole.split(sends or len(whole) // self._ranks))
+        own = parts.pop(self._rank)
+        self._receive(into.split(receives or len(into) // self._ranks), own)
+        return self._send(1, *parts)
+
+    # Their names before torch 2.13.
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+
+    def _receive(self, places: Any, own: torch.Tensor) -> None:
+        """Fill each rank's place [n_r, ...]; where it is longer than the message, the message is repeated."""
+        frame, call = sys._getframe(2), list[tuple[Any, int]]()
+        while frame is not None and len(call) < _FRAMES:
+            call.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back  # type: ignore[assignment]
+        past = self._past[tuple(call)]
+        past.append(own.detach().clone())
+        for rank, place in enumerate(places):
+            theirs = past[-1 - (rank - self._rank) % self._ranks % len(past)]
+            for low in range(0, len(place), max(1, len(theirs))):
+                some = place[low : low + len(theirs)]
+                some.copy_(theirs[: len(some)]) if len(theirs) else place.zero_()
+
+    def _send(self, times: float, *tensors: torch.Tensor) -> Any:
+        _Peers.sent += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return _BELOW._create_work_from_future(done)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators at work while it is entered, but for views: on a GPU each launches a kernel, or several."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
