@@ -173,6 +173,9 @@ def estimate(workload: Workload) -> Estimate:
             blocks = _mining_blocks(workload, sizes)
             each = _NEGATIVES * _entropy(rows) + _SCORE
             sizes |= _source_tables("negatives", each * recipe.negatives.table_width, workload, sizes)
+            needs = blocks.needs(workload.rows)
+            if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # of one mining at a time
+                sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels)
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
@@ -264,14 +267,17 @@ def _train_memory(workload: Workload) -> int:
 
 
 def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends a step (docs/ranks.md), of sums and gathers in a ring."""
+    """Return the bytes that a rank sends a step (docs/ranks.md), of sums in a ring."""
     recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
     points, texts = workload.trained_queries, workload.sources.get("labels", 0)
     positives, tokens = (
         (points * a_query + texts * a_label) / (points + texts)
         for a_query, a_label in ((workload.labels_per_query, 1.0), (workload.tokens, workload.label_tokens))
     )
-    gathered = 16 + 4 * positives + 4 * recipe.negatives.most_hard + 4 * columns
+    own = 1 if recipe.encodes_labels else 1 / ranks  # of the labels of a row, that a rank is sent
+    gathered = 12 + 4 * positives * own + 8 * columns
+    if hard := recipe.negatives.most_hard:
+        gathered += 4 + 4 * hard * own
     encoder = recipe.encoder
     options = encoder.model_dump()
     if ngrams := options.get("ngrams"):  # a bag: what its rows learn goes by ids, weights and gradients of texts
@@ -279,8 +285,7 @@ def step_bytes(workload: Workload) -> float:
         gathered += 4 + 8 * features + 4 * encoder.dimension
         encoder = encoder.model_copy(update={"ngrams": 1})
     dense = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary).parameters * recipe.encoders
-    summed = 4 * columns * recipe.order.batch + dense
-    return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * summed)
+    return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * dense)
 
 
 def _sample(table: Table) -> tuple[pa.Table, float]:
