@@ -248,7 +248,7 @@ def die_within_a_dump(group: Group, *arguments: Any) -> None:
     train(group, *arguments)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_killed_while_a_dump_is_written_goes_on_to_the_same_bits(
     data: SmallData, with_tables: Path, tmp_path: Path, ranks: int
 ) -> None:

@@ -1,7 +1,6 @@
 """Fitting of a run's fusion, weights or a tree, on queries that it was not trained on."""
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -93,7 +92,6 @@ def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowS
     return table, part
 
 
-_TIMED = 256  # queries
 MISSED = 0.03  # of the rows held out: a greater share is worth another fit of the linear ranker
 
 
@@ -154,7 +152,6 @@ def fit_weights(
         "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
         TRAINED: len(built.vectors) if built and memory else 0,
         "memory_bytes": memory.bytes if memory else 0,
-        "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }
     kept = {FILE: ranker} if ranker and weights.linear else {}
     if kept and recipe.data.holdout > MISSED:
@@ -165,7 +162,7 @@ def fit_weights(
 
 def describe_weights(facts: dict[str, Any]) -> str:
     """Describe fitted weights, and what their memory takes."""
-    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
+    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
         f"{facts['votes']:.2f} x votes of training points{f' ({memory})' if memory else ''} + "
@@ -199,14 +196,6 @@ def score_shortlists(
         for name in names
     }
     return Scored(**columns), Ragged.join(relevant)
-
-
-def _milliseconds(memory: Memory, model: Model, rows: pa.Table) -> float:
-    """Measure what the memory takes a query, of a batch."""
-    x = model.embed_table(rows.slice(0, _TIMED))
-    began = time.perf_counter()
-    memory.votes(x)
-    return round((time.perf_counter() - began) / len(x) * 1e3, 3)
 
 
 def _widened(rows: np.ndarray, width: int, fill: int) -> np.ndarray:
