@@ -18,6 +18,7 @@ _CELLS = 1 << _LEVELS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # of wyrand
 _AT_ONCE = 8  # draws: without a branch for each, since what decides it is random
+_ONE_ROW, _SHORT, _LONG = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 _WORDS = np.uint64(40)  # bits of a place among the random words of one node or cell of a row
 
 
@@ -56,8 +57,8 @@ class RandomPool:
 
     def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
         """Draw `count` labels that the rows of a batch share: this rank's of them, int32 where L fits, else int64."""
-        labels = self._draw(RandomPoolStream.SHARED, np.zeros(1, np.int64), count, seed, epoch, step).values
-        return labels[labels != PAD]
+        labels = self._draw(RandomPoolStream.SHARED, _ONE_ROW, count, seed, epoch, step).values
+        return labels if self.part is None else labels[labels != PAD]
 
     def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
         """Draw `count` labels for each of the row ids `rows` [B] by itself: this rank's of them, and pads."""
@@ -69,12 +70,9 @@ class RandomPool:
 
     def _draw(self, stream: RandomPoolStream, rows: np.ndarray, count: int, seed: int, epoch: int, step: int) -> Ragged:
         words, counters = philox_state(seed, Purpose.RANDOM_POOL, epoch, step, stream)
-        key = np.uint64(0)
-        for word in (*words, *counters[1:]):
-            key = np.uint64(scrambled(key, np.uint64(word), np.uint64(0)))
+        key, at = np.array([*words, *counters[1:]], np.uint64), np.ascontiguousarray(rows, np.int64)
         start, stop = self.part or (0, self.labels)
-        at = np.ascontiguousarray(rows, np.int64).view(np.uint64)
-        kind = np.empty(0, np.int32 if self.labels <= 1 << 31 else np.int64)
+        kind = _SHORT if self.labels <= 1 << 31 else _LONG
         if not self.by_frequency:
             first, last = self._live_within(start, stop)
             labels, ends = _draw_labels(key, at, count, self._count, first, last, kind)
@@ -211,11 +209,14 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
     are set. Only the nodes above those cells are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
+    of_step = np.uint64(0)
+    for word in key:
+        of_step = scrambled(of_step, word, np.uint64(0))
     visited = [node for a in range(_LEVELS, 0, -1) for node in range(_CELLS + first >> a, (_CELLS + last >> a) + 1)]
     places = np.array(visited, np.uint64)
     nodes = np.empty(2 * _CELLS, np.uint32)  # the root is node 1, the halves of node n are 2 n and 2 n + 1
     for row in range(len(rows)):
-        keys[row] = scrambled(key, rows[row], np.uint64(0))
+        keys[row] = scrambled(of_step, np.uint64(rows[row]), np.uint64(0))
         nodes[1] = count
         for node in places:
             lower = _lower_half(keys[row] + (node << _WORDS) * _STEP, nodes[node])

@@ -22,6 +22,7 @@ _MASK = np.uint64(_LARGEST - 1)
 _SHIFT = np.uint64(NUMBER_BITS)
 _ONE = np.uint32(1)
 _SPARSE = 64  # labels for each pair up to which a bitmap is faster, measured at 30,000 and 260,000 pairs
+_NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
@@ -137,17 +138,23 @@ def _queries(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, pool: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], int]:
     """Return the arrays of a batch, int32 where all of them are, and how many labels they hold. Raises ValueError."""
-    none = Ragged(np.empty(0, np.int32), np.zeros(len(offsets), np.int64))
-    rows = [Ragged.from_matrix(each) if isinstance(each, np.ndarray) else each or none for each in (hard, draws)]
-    pool = none.values if pool is None else pool
-    columns = positives, pool, *(each.values for each in rows)
+    hard, draws = _rows(hard, len(offsets)), _rows(draws, len(offsets))
+    pool = _NONE if pool is None else pool
+    columns = positives, hard.values, draws.values, pool
     kind = np.int32 if all(column.dtype == np.int32 for column in columns) else np.int64
     size = sum(map(len, columns))
     if size >= _LARGEST:
         raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
-    labels = [np.ascontiguousarray(column, kind) for column in columns]
-    bounds = [np.ascontiguousarray(each, np.int64) for each in (offsets, *(each.offsets for each in rows))]
-    return (labels[0], bounds[0], labels[2], bounds[1], labels[3], bounds[2], labels[1]), size
+    positive, negative, drawn, shared = (np.ascontiguousarray(column, kind) for column in columns)
+    bounds = np.ascontiguousarray(offsets, np.int64)
+    return (positive, bounds, negative, hard.offsets, drawn, draws.offsets, shared), size
+
+
+def _rows(labels: Rows, bounds: int) -> Ragged:
+    """Return labels of queries as rows, whose offsets are int64 [bounds]."""
+    if labels is None:
+        return Ragged(_NONE, np.zeros(bounds, np.int64))
+    return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels
 
 
 @numba.njit(nogil=True, cache=True)
