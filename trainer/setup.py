@@ -30,6 +30,7 @@ from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
+from trainer.rows.memory import keep_freed_memory
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
@@ -81,6 +82,7 @@ def set_up(
     `threads`: of torch, where the recipe states none; 0: as many as there are.
     """
     say = say if group.first else _say_nothing
+    keep_freed_memory()
     if recipe.train.threads or threads:
         set_threads(recipe.train.threads or threads)
     device = open_device(recipe.train.device)

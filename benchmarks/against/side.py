@@ -5,6 +5,7 @@ A line of JSON with {"measure": name, "folder": shared files, "write": whether t
 than it, too: `_of` looks names up by their places then and now.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -29,6 +30,8 @@ def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed on the way is no answer
+    with contextlib.suppress(ImportError):
+        _of("trainer.rows.memory:keep_freed_memory")()  # as a training process does
     for line in sys.stdin:
         task = json.loads(line)
         try:
