@@ -9,7 +9,7 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, code_version
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
 from schemas.table import Table
@@ -95,7 +95,7 @@ def set_up(
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
-    require_memory(recipe, facts, group.ranks)
+    require_fleet(recipe, facts, group)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     bounds = bounds or [label_range(facts.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [facts.labels]
@@ -133,6 +133,25 @@ def set_up(
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
         tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
     )
+
+
+def require_fleet(recipe: Recipe, facts: DataSizes, group: Group) -> None:
+    """Refuse, on all ranks, a rank of another release, or one without the memory for its share. Raises InputError."""
+    refusal = ""
+    try:
+        require_memory(recipe, facts, group.ranks)
+    except InputError as error:
+        refusal = str(error)
+    fleet = group.gather_objects((code_version(), refusal))
+    for rank, (version, refused) in enumerate(fleet):
+        name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
+        if version != fleet[0][0]:
+            raise InputError(
+                f"{name}it has Extremis {version}, and rank 0 has {fleet[0][0]}: draws and files of releases differ. "
+                "Install one release on all machines."
+            )
+        if refused:
+            raise InputError(name + refused)
 
 
 def require_whole_epochs(recipe: Recipe) -> None:

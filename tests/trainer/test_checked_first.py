@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
+import trainer.setup
+from schemas.errors import InputError
+from tests.builders import build_data
 from tests.command import call, refused, sets
+from tests.ranks import on_ranks
 from trainer import footprint
-from trainer.config import load_config
+from trainer.config import Recipe, load_config
+from trainer.group import Group
+from trainer.loop import Trainer
 
 CHOICES = sets("train.epochs=1", "logging.tensorboard=false", "refresh.start=3", "order.batch=128")
 
@@ -57,3 +63,28 @@ def test_a_run_without_a_checkpoint_may_be_corrected(data: Path, tmp_path: Path)
 def test_free_memory_is_a_number_of_bytes() -> None:
     free = footprint.free_memory()
     assert free is None or 0 < free < 1 << 60
+
+
+def started(group: Group, data: str, run: str, odd: str) -> str:
+    """The refusal of a run whose rank 1 has another release, or little memory."""
+    if group.rank == 1:
+        if odd == "release":
+            trainer.setup.code_version = lambda: "0.0.9"  # type: ignore[attr-defined]
+        else:
+            footprint.free_memory = lambda: 1000
+    with pytest.raises(InputError) as caught:
+        Trainer.start(data, run, Recipe.model_validate({}), print, group)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [("release", ("it has Extremis 0.0.9", "Install one release")), ("memory", ("of memory", " are free. "))],
+)
+def test_an_odd_rank_is_named_by_all(tmp_path: Path, odd: str, words: tuple[str, ...]) -> None:
+    data = build_data(str(tmp_path / "data"), rows={"train": 20})
+    said = on_ranks(2, started, data.layout.root, str(tmp_path / "run"), odd)
+    assert said[0] == said[1]
+    assert said[0].startswith("rank 1 of 2: ")
+    assert all(word in said[0] for word in words)
+    assert not (tmp_path / "run").exists()
