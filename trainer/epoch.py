@@ -70,8 +70,8 @@ class EpochRunner:
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
         dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
-        announced = replace(parts.batches, must_stop=self.interrupts.stop.is_set)
-        with contextlib.closing(iter(announced)) as batches:
+        batches_with_requests = replace(parts.batches, is_stop_asked=self.interrupts.stop.is_set)
+        with contextlib.closing(iter(batches_with_requests)) as batches:
             for batch in batches:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
@@ -83,8 +83,8 @@ class EpochRunner:
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
                 result = take_step(parts.step, batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
-                # A rank alone stops at once; several stop after the batch that brought the news to all of them.
-                must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.asked
+                # A rank alone stops at once; several ranks stop after the batch that told all of them.
+                must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.stop_asked
                 self._after_step(result, dump, must_stop)
                 rows += len(result.rows)
                 if on_step is not None:

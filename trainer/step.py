@@ -34,18 +34,19 @@ class GlobalBatch:
     """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
 
     `whole` has the row ids of all parts, those of their positives and hard negatives that this rank plans for, and
-    candidates where it is planned already. `asked`: a rank was asked to stop before the batch was gathered.
+    candidates where it is planned already. `stop_asked`: a rank was asked to stop before the batch was
+    gathered.
     """
 
     part: Batch
     whole: Batch
     sizes: list[int]
-    asked: bool = False
+    stop_asked: bool = False
 
 
-def gather_batch(part: Batch, planner: Planner, group: Group, asked: bool = False) -> GlobalBatch:
+def gather_batch(part: Batch, planner: Planner, group: Group, stop_asked: bool = False) -> GlobalBatch:
     """Gather the batch of which `part` is this rank's. Raises RankLostError."""
-    return GlobalBatch(part, *planner.gather(part, group, asked))
+    return GlobalBatch(part, *planner.gather(part, group, stop_asked))
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class GlobalBatches:
 
     Of several ranks each has a thread that gathers them, over a group of its own, ahead of the steps, and `threads`
     that plan them where `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
-    iterator after the same step on every rank. `must_stop`: whether this rank is asked to stop, which travels with the
-    next batch that is gathered.
+    iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop, which it
+    tells the others with the next batch that is gathered.
     """
 
     stream: JoinedStream
@@ -63,14 +64,14 @@ class GlobalBatches:
     group: Group
     threads: int = 1
     plans: bool = False
-    must_stop: Callable[[], bool] = lambda: False
+    is_stop_asked: Callable[[], bool] = lambda: False
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
             yield from self._prefetch()
         else:
             for part in self.stream:
-                yield gather_batch(part, self.planner, self.group, self.must_stop())
+                yield gather_batch(part, self.planner, self.group, self.is_stop_asked())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
         # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
@@ -84,7 +85,7 @@ class GlobalBatches:
                 part = next(parts, None)
                 if part is None:
                     return None
-                gathered = gather_batch(part, self.planner, self.group, self.must_stop())
+                gathered = gather_batch(part, self.planner, self.group, self.is_stop_asked())
                 return planners.submit(self._plan, gathered)
 
             pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))

@@ -124,9 +124,10 @@ def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     owner = np.empty(len(rows.values), np.int32)
     counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)
     _find_owners(*rows, bounds, owner, counts)
-    ends = np.cumsum(counts.sum(axis=1, dtype=np.int64))
+    sizes = counts.sum(axis=1, dtype=np.int64)
+    ends = np.cumsum(sizes)
     order = np.empty(ends[-1], np.int64)
-    _deal_places(*rows, owner, ends - counts.sum(axis=1), order)
+    _deal_places(*rows, owner, ends - sizes, order)
     return counts, order, ends[:-1]
 
 

@@ -131,20 +131,20 @@ class Planner:
         """Take every label of [start, stop), counted from this rank's first, for every query."""
         return label_range(batch, start, stop, self._weights)
 
-    def gather(self, batch: Batch, group: Group, asked: bool = False) -> tuple[Batch, list[int], bool]:
-        """Return the global batch, the rows of each rank's [G], and whether a rank `asked`. Raises RankLostError.
+    def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> tuple[Batch, list[int], bool]:
+        """Return the global batch, the rows of each rank's [G], and whether any is asked to stop. Raises RankLostError.
 
         The global batch is those of all ranks laid end to end, with their row ids. A rank sends each other rank those
         positives, and those negatives of the table that the step counts, whose labels the other holds; without `parts`
         all of them.
         """
         if group.ranks == 1:
-            return batch, [len(batch)], asked
+            return batch, [len(batch)], stop_asked
         columns, learnt = [Ragged(batch.positives, batch.positive_offsets)], self.learnt(batch)
         hard = self.of_table(batch)
         if hard is not None:
             columns.append(hard if isinstance(hard, Ragged) else Ragged.from_matrix(hard))
-        messages = [[batch.rows, np.array([asked])] for _ in range(group.ranks)]
+        messages = [[batch.rows, np.array([stop_asked])] for _ in range(group.ranks)]
         for column, marks in zip(columns, (learnt, None), strict=False):
             for message, (counts, own) in zip(messages, self._dealt(column, group.ranks), strict=True):
                 message += [counts, column.values[own]] if marks is None else [counts, column.values[own], marks[own]]

@@ -131,7 +131,7 @@ def test_ranks_plan_their_part_of_what_one_plans(
     planners = [build(parts=tuple(equal_ranges(0, LABELS, ranks)), rank=rank) for rank in range(ranks)]
     for _ in range(2):  # in the second round all have sent
         gathered = [
-            planner.gather(part, Together(rank, ranks, sent), asked=rank == 1)
+            planner.gather(part, Together(rank, ranks, sent), stop_asked=rank == 1)
             for rank, (planner, part) in enumerate(zip(planners, parts, strict=True))
         ]
     for planner, (batch, sizes, asked) in zip(planners, gathered, strict=True):
