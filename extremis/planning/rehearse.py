@@ -17,7 +17,7 @@ from typing import Any
 from extremis.console import results, table
 from extremis.planning.estimate import Estimate, Workload, saved_bytes, step_bytes
 from extremis.planning.plan import say_time
-from extremis.planning.stage import Sizes, Stage, Task, apart, removed_with_us
+from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
@@ -74,7 +74,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
 
     workload, stages = work.workload, list[Stage]()
     made = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
-    with made as folder, removed_with_us(folder):
+    with made as folder, removed_if_killed(folder):
         disk = work.disk or _disk_speed(Path(folder))
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
         of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
@@ -84,7 +84,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
             steps += [(worker_stages.make_dump, of_worker), (worker_stages.mine, of_worker)]
         for stage, task in steps:
             say(f"rehearsing: {stage.__name__.replace('_', ' ')}")
-            stages += apart(stage, task)
+            stages += run_in_process(stage, task)
     return _sum_up(work, disk, stages)
 
 

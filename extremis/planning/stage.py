@@ -83,7 +83,7 @@ def size_of(folder: str) -> int:
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-def apart(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
+def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
     """Return `stages(task)`, run in a process of its own. Raises what it raises, and ExtremisError where it died."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
@@ -109,7 +109,7 @@ def _follow(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def removed_with_us(folder: str) -> Iterator[None]:
+def removed_if_killed(folder: str) -> Iterator[None]:
     """Have `folder` removed should this process be killed within the block."""
     watch = "import shutil, sys, time; sys.stdin.read(); time.sleep(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
     command = [sys.executable, "-S", "-c", watch, folder]

@@ -158,7 +158,7 @@ def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pyt
     def faked(run: Any, task: Task) -> list[Stage]:
         return [Stage(step, name, 1.0, network=1e6) for name, step in names.items() if run.__name__ == step]
 
-    monkeypatch.setattr("extremis.planning.rehearse.apart", faked)
+    monkeypatch.setattr("extremis.planning.rehearse.run_in_process", faked)
     work = rehearsal(tmp_path)
     quick = rehearse(work, print)
     steps = work.workload.steps
