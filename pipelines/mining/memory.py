@@ -115,10 +115,12 @@ class Blocks:
     def pass_rows(self, rows: int) -> int:
         """Return the most rows of a pass whose candidates are, with the kept indexes, no more than the tables of all.
 
-        Where indexes alone are more than half of the tables, candidates may be half. All `rows` where they are few.
+        Where indexes alone are more than half of the tables, candidates may be half. All `rows` where they are few, or
+        where their candidates are an eighth of the vectors, which each pass reads again.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
-        if rows * each <= tables:
+        vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
+        if rows * each <= max(tables, vectors / 8):
             return rows
         return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
 

@@ -110,6 +110,13 @@ def test_scratch_is_no_more_than_the_table_in_the_fewest_passes(options, memory)
         assert fewer + indexes > tables
 
 
+def test_few_rows_are_one_pass_rather_than_that_all_vectors_are_read_again():
+    made = plan(100_000_000, 200_000, memory=4 * GIB)
+    assert not made.sole
+    assert 200_000 * made.row_bytes > made.table_bytes(200_000)
+    assert made.pass_rows(200_000) == 200_000
+
+
 def test_blocks_are_in_memory_together_as_far_as_they_fit():
     for gib in (2, 4, 16):
         made = plan(50_000_000, 10**6, index="exact", memory=gib * GIB, block_rows=1_000_000, query_batch=1024)
