@@ -2,10 +2,11 @@
 
 import configparser
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -332,12 +333,10 @@ def read_patch(url: str, patch: Patch) -> bytes:
     """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
     place = resolve(url, patch.place)
     try:
-        data = storage.read_matching(
-            lambda: storage.read_bytes(place), lambda data: storage.sha256(data) == patch.sha256
-        )
+        data, digest = _read_digested(place, patch.sha256)
     except FileNotFoundError:
         raise TableError(f"{place}: gone, and {url} needs it. Put it back, or use another version.") from None
-    if storage.sha256(data) != patch.sha256:
+    if digest != patch.sha256:
         raise TableError(f"{place}: damaged: it does not match the SHA-256 in {url}. Make the version again.")
     return data
 
@@ -365,14 +364,41 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
     place = find_shard(url, shard, remedy)
+    data, digest = _read_digested(place, shard.sha256)
+    _require_digest(place, shard, digest, remedy)
+    return data
+
+
+def verify_shard(
+    url: str, shard: Shard, remedy: str = "Make the table again.", on_bytes: Callable[[int], None] | None = None
+) -> str:
+    """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
+
+    `on_bytes(bytes)` is called after each piece.
+    """
+    place = find_shard(url, shard, remedy)
+
+    def read() -> str:
+        digest = hashlib.sha256()
+        with storage.open_read(place) as file:
+            while piece := file.read(storage.READ_BYTES):
+                digest.update(piece)
+                if on_bytes is not None:
+                    on_bytes(len(piece))
+        return digest.hexdigest()
+
+    _require_digest(place, shard, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
+    return place
+
+
+def _read_digested(place: str, expected: str) -> tuple[bytes, str]:
+    """Return the bytes of a file and their SHA-256, read again where it is not as expected."""
 
     def read() -> tuple[bytes, str]:
         data = storage.read_bytes(place)
         return data, storage.sha256(data)
 
-    data, digest = storage.read_matching(read, lambda pair: pair[1] == shard.sha256)
-    require_digest(place, shard, digest, remedy)
-    return data
+    return storage.read_matching(read, lambda found: found[1] == expected)
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
@@ -387,7 +413,7 @@ def describe_file(path: str, name: str, rows: int, checksums: str | None = None)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
-def require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
+def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
     if digest != shard.sha256:
         raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
 

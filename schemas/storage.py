@@ -61,13 +61,6 @@ T = TypeVar("T")
 survive_forks()
 
 
-class _DamagedError(OSError):
-    """Error: bytes that do not match their checksum; reading them again may help."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(errno.EIO, message)
-
-
 def join(url: str, *parts: str) -> str:
     """Append `parts` to `url`, separated by single slashes."""
     scheme, separator, path = url.rpartition("://")
@@ -220,7 +213,7 @@ def read_range(
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
         if checksum is not None and crc32(data) != checksum:
-            raise _DamagedError(f"bytes {start} to {stop} are damaged: they do not match their checksum")
+            raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: they do not match their checksum")
         return data
 
     return _attempt(read, "read", url, given_up)
@@ -245,22 +238,15 @@ def unseal(sealed: bytes) -> bytes | None:
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
     """Read what `write_sealed` wrote; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError, StorageError; with a `remedy` TableError that ends with it where they are damaged.
+    Raises FileNotFoundError, StorageError, also where they are damaged; with a `remedy` TableError that ends with it.
     """
-    fs, path = filesystem(url)
-
-    def read() -> bytes:
-        data = unseal(_bounded(fs, "cat_file", path, seconds=FILE_SECONDS))
-        if data is None:
-            raise _DamagedError("the file is damaged: it does not match its checksum")
+    data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
+    if data is not None:
         return data
-
-    try:
-        return _attempt(read, "read", url)
-    except StorageError as error:
-        if remedy is None or not isinstance(error.__cause__, _DamagedError):
-            raise
-        raise TableError(f"{url}: damaged: it does not match its checksum. {remedy}") from None
+    fault = "it does not match its checksum"
+    if remedy is None:
+        raise StorageError(f"could not read {url}: the file is damaged: {fault}; fix the cause and run again.")
+    raise TableError(f"{url}: damaged: {fault}. {remedy}")
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
@@ -315,35 +301,35 @@ def size(url: str) -> int:
 
 def list_names(url: str) -> list[str]:
     """List the names directly under the prefix `url`, sorted; empty where nothing is there."""
-    fs, path = filesystem(url)
-
-    def list_paths() -> list[str]:
-        fs.invalidate_cache()
-        try:
-            paths = _bounded(fs, "ls", path, detail=False)
-        except FileNotFoundError:
-            return []
-        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in paths}
-        names.discard(path.rstrip("/").rsplit("/", 1)[-1] if path.rstrip("/") in paths else "")
-        return sorted(name for name in names if name and not name.startswith(TEMPORARY))
-
-    return _attempt(list_paths, "list", url)
+    own = filesystem(url)[1].rstrip("/")  # of a folder itself, which some stores list too
+    paths = {path.rstrip("/") for path in _list(url, detail=False)}
+    return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths - {own}}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the bytes of each file directly under the prefix `url`, by name; empty where nothing is there."""
+    files = {
+        each["name"].rsplit("/", 1)[-1]: each["size"] for each in _list(url, detail=True) if each["type"] == "file"
+    }
+    return {name: int(files[name]) for name in sorted(filter(_is_visible, files))}
+
+
+def _list(url: str, detail: bool) -> list[Any]:
+    """Return what fsspec's `ls` does; nothing where no folder is."""
     fs, path = filesystem(url)
 
-    def list_files() -> dict[str, int]:
+    def list_entries() -> list[Any]:
         fs.invalidate_cache()
         try:
-            entries = _bounded(fs, "ls", path, detail=True)
+            return list(_bounded(fs, "ls", path, detail=detail))
         except FileNotFoundError:
-            return {}
-        files = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
-        return {name: files[name] for name in sorted(files) if name and not name.startswith(TEMPORARY)}
+            return []
 
-    return _attempt(list_files, "list", url)
+    return _attempt(list_entries, "list", url)
+
+
+def _is_visible(name: str) -> bool:
+    return bool(name) and not name.startswith(TEMPORARY)
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:

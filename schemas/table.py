@@ -1,7 +1,6 @@
 """Table, the noun of storage: shards below a URL with a manifest, opened by name and read by rows."""
 
 import fnmatch
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import manifest as manifests
-from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard
 from schemas.ragged import offsets_of
@@ -253,9 +251,7 @@ class Table:
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
         for shard in self.shards:
-            place = manifests.find_shard(self.url, shard)
-            digest = _digest(place, shard.sha256, on_bytes or (lambda count: None))
-            manifests.require_digest(place, shard, digest, "Make the table again.")
+            manifests.verify_shard(self.url, shard, on_bytes=on_bytes)
             for patch in shard.view.patches if shard.view else ():
                 manifests.read_patch(self.url, patch)
 
@@ -310,20 +306,6 @@ class Table:
             "parameters": {**self.parameters, PARTS: own},
         }
         return Table(self.url, self.manifest.model_copy(update=changes))
-
-
-def _digest(place: str, expected: str, on_bytes: Callable[[int], None]) -> str:
-    """Return the SHA-256 of a file, read again where it is not as expected."""
-
-    def read() -> str:
-        digest = hashlib.sha256()
-        with storage.open_read(place) as file:
-            while piece := file.read(storage.READ_BYTES):
-                digest.update(piece)
-                on_bytes(len(piece))
-        return digest.hexdigest()
-
-    return storage.read_matching(read, lambda digest: digest == expected)
 
 
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
