@@ -39,17 +39,11 @@ class _SafeTextColumn(TextColumn):
         return self._console.render_str(self.text_format.format(task=task))
 
 
-def make_bar(console: Console) -> Progress:
-    """Make a bar of counts and times."""
+def make_bars(console: Console, counted: bool) -> Progress:
+    """Make bars: `counted` with counts and times, others with a note that states these."""
     title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
-    columns = title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note
-    return Progress(*columns, console=console, transient=True)
-
-
-def make_step_bars(console: Console) -> Progress:
-    """Make bars of steps, which state themselves."""
-    title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
-    return Progress(title, BarColumn(), note, console=console, transient=True)
+    columns = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) if counted else ()
+    return Progress(title, BarColumn(), *columns, note, console=console, transient=True)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

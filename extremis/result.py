@@ -42,9 +42,9 @@ class Result(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         facts = [[name, value] for name, value in self._facts().items()]
-        parts = [f"<b>extremis.{html.escape(self._command)}</b>", _html_table([], facts)]
+        parts = [f"<b>extremis.{html.escape(self._command)}</b>", html_table([], facts)]
         for name, (columns, rows) in self._grids().items():
-            parts += [f"<b>{html.escape(name)}</b>", _html_table(columns, rows)]
+            parts += [f"<b>{html.escape(name)}</b>", html_table(columns, rows)]
         return "".join(parts)
 
     def _facts(self) -> dict[str, str]:
@@ -78,7 +78,7 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
