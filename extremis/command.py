@@ -72,6 +72,11 @@ Progress = bool | Callable[[Event], object]
 _PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # a shell has --quiet, and words behind --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
+_OF_ALL = {
+    ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
+    ("-q", "--quiet"): "No progress: results and errors alone.",
+    ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
+}
 
 
 def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
@@ -129,7 +134,7 @@ class Command:
     def line(self) -> click.Command:
         """Return the command line: arguments, options, those of all commands, and the words for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
-        params += _terminal_options()
+        params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
@@ -303,16 +308,6 @@ def _complete(
     if place and names is not None:
         matching += sorted(glob.glob(f"{glob.escape(begun)}*.toml"))
     return [CompletionItem(name) for name in matching] or [CompletionItem(begun, type="file")] * place
-
-
-def _terminal_options() -> list[click.Parameter]:
-    """Return the options of every command."""
-    helps = {
-        ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
-        ("-q", "--quiet"): "No progress: results and errors alone.",
-        ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
-    }
-    return [click.Option(names, is_flag=True, help=help) for names, help in helps.items()]
 
 
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:

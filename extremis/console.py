@@ -360,6 +360,15 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     results.print(make_table(title, columns, rows))
 
 
+def say_value(value: Any) -> str:
+    """Format a value for people."""
+    if isinstance(value, bool) or value is None:
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def format_metric(report: Mapping[str, Any], name: str) -> str:
     """Format a metric of an evaluation with half the width of its 95 % interval; one it lacks as an empty text."""
     if name not in report["metrics"]:

@@ -68,9 +68,6 @@ class Labels(Sequence[Label]):
     def __getitem__(self, place: int) -> Label:  # type: ignore[override]
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
 
-    def __iter__(self) -> Iterator[Label]:
-        return (self[place] for place in range(len(self)))
-
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
         return f"{len(self):,} labels: {first}, …"

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extremis.console import metric_grid, without_controls
+from extremis.console import metric_grid, say_value, without_controls
 
 _LONG = 12  # rows of a list that are shown
 _FEW = 5  # numbers of a mapping that are shown
@@ -67,15 +67,11 @@ def _grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {None: "", True: "yes", False: "no"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, Mapping) and len(value) <= _FEW and all(type(part) in _NUMBERS for part in value.values()):
         return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
     if isinstance(value, Mapping | list | tuple):
         return f"{len(value):,} values"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return say_value(value)
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

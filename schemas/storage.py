@@ -484,19 +484,26 @@ def file_sha256(path: str) -> str:
 @contextlib.contextmanager
 def _replacing(path: str, durable: bool) -> Iterator[str]:
     """Yield a name beside `path`, or beside what it links to, whose file takes its place when the block ends."""
-    folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
-    path = os.path.join(folder, name)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    _make_folder(folder or ".")
-    try:
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    with _beside(path) as temporary:
         yield temporary
         if durable:
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
         if durable:
-            _sync(folder or ".", os.O_RDONLY)
+            _sync(os.path.dirname(path) or ".", os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[str]:
+    """Yield a name beside `path`, whose folder is made; what has this name in the end is removed."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    _make_folder(folder or ".")
+    try:
+        yield temporary
     finally:
-        if os.path.exists(temporary):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
@@ -530,10 +537,7 @@ def _open_stream(path: str) -> IO[bytes]:
 
 def _link(path: str, data: bytes) -> None:
     """Write a local file that is not there yet. Raises FileExistsError."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    _make_folder(folder or ".")
-    try:
+    with _beside(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
             out.flush()
@@ -543,9 +547,6 @@ def _link(path: str, data: bytes) -> None:
         except PermissionError:  # a file system without links: whole for all but who reads it this moment
             with open(path, "xb") as out:
                 out.write(data)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:

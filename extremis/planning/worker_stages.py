@@ -82,8 +82,8 @@ def mine(task: Task) -> list[Stage]:
     rows, labels = whole.queries / few.queries, whole.block_rows / few.block_rows
     sides = [(Factory(whole.index), whole.block_rows), (Factory(index), few.block_rows)]
     built, built_few = (factory.building_cost(n, whole.columns) for factory, n in sides)
-    asked, asked_few = (factory.query_cost(n, whole.width, None, whole.columns) for factory, n in sides)
-    merging, searching = seconds.pop("merge", 0.0) * rows, seconds.pop("search", 0.0) * rows * asked / asked_few
+    each, each_few = (factory.query_cost(n, whole.width, None, whole.columns) for factory, n in sides)
+    merging, searching = seconds.pop("merge", 0.0) * rows, seconds.pop("search", 0.0) * rows * each / each_few
     building = seconds.pop("build index", 0.0) * (built / built_few if built_few else 1.0)
     took = building + searching + labels * sum(seconds.values())
     vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
