@@ -195,11 +195,6 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
 
 
-def command_line() -> str:
-    """Return the command line at work, without credentials; "" where there is none."""
-    return redact(_output.command)
-
-
 class _Say:
     """Teller of lines of progress."""
 

@@ -56,14 +56,9 @@ class Result(dict[str, Any]):
             if name == "metrics" and "intervals" in self:
                 grids[name] = metric_grid(self)
             elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-                grids[name] = _grid(value)
+                columns = [key for key, cell in value[-1].items() if not isinstance(cell, Mapping | list | tuple)]
+                grids[name] = columns, [[_shown(row.get(key)) for key in columns] for row in value[-_LONG:]]
         return grids
-
-
-def _grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return (columns, rows) of the plain values of `rows`, the last ones where there are many."""
-    columns = [name for name, value in rows[-1].items() if not isinstance(value, Mapping | list | tuple)]
-    return columns, [[_shown(row.get(name)) for name in columns] for row in rows[-_LONG:]]
 
 
 def _shown(value: Any) -> str:

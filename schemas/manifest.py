@@ -110,25 +110,27 @@ def _require_place(place: str) -> str:
 Place = Annotated[str, AfterValidator(_require_place)]  # relative to the table that names it, or a URL
 
 
-class Patch(BaseModel):
-    """A small Parquet file that lies over a shard."""
+class _Stated(BaseModel):
+    """What a manifest states: nothing in it changes, and no name in it is unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Patch(_Stated):
+    """A small Parquet file that lies over a shard."""
 
     place: Place
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class View(BaseModel):
+class View(_Stated):
     """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
 
     `first`: id of its first row here; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
     `columns`: columns in place of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
     columns in place of theirs.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     table: Place
     part: str
@@ -145,23 +147,19 @@ class View(BaseModel):
         return tuple(patch for patch in (self.gone, self.columns, self.changed) if patch is not None)
 
 
-class Column(BaseModel):
+class Column(_Stated):
     """A column's name and Arrow type, as Arrow prints it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     type: str
 
 
-class Shard(BaseModel):
+class Shard(_Stated):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
     `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
     `groups`: rows of each row group, where they are not those of the table. `view`: it lies in another table.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Inside
     rows: int = Field(ge=0)
@@ -191,13 +189,11 @@ class Shard(BaseModel):
         return text
 
 
-class Manifest(BaseModel):
+class Manifest(_Stated):
     """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
 
     Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: str = FORMAT
     version: int = FORMAT_VERSION

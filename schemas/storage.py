@@ -6,6 +6,7 @@ A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `
 import asyncio
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import os
@@ -394,7 +395,8 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
     pairs = [(join(start, name), join(end, name)) for name in names]
     if not isinstance(fs, LocalFileSystem):
         with ThreadPoolExecutor(MOVES, thread_name_prefix="extremis-move") as pool:
-            list(pool.map(lambda pair: _copy(fs, *pair), pairs))
+            copy = functools.partial(_bounded, fs, "cp_file", seconds=FILE_SECONDS)
+            list(pool.map(lambda pair: _attempt(lambda: copy(*pair), "write", pair[1]), pairs))
         return
     folders = {os.path.dirname(place) for _, place in pairs}
 
@@ -460,14 +462,6 @@ def free_bytes(url: str) -> int | None:
         path = os.path.dirname(path)
     room = os.statvfs(path or ".")
     return room.f_bavail * room.f_frsize
-
-
-def remove_empty(url: str) -> None:
-    """Remove the folder at `url` if it is on a local disk and nothing is in it."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -564,10 +558,6 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
     if fs.exists(path):
         raise FileExistsError(errno.EEXIST, "there is one already")
     _bounded(fs, "pipe_file", path, data)
-
-
-def _copy(fs: fsspec.AbstractFileSystem, before: str, after: str) -> None:
-    _attempt(lambda: _bounded(fs, "cp_file", before, after, seconds=FILE_SECONDS), "write", after)
 
 
 def _sync(path: str, flags: int) -> None:

@@ -329,14 +329,10 @@ def _row_groups(manifest: Manifest) -> RowGroups:
         shard = np.repeat(np.arange(len(counts)), counts)
         group = np.arange(len(shard)) - offsets_of(counts)[shard]
         return RowGroups(shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size)))
-    sizes = [_group_sizes(entry, size) for entry in manifest.shards]
+    sizes = [
+        np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
+        for entry in manifest.shards
+    ]
     counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
     shard = np.repeat(np.arange(len(counts)), counts)
     return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(np.concatenate(sizes)))
-
-
-def _group_sizes(entry: Shard, size: int) -> np.ndarray:
-    """Return the rows of each row group of a shard, int64."""
-    if entry.groups is not None:
-        return np.asarray(entry.groups, np.int64)
-    return np.minimum(size, entry.rows - np.arange(0, entry.rows, size))
