@@ -16,21 +16,11 @@ import os
 import re
 import shlex
 import traceback
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
@@ -40,7 +30,7 @@ from extremis.console import Event, at_work, output, print_json, say_error
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from schemas.options import Options
 
 P = ParamSpec("P")

@@ -23,19 +23,11 @@ from typing import IO, Any, TypeVar
 from zlib import crc32
 
 import fsspec
+import tenacity
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_when_event_set,
-    wait_random_exponential,
-)
 
 from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
@@ -596,11 +588,12 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         attempts += 1
         return action()
 
-    retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS) | stop_when_event_set(given_up),
-        wait=wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
-        sleep=sleep_using_event(given_up),
-        retry=retry_if_exception(_may_pass),
+    enough = tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_SECONDS)
+    retrying = tenacity.Retrying(
+        stop=enough | tenacity.stop_when_event_set(given_up),
+        wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
+        sleep=tenacity.sleep_using_event(given_up),
+        retry=tenacity.retry_if_exception(_may_pass),
         reraise=True,
     )
     wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
