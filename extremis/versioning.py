@@ -48,6 +48,7 @@ class ListedData(_Listed):
     """A data set."""
 
     KIND = "data"
+    folders = DataLayout.FOLDERS
 
     @property
     def version(self) -> Version:
@@ -74,6 +75,20 @@ class ListedData(_Listed):
             "fault": self.fault,
         }
 
+    def require_unneeded(self) -> None:
+        """Raise InputError that names the data sets beside this one that need it."""
+        url = resolve(self.table.url, ".")
+        others = [
+            f"{each.table.url} (version {each.version.number})"
+            for each in ListedData.below(resolve(url, ".."))
+            if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
+        ]
+        if others:
+            raise InputError(
+                f"{self.table.url}: {', '.join(others)} need its part {self.version.part}. Drop these first, the "
+                "newest one first."
+            )
+
 
 class ListedExport(_Listed):
     """An export."""
@@ -99,6 +114,22 @@ class ListedExport(_Listed):
         }
 
     @property
+    def folders(self) -> list[str]:
+        """Names of what it has in its place."""
+        return sorted({path.partition("/")[0] for path in self.table.manifest.files})
+
+    def require_unneeded(self) -> None:
+        """Raise InputError where an export is current, or one beside it names its files."""
+        url = resolve(self.table.url, ".")
+        folder = resolve(url, "..")
+        current = find_current(folder)
+        if current is not None and resolve(current, ".") == url:
+            raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
+        others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
+        if others:
+            raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
+
+    @property
     def _own_bytes(self) -> int:
         patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return sum(entry.bytes for entry in self.table.shards if entry.view is None) + sum(patches)
@@ -110,48 +141,13 @@ def drop(url: str) -> dict[str, Any]:
     Raises InputError: none is there, or one beside it needs a part of it; ClaimedError: it is being made.
     """
     with claimed(url, "removed", say):
-        export, data = ListedExport.find(url), ListedData.find(url)
-        if export is not None:
-            _require_unneeded_export(export)
-            unpublish(url)
-            folders = sorted({path.partition("/")[0] for path in export.table.manifest.files})
-        elif data is not None:
-            _require_unneeded(data)
-            unpublish(url)
-            folders = [*DataLayout.FOLDERS]
-        else:
+        listed = ListedExport.find(url) or ListedData.find(url)
+        if listed is None:
             raise InputError(f"{url}: no data set or export here. extremis data list names those of a prefix.")
-        for name in folders:
+        listed.require_unneeded()
+        unpublish(url)
+        for name in listed.folders:
             storage.remove(join(url, name), recursive=True)
         storage.remove(staging(url), recursive=True)
     say(f"{url}: removed")
-    removed = export or data
-    assert removed is not None
-    return {"export" if export else "data": url, "digest": removed.table.digest}
-
-
-def _require_unneeded_export(export: ListedExport) -> None:
-    """Raise InputError where an export is current, or one beside it names its files."""
-    url = resolve(export.table.url, ".")
-    folder = resolve(url, "..")
-    current = find_current(folder)
-    if current is not None and resolve(current, ".") == url:
-        raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
-    others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
-    if others:
-        raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
-
-
-def _require_unneeded(data: ListedData) -> None:
-    """Raise InputError that names the data sets beside this one that need it."""
-    url = resolve(data.table.url, ".")
-    others = [
-        f"{each.table.url} (version {each.version.number})"
-        for each in ListedData.below(resolve(url, ".."))
-        if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
-    ]
-    if others:
-        raise InputError(
-            f"{data.table.url}: {', '.join(others)} need its part {data.version.part}. Drop these first, the newest "
-            "one first."
-        )
+    return {listed.KIND: url, "digest": listed.table.digest}

@@ -11,17 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from schemas import checksums, storage
 from schemas.errors import TableError
@@ -31,20 +22,8 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-KINDS = (
-    "queries",
-    "labels",
-    "embeddings",
-    "vectors",
-    "negatives",
-    "tokenizer",
-    "checkpoint",
-    "data",
-    "rejects",
-    "index",
-    "export",
-    "fusion",
-)
+_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
+KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion")
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 _LONGEST_PLACE = 4096  # characters
@@ -76,7 +55,6 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
 }
 # Parameters that are sections of their own.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {"export": ("recipe",)}
-_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
 
 
 @functools.cache
@@ -98,7 +76,8 @@ def _require_inside(path: str) -> str:
     return path
 
 
-Inside = Annotated[str, AfterValidator(_require_inside)]  # a path of something below the prefix that it is relative to
+# A path of something below the prefix that it is relative to.
+Inside = Annotated[str, pydantic.AfterValidator(_require_inside)]
 
 
 def _require_place(place: str) -> str:
@@ -107,7 +86,7 @@ def _require_place(place: str) -> str:
     return place
 
 
-Place = Annotated[str, AfterValidator(_require_place)]  # relative to the table that names it, or a URL
+Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # relative to the table that names it, or a URL
 
 
 class _Stated(BaseModel):
@@ -170,7 +149,7 @@ class Shard(_Stated):
     view: View | None = None
 
     @model_serializer(mode="wrap")
-    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is absent: older tables have none of it, and their digests stay."""
         body: dict[str, Any] = dump(self)
         return {name: value for name, value in body.items() if value is not None}

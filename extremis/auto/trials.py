@@ -125,10 +125,8 @@ class TrialData:
             nonlocal ended
             if report.metrics:
                 course.append(report.metrics[METRIC])
-                is_last = report.epoch + 1 == report.epochs
-                ended = (
-                    not is_last and best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
-                )
+                lost = best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
+                ended = lost and report.epoch + 1 < report.epochs
             return not ended
 
         with output(aside=True):

@@ -72,10 +72,9 @@ def _show(url: str) -> dict[str, Any]:
     for name in listed.table.parents:
         if name == "labels" or name.startswith("queries/"):
             opened = Table.open(join(url, name))
-            for part in opened.parts:
-                rows[part.name][name.removeprefix("queries/")] = part.rows
-            if not opened.parts:
-                rows[listed.version.part][name.removeprefix("queries/")] = opened.rows
+            counts = {part.name: part.rows for part in opened.parts} or {listed.version.part: opened.rows}
+            for part, count in counts.items():
+                rows[part][name.removeprefix("queries/")] = count
     names = sorted({name for counts in rows.values() for name in counts})
     lines = [[part, places[part], *(f"{counts.get(name, 0):,}" for name in names)] for part, counts in rows.items()]
     table(f"parts of {url}", ["part", "data", *names], lines)
