@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
-
-
 _NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # as rich leaves them out: bells, returns, feeds
 
 

@@ -15,8 +15,6 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 
 LONGEST = 160  # characters of a query
-
-
 GROUPS = 20  # of weakest queries, a text each
 
 
