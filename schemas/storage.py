@@ -294,21 +294,20 @@ def size(url: str) -> int:
 
 def list_names(url: str) -> list[str]:
     """List the names directly under the prefix `url`, sorted; empty where nothing is there."""
-    own = filesystem(url)[1].rstrip("/")  # of a folder itself, which some stores list too
-    paths = {path.rstrip("/") for path in _list(url, detail=False)}
-    return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths - {own}}))
+    own, listed = _list(url, detail=False)
+    paths = {path.rstrip("/") for path in listed} - {own}  # some stores list the folder itself, too
+    return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the bytes of each file directly under the prefix `url`, by name; empty where nothing is there."""
-    files = {
-        each["name"].rsplit("/", 1)[-1]: each["size"] for each in _list(url, detail=True) if each["type"] == "file"
-    }
-    return {name: int(files[name]) for name in sorted(filter(_is_visible, files))}
+    listed = _list(url, detail=True)[1]
+    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed if each["type"] == "file"}
+    return {name: files[name] for name in sorted(filter(_is_visible, files))}
 
 
-def _list(url: str, detail: bool) -> list[Any]:
-    """Return what fsspec's `ls` does; nothing where no folder is."""
+def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
+    """Return the path of a folder, and what fsspec's `ls` does for it; nothing where no folder is."""
     fs, path = filesystem(url)
 
     def list_entries() -> list[Any]:
@@ -318,7 +317,7 @@ def _list(url: str, detail: bool) -> list[Any]:
         except FileNotFoundError:
             return []
 
-    return _attempt(list_entries, "list", url)
+    return path.rstrip("/"), _attempt(list_entries, "list", url)
 
 
 def _is_visible(name: str) -> bool:
