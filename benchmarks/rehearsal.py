@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common.report import report
 from benchmarks.two_ranks import tcp_bytes
 from extremis.planning import made_data, rank_stages
-from extremis.planning.estimate import Workload, estimate
+from extremis.planning.estimate import Workload
 from extremis.planning.rehearse import Rehearsal
 from extremis.planning.stage import Task, size_of
 from schemas.layout import DataLayout, RunLayout
@@ -81,7 +81,7 @@ def workload(labels: int, ranks: int) -> Workload:
 def task_of(folder: str, labels: int, ranks: int) -> Task:
     """Return the task of rank 0; the made-up DATA of both sides has its sizes."""
     work = workload(labels, ranks)
-    sizes = Rehearsal(work, estimate(work)).sizes(work.queries)
+    sizes = Rehearsal(work).sizes(work.queries)
     return Task(folder, sizes, 40.0, work.recipe, 0, ranks)
 
 

@@ -15,62 +15,39 @@ from extremis.installation import require_ours
 
 require_ours()
 
-if TYPE_CHECKING:
-    from extremis.commands.ablate import ablate
-    from extremis.commands.cluster import cluster
-    from extremis.commands.data import data
-    from extremis.commands.demo import demo
-    from extremis.commands.embed import embed
-    from extremis.commands.evaluate import evaluate
-    from extremis.commands.export import export
-    from extremis.commands.fuse import fuse
-    from extremis.commands.inspect import inspect
-    from extremis.commands.mine import mine
-    from extremis.commands.plan import plan
-    from extremis.commands.predict import predict
-    from extremis.commands.recipes import recipes
-    from extremis.commands.report import report
-    from extremis.commands.run import run
-    from extremis.commands.shard import shard
-    from extremis.commands.train import train
-    from extremis.console import Event
-    from extremis.model import Label, Labels, Model, Prediction, Predictions, load
-    from extremis.result import Result
-    from schemas.errors import ExtremisError, InputError, StorageError, TableError
-    from schemas.manifest import code_version as version
+if TYPE_CHECKING:  # for those who read types; the same names are loaded below when they are used first
+    from extremis.commands.ablate import ablate as ablate
+    from extremis.commands.cluster import cluster as cluster
+    from extremis.commands.data import data as data
+    from extremis.commands.demo import demo as demo
+    from extremis.commands.embed import embed as embed
+    from extremis.commands.evaluate import evaluate as evaluate
+    from extremis.commands.export import export as export
+    from extremis.commands.fuse import fuse as fuse
+    from extremis.commands.inspect import inspect as inspect
+    from extremis.commands.mine import mine as mine
+    from extremis.commands.plan import plan as plan
+    from extremis.commands.predict import predict as predict
+    from extremis.commands.recipes import recipes as recipes
+    from extremis.commands.report import report as report
+    from extremis.commands.run import run as run
+    from extremis.commands.shard import shard as shard
+    from extremis.commands.train import train as train
+    from extremis.console import Event as Event
+    from extremis.model import Label as Label
+    from extremis.model import Labels as Labels
+    from extremis.model import Model as Model
+    from extremis.model import Prediction as Prediction
+    from extremis.model import Predictions as Predictions
+    from extremis.model import load as load
+    from extremis.result import Result as Result
+    from schemas.errors import ExtremisError as ExtremisError
+    from schemas.errors import InputError as InputError
+    from schemas.errors import StorageError as StorageError
+    from schemas.errors import TableError as TableError
+    from schemas.manifest import code_version
 
-__all__ = [
-    "Event",
-    "ExtremisError",
-    "InputError",
-    "Label",
-    "Labels",
-    "Model",
-    "Prediction",
-    "Predictions",
-    "Result",
-    "StorageError",
-    "TableError",
-    "ablate",
-    "cluster",
-    "data",
-    "demo",
-    "embed",
-    "evaluate",
-    "export",
-    "fuse",
-    "inspect",
-    "load",
-    "mine",
-    "plan",
-    "predict",
-    "recipes",
-    "report",
-    "run",
-    "shard",
-    "train",
-    "version",
-]
+    version = code_version
 
 # Commands, and the step of the loop that each is for.
 COMMANDS = {
@@ -99,6 +76,7 @@ _PLACES = {
     "Event": "extremis.console",
     "Result": "extremis.result",
 }  # a command's module has its name
+__all__ = sorted(["version", *COMMANDS, *_PLACES])
 
 
 def __getattr__(name: str) -> Any:

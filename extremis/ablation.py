@@ -1,5 +1,6 @@
 """`extremis ablate`: several recipes on the same data, trained one after the other and compared."""
 
+import contextlib
 import gc
 import json
 from collections.abc import Mapping, Sequence
@@ -34,18 +35,14 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
-        for each in [recipe] if recipe in recipe_names() else _files_of(recipe):
+        is_file = recipe in recipe_names() or recipe.endswith(".toml")
+        names = [] if is_file else [name for name in storage.list_names(recipe) if name.endswith(".toml")]
+        for each in [join(recipe, name) for name in names] or [recipe]:
             stem = each.rsplit("/", 1)[-1].removesuffix(".toml")
             lines[check_name("--recipes", stem) if each.endswith(".toml") else each] = each
     return {
         line: resolve(recipe, applicable_overrides(recipe, overrides), data).recipe for line, recipe in lines.items()
     }
-
-
-def _files_of(place: str) -> list[str]:
-    """Return the recipes of a folder; `place` itself where there are none: it is a file, or no recipe."""
-    names = [] if place.endswith(".toml") else storage.list_names(place)
-    return [join(place, name) for name in names if name.endswith(".toml")] or [place]
 
 
 def ablate(
@@ -81,7 +78,9 @@ def _train_and_score(
     name = run.rsplit("/", 1)[-1]
     settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
-    earlier = _read(run)
+    earlier = None
+    with contextlib.suppress(FileNotFoundError):
+        earlier = read_json(join(run, COMPARED))
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
             f"{run}: holds a run of this name on other data or with other settings. Choose another OUT, or give the "
@@ -110,13 +109,6 @@ def _train_and_score(
         result["error"] = str(error)
     write_json(join(run, COMPARED), {"made_from": made_from, "result": result}, indent=1)
     return result
-
-
-def _read(run: str) -> dict[str, Any] | None:
-    try:
-        return read_json(join(run, COMPARED))
-    except FileNotFoundError:
-        return None
 
 
 def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:

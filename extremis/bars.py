@@ -3,16 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -28,28 +20,23 @@ class SafeConsole(Console):
         return super().render_str(self._clean(text), **options)
 
 
-class _SafeTextColumn(TextColumn):
+class _SafeTextColumn(progress.TextColumn):
     """A column of a bar with text as the console has it."""
 
     def __init__(self, text: str, console: Console) -> None:
         super().__init__(text)
         self._console = console
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         return self._console.render_str(self.text_format.format(task=task))
 
 
-def make_bar(console: Console) -> Progress:
-    """Make a bar of counts and times."""
+def make_bars(console: Console, counted: bool) -> progress.Progress:
+    """Make bars: `counted` with counts and times, others with a note that states these."""
     title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
-    columns = title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note
-    return Progress(*columns, console=console, transient=True)
-
-
-def make_step_bars(console: Console) -> Progress:
-    """Make bars of steps, which state themselves."""
-    title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
-    return Progress(title, BarColumn(), note, console=console, transient=True)
+    counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    columns = title, progress.BarColumn(), *(counts if counted else ()), note
+    return progress.Progress(*columns, console=console, transient=True)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

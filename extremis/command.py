@@ -16,21 +16,11 @@ import os
 import re
 import shlex
 import traceback
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
@@ -40,7 +30,7 @@ from extremis.console import Event, at_work, output, print_json, say_error
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from schemas.options import Options
 
 P = ParamSpec("P")
@@ -72,6 +62,11 @@ Progress = bool | Callable[[Event], object]
 _PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # a shell has --quiet, and words behind --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
+_OF_ALL = {
+    ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
+    ("-q", "--quiet"): "No progress: results and errors alone.",
+    ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
+}
 
 
 def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
@@ -129,7 +124,7 @@ class Command:
     def line(self) -> click.Command:
         """Return the command line: arguments, options, those of all commands, and the words for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
-        params += _terminal_options()
+        params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
@@ -303,16 +298,6 @@ def _complete(
     if place and names is not None:
         matching += sorted(glob.glob(f"{glob.escape(begun)}*.toml"))
     return [CompletionItem(name) for name in matching] or [CompletionItem(begun, type="file")] * place
-
-
-def _terminal_options() -> list[click.Parameter]:
-    """Return the options of every command."""
-    helps = {
-        ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
-        ("-q", "--quiet"): "No progress: results and errors alone.",
-        ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
-    }
-    return [click.Option(names, is_flag=True, help=help) for names, help in helps.items()]
 
 
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:

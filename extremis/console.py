@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
-
-
 _NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # as rich leaves them out: bells, returns, feeds
 
 
@@ -115,6 +113,7 @@ def open_streams() -> None:
             setattr(sys, name, io.TextIOWrapper(raw, *form, line_buffering=number == 2 or raw.isatty()))
 
 
+_BAR_SECONDS = 30.0  # between two lines of a bar where no terminal shows it
 _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
 
 
@@ -194,11 +193,6 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
 
 
-def command_line() -> str:
-    """Return the command line at work, without credentials; "" where there is none."""
-    return redact(_output.command)
-
-
 class _Say:
     """Teller of lines of progress."""
 
@@ -259,22 +253,20 @@ def print_file(path: str) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: not known yet.
+    """A progress bar on a terminal; elsewhere a plain line every _BAR_SECONDS. `total` None: not known yet.
 
     `quiet`: print nothing. Use as a context manager.
     """
 
-    def __init__(self, title: str, total: int | None, seconds: float = 30.0, quiet: bool = False) -> None:
-        quiet = quiet or _output.quiet
-        self._title, self._total, self._seconds, self._quiet = title, total, seconds, quiet
-        self._plain = _output.listener is not None or not notes.is_terminal
+    def __init__(self, title: str, total: int | None, quiet: bool = False) -> None:
+        self._title, self._total, self._quiet = title, total, quiet or _output.quiet
         self._done = 0
-        self._next = time.monotonic() + seconds
+        self._next = time.monotonic() + _BAR_SECONDS
         self._progress: Any = None
-        if not quiet and not self._plain:
-            from extremis.bars import make_bar
+        if not self._quiet and _output.listener is None and notes.is_terminal:
+            from extremis.bars import make_bars
 
-            self._progress = make_bar(notes.rich)
+            self._progress = make_bars(notes.rich, counted=True)
             self._task = self._progress.add_task(title, total=total, note="")
 
     def __enter__(self) -> "Bar":
@@ -299,7 +291,7 @@ class Bar:
         elif self._quiet:
             return
         elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
-            self._next = time.monotonic() + self._seconds if is_due else self._next
+            self._next = time.monotonic() + _BAR_SECONDS if is_due else self._next
             text = f"{self._title}: {say_count(done, self._total)} {note}"
             _tell(Event(text.rstrip(), self._title, done, self._total), keep=is_due)
 
@@ -340,8 +332,12 @@ class StepBars:
                     self._tasks[step.name] = None
                     _tell(Event(str(step), step.name, step.rows, step.total))
         elif self._on_terminal and steps:
-            if not self._tasks:
-                self._start()
+            if not self._tasks:  # the bars take the place of the sign of life
+                from extremis.bars import make_bars
+
+                self._progress = make_bars(notes.rich, counted=False)
+                self._shown.enter_context(suspended())
+                self._shown.enter_context(self._progress)
             for step in steps:
                 note = step.state
                 if step.name not in self._tasks:
@@ -349,20 +345,21 @@ class StepBars:
                 self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)
         return self._listened or self._on_terminal
 
-    def _start(self) -> None:
-        """Put the bars in the place of the sign of life."""
-        from extremis.bars import make_step_bars
-
-        self._progress = make_step_bars(notes.rich)
-        self._shown.enter_context(suspended())
-        self._shown.enter_context(self._progress)
-
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: first column left-aligned, others right-aligned, no number cut off."""
     from extremis.bars import make_table
 
     results.print(make_table(title, columns, rows))
+
+
+def say_value(value: Any) -> str:
+    """Format a value for people."""
+    if isinstance(value, bool) or value is None:
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def format_metric(report: Mapping[str, Any], name: str) -> str:

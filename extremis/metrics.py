@@ -59,12 +59,8 @@ class MetricsState(Collector):
         with self._lock:
             values = dict(self._values)
         rate = values.get("rows_per_second")
-        parts = [
-            f"loss {values['loss']:.3f}" if "loss" in values else "",
-            f"{rate:,.0f} rows/s" if rate else "",
-            _table_of(values),
-        ]
-        return "  ".join(part for part in parts if part)
+        loss = f"loss {values['loss']:.3f}" if "loss" in values else ""
+        return "  ".join(filter(None, [loss, f"{rate:,.0f} rows/s" if rate else "", _table_of(values)]))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield all metrics, as Prometheus' client asks for them."""

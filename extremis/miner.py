@@ -18,31 +18,34 @@ ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer
 
 
 def start_miner(
-    data: str, run: str, log: Callable[[str], object], beam_options: Sequence[str], verb: str = "mine"
+    data: str,
+    run: str,
+    log: Callable[[str], object],
+    beam_options: Sequence[str],
+    verb: str = "mine",
+    ended: threading.Event | None = None,
 ) -> "Miner":
     """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
     command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
     if beam_options:
         command += ["--", *beam_options]
-    return Miner(command, log)
+    return Miner(command, log, ended)
 
 
 class Miner:
-    """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often."""
+    """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often.
 
-    def __init__(self, command: Sequence[str], log: Callable[[str], object]) -> None:
+    `ended` is set once no miner is left and none is started again.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Callable[[str], object], ended: threading.Event | None = None
+    ) -> None:
         self._command, self._log, self._last = command, log, ""
-        self._stopping, self._over = threading.Event(), threading.Event()
-        self._tell: Callable[[], None] = _tell_nobody
+        self._stopping, self._ended = threading.Event(), ended or threading.Event()
         self.process = self._start()
         self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
         self._thread.start()
-
-    def on_end(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once no miner is left and none is started again."""
-        self._tell = tell
-        if self._over.is_set():
-            tell()
 
     def stop(self) -> None:
         """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
@@ -82,8 +85,7 @@ class Miner:
 
     def _watch(self) -> None:
         self._watch_and_restart()
-        self._over.set()
-        self._tell()
+        self._ended.set()
 
     def _watch_and_restart(self) -> None:
         for number, pause in enumerate([*PAUSES, None], 1):
@@ -105,9 +107,6 @@ class Miner:
             except ExtremisError as error:
                 say(f"{error}")
                 return
-
-
-def _tell_nobody() -> None: ...
 
 
 def _describe(status: int) -> str:

@@ -1,7 +1,6 @@
 """An export as a model in this process: labels for texts, embeddings, and the labels themselves."""
 
 import functools
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer
 
 from extremis.arguments import naming_arguments
 from extremis.console import without_controls
+from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
@@ -51,14 +51,9 @@ class Predictions(list[Prediction]):
         return without_controls("\n".join(blocks))
 
     def _repr_html_(self) -> str:
-        rows = [
-            f"<tr><td>{html.escape(prediction.text)}</td><td>{html.escape(label.key)}</td>"
-            f"<td>{html.escape(label.text)}</td><td>{label.score:.4f}</td></tr>"
-            for prediction in self
-            for label in prediction.labels
-        ]
-        head = "".join(f"<th>{name}</th>" for name in ("text", "key", "label", "score"))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        pairs = ((prediction.text, label) for prediction in self for label in prediction.labels)
+        rows = [[text, label.key, label.text, f"{label.score:.4f}"] for text, label in pairs]
+        return html_table(["text", "key", "label", "score"], rows)
 
 
 class Labels(Sequence[Label]):
@@ -72,9 +67,6 @@ class Labels(Sequence[Label]):
 
     def __getitem__(self, place: int) -> Label:  # type: ignore[override]
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
-
-    def __iter__(self) -> Iterator[Label]:
-        return (self[place] for place in range(len(self)))
 
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))

@@ -4,13 +4,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from extremis.console import command_line, say
+from extremis.console import present_output, say
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, Unclaimed, claimed
 from schemas.owners.place import require_place
+from schemas.secrets import redact
 from trainer.group import Group
 
 
@@ -54,8 +55,7 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 def keep_command(run: RunLayout) -> None:
     """Add the command line at work to those of RUN, if there is one. Raises TableError, StorageError."""
-    line = command_line()
-    if line:
+    if line := redact(present_output().command):
         write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
 
 

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extremis.console import metric_grid, without_controls
+from extremis.console import metric_grid, say_value, without_controls
 
 _LONG = 12  # rows of a list that are shown
 _FEW = 5  # numbers of a mapping that are shown
@@ -42,9 +42,9 @@ class Result(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         facts = [[name, value] for name, value in self._facts().items()]
-        parts = [f"<b>extremis.{html.escape(self._command)}</b>", _html_table([], facts)]
+        parts = [f"<b>extremis.{html.escape(self._command)}</b>", html_table([], facts)]
         for name, (columns, rows) in self._grids().items():
-            parts += [f"<b>{html.escape(name)}</b>", _html_table(columns, rows)]
+            parts += [f"<b>{html.escape(name)}</b>", html_table(columns, rows)]
         return "".join(parts)
 
     def _facts(self) -> dict[str, str]:
@@ -56,29 +56,20 @@ class Result(dict[str, Any]):
             if name == "metrics" and "intervals" in self:
                 grids[name] = metric_grid(self)
             elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-                grids[name] = _grid(value)
+                columns = [key for key, cell in value[-1].items() if not isinstance(cell, Mapping | list | tuple)]
+                grids[name] = columns, [[_shown(row.get(key)) for key in columns] for row in value[-_LONG:]]
         return grids
 
 
-def _grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return (columns, rows) of the plain values of `rows`, the last ones where there are many."""
-    columns = [name for name, value in rows[-1].items() if not isinstance(value, Mapping | list | tuple)]
-    return columns, [[_shown(row.get(name)) for name in columns] for row in rows[-_LONG:]]
-
-
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {None: "", True: "yes", False: "no"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, Mapping) and len(value) <= _FEW and all(type(part) in _NUMBERS for part in value.values()):
         return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
     if isinstance(value, Mapping | list | tuple):
         return f"{len(value):,} values"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return say_value(value)
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

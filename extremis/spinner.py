@@ -28,6 +28,7 @@ class _Waiting:
         self._suspended, self._shown = 0, False
 
     def begin(self, text: str) -> None:
+        """Name what is done from now on."""
         with self._lock:
             self._text, self._began = text, time.monotonic()
             self.spoke()
@@ -71,7 +72,7 @@ class _Waiting:
 
 _waiting = _Waiting()
 os.register_at_fork(after_in_child=_waiting.reset)
-spoke = _waiting.spoke
+spoke, doing = _waiting.spoke, _waiting.begin
 
 
 @contextlib.contextmanager
@@ -105,8 +106,3 @@ def suspended() -> Iterator[None]:
         yield
     finally:
         _waiting.suspend(-1)
-
-
-def doing(text: str) -> None:
-    """Name what is done from now on."""
-    _waiting.begin(text)

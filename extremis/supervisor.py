@@ -54,8 +54,8 @@ def train(
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
         if group.first and beam_options is not None and recipe.table_epochs():
-            miner = start_miner(data, run, log, beam_options, "cluster" if recipe.clusters else "mine")
-            miner.on_end(interrupts.miner_ended.set)
+            verb = "cluster" if recipe.clusters else "mine"
+            miner = start_miner(data, run, log, beam_options, verb, interrupts.miner_ended)
         try:
             with (
                 serving(state, metrics if group.first else None, say),

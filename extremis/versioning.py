@@ -1,8 +1,7 @@
 """Versions of data and exports under a prefix: what there is, what each needs, what of that is gone; removing one."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from extremis.console import say
 from schemas import storage
@@ -14,13 +13,42 @@ from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.version import ExportVersion, Version, find_current, require_needed, require_parts
 
+_REQUIRE = {"data": require_parts, "export": require_needed}
+
 
 @dataclass(frozen=True)
-class ListedData:
-    """A data set; `fault` says what it needs and has not."""
+class _Listed:
+    """What is listed; `fault` says what it needs and has not."""
 
     table: Table
     fault: str | None
+
+    KIND: ClassVar[str]
+
+    @classmethod
+    def find(cls, url: str) -> Self | None:
+        """Open what is at `url`; None where nothing of this kind is."""
+        table = Table.find(url)
+        if table is None or table.kind != cls.KIND:
+            return None
+        try:
+            _REQUIRE[cls.KIND](table)
+        except TableError as error:
+            return cls(table, str(error))
+        return cls(table, None)
+
+    @classmethod
+    def below(cls, root: str) -> list[Self]:
+        """Return those in the folders of `root`, by name; unfinished ones are left out."""
+        names = (name for name in storage.list_names(root) if not name.startswith("."))
+        return [found for name in names if (found := cls.find(join(root, name))) is not None]
+
+
+class ListedData(_Listed):
+    """A data set."""
+
+    KIND = "data"
+    folders = DataLayout.FOLDERS
 
     @property
     def version(self) -> Version:
@@ -47,13 +75,25 @@ class ListedData:
             "fault": self.fault,
         }
 
+    def require_unneeded(self) -> None:
+        """Raise InputError that names the data sets beside this one that need it."""
+        url = resolve(self.table.url, ".")
+        others = [
+            f"{each.table.url} (version {each.version.number})"
+            for each in ListedData.below(resolve(url, ".."))
+            if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
+        ]
+        if others:
+            raise InputError(
+                f"{self.table.url}: {', '.join(others)} need its part {self.version.part}. Drop these first, the "
+                "newest one first."
+            )
 
-@dataclass(frozen=True)
-class ListedExport:
-    """An export; `fault` says what it needs and has not."""
 
-    table: Table
-    fault: str | None
+class ListedExport(_Listed):
+    """An export."""
+
+    KIND = "export"
 
     @property
     def needs(self) -> list[str]:
@@ -74,38 +114,25 @@ class ListedExport:
         }
 
     @property
+    def folders(self) -> list[str]:
+        """Names of what it has in its place."""
+        return sorted({path.partition("/")[0] for path in self.table.manifest.files})
+
+    def require_unneeded(self) -> None:
+        """Raise InputError where an export is current, or one beside it names its files."""
+        url = resolve(self.table.url, ".")
+        folder = resolve(url, "..")
+        current = find_current(folder)
+        if current is not None and resolve(current, ".") == url:
+            raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
+        others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
+        if others:
+            raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
+
+    @property
     def _own_bytes(self) -> int:
         patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return sum(entry.bytes for entry in self.table.shards if entry.view is None) + sum(patches)
-
-
-def list_data(root: str) -> list[ListedData]:
-    """Return the data sets in the folders of `root`, by version and name; unfinished ones are left out."""
-    listed = [opened for url in _folders(root) if (opened := find_data(url)) is not None]
-    return sorted(listed, key=lambda each: (each.version.number, each.table.url))
-
-
-def list_exports(root: str) -> list[ListedExport]:
-    """Return the exports in the folders of `root`, by name; unfinished ones are left out."""
-    return [opened for url in _folders(root) if (opened := find_export(url)) is not None]
-
-
-def find_data(url: str) -> ListedData | None:
-    """Open the data set at `url`; None where none is."""
-    table = Table.find(url)
-    return ListedData(table, _fault(require_parts, table)) if table is not None and table.kind == "data" else None
-
-
-def find_export(url: str) -> ListedExport | None:
-    """Open the export at `url`; None where none is."""
-    table = Table.find(url)
-    return ListedExport(table, _fault(require_needed, table)) if table is not None and table.kind == "export" else None
-
-
-def name_current(root: str) -> str | None:
-    """Return the name of the current export of the folder `root`; None where it has none."""
-    url = find_current(root)
-    return None if url is None else relative(root, url)
 
 
 def drop(url: str) -> dict[str, Any]:
@@ -114,61 +141,13 @@ def drop(url: str) -> dict[str, Any]:
     Raises InputError: none is there, or one beside it needs a part of it; ClaimedError: it is being made.
     """
     with claimed(url, "removed", say):
-        export, data = find_export(url), find_data(url)
-        if export is not None:
-            _require_unneeded_export(export)
-            unpublish(url)
-            folders = sorted({path.partition("/")[0] for path in export.table.manifest.files})
-        elif data is not None:
-            _require_unneeded(data)
-            unpublish(url)
-            folders = [*DataLayout.FOLDERS]
-        else:
+        listed = ListedExport.find(url) or ListedData.find(url)
+        if listed is None:
             raise InputError(f"{url}: no data set or export here. extremis data list names those of a prefix.")
-        for name in folders:
+        listed.require_unneeded()
+        unpublish(url)
+        for name in listed.folders:
             storage.remove(join(url, name), recursive=True)
         storage.remove(staging(url), recursive=True)
     say(f"{url}: removed")
-    removed = export or data
-    assert removed is not None
-    return {"export" if export else "data": url, "digest": removed.table.digest}
-
-
-def _require_unneeded_export(export: ListedExport) -> None:
-    """Raise InputError where an export is current, or one beside it names its files."""
-    url = resolve(export.table.url, ".")
-    folder = resolve(url, "..")
-    current = find_current(folder)
-    if current is not None and resolve(current, ".") == url:
-        raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
-    others = [other.table.url for other in list_exports(folder) if url in other.needs]
-    if others:
-        raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
-
-
-def _require_unneeded(data: ListedData) -> None:
-    """Raise InputError that names the data sets beside this one that need it."""
-    url = resolve(data.table.url, ".")
-    others = [
-        f"{each.table.url} (version {each.version.number})"
-        for each in list_data(resolve(url, ".."))
-        if resolve(each.table.url, ".") != url and url in (resolve(place, ".") for place in each.needs.values())
-    ]
-    if others:
-        raise InputError(
-            f"{data.table.url}: {', '.join(others)} need its part {data.version.part}. Drop these first, the newest "
-            "one first."
-        )
-
-
-def _folders(root: str) -> list[str]:
-    return [join(root, name) for name in storage.list_names(root) if not name.startswith(".")]
-
-
-def _fault(require: Callable[[Table], None], table: Table) -> str | None:
-    """Return what `require` says against a table; None: nothing."""
-    try:
-        require(table)
-    except TableError as error:
-        return str(error)
-    return None
+    return {listed.KIND: url, "digest": listed.table.digest}

@@ -39,7 +39,7 @@ def queries(
         fields["filter_label_ids"] = pa.list_(labels)
     if text:
         fields["text"] = pa.string()
-    return _schema(fields)
+    return without_nulls(fields)
 
 
 def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
@@ -48,12 +48,12 @@ def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
     `tokens` and `features` as in `queries`. Raises ValueError where a row would have neither.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
-    return _schema({**names, **_inputs(tokens, features), "frequency": pa.int64()})
+    return without_nulls({**names, **_inputs(tokens, features), "frequency": pa.int64()})
 
 
 def rejects() -> pa.Schema:
     """One rejected input row: file, line (from 1), the reason, and the content."""
-    return _schema({"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()})
+    return without_nulls({"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()})
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
@@ -72,10 +72,10 @@ def negatives(width: int, labels: pa.DataType) -> pa.Schema:
     Kept by label range, K is G equal groups of columns, each of them so.
     """
     scores = pa.list_(pa.float16(), width)
-    return _schema({"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores})
+    return without_nulls({"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores})
 
 
-def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
+def without_nulls(types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return a schema of columns without nulls."""
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
 
@@ -92,4 +92,4 @@ def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
     types = {"float16": pa.float16(), "float32": pa.float32()}
     if dtype not in types:
         raise InputError(f"vectors are stored as one of {sorted(types)}; got {dtype!r}.")
-    return _schema({key: pa.int64(), "vector": pa.list_(types[dtype], dimension)})
+    return without_nulls({key: pa.int64(), "vector": pa.list_(types[dtype], dimension)})

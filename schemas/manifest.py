@@ -2,25 +2,17 @@
 
 import configparser
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from schemas import checksums, storage
 from schemas.errors import TableError
@@ -30,20 +22,8 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-KINDS = (
-    "queries",
-    "labels",
-    "embeddings",
-    "vectors",
-    "negatives",
-    "tokenizer",
-    "checkpoint",
-    "data",
-    "rejects",
-    "index",
-    "export",
-    "fusion",
-)
+_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
+KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion")
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 _LONGEST_PLACE = 4096  # characters
@@ -75,7 +55,6 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
 }
 # Parameters that are sections of their own.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {"export": ("recipe",)}
-_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
 
 
 @functools.cache
@@ -97,7 +76,8 @@ def _require_inside(path: str) -> str:
     return path
 
 
-Inside = Annotated[str, AfterValidator(_require_inside)]  # a path of something below the prefix that it is relative to
+# A path of something below the prefix that it is relative to.
+Inside = Annotated[str, pydantic.AfterValidator(_require_inside)]
 
 
 def _require_place(place: str) -> str:
@@ -106,28 +86,30 @@ def _require_place(place: str) -> str:
     return place
 
 
-Place = Annotated[str, AfterValidator(_require_place)]  # relative to the table that names it, or a URL
+Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # relative to the table that names it, or a URL
 
 
-class Patch(BaseModel):
-    """A small Parquet file that lies over a shard."""
+class _Stated(BaseModel):
+    """What a manifest states: nothing in it changes, and no name in it is unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Patch(_Stated):
+    """A small Parquet file that lies over a shard."""
 
     place: Place
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class View(BaseModel):
+class View(_Stated):
     """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
 
     `first`: id of its first row here; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
     `columns`: columns in place of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
     columns in place of theirs.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     table: Place
     part: str
@@ -144,23 +126,19 @@ class View(BaseModel):
         return tuple(patch for patch in (self.gone, self.columns, self.changed) if patch is not None)
 
 
-class Column(BaseModel):
+class Column(_Stated):
     """A column's name and Arrow type, as Arrow prints it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     type: str
 
 
-class Shard(BaseModel):
+class Shard(_Stated):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
     `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
     `groups`: rows of each row group, where they are not those of the table. `view`: it lies in another table.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Inside
     rows: int = Field(ge=0)
@@ -171,7 +149,7 @@ class Shard(BaseModel):
     view: View | None = None
 
     @model_serializer(mode="wrap")
-    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_written(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is absent: older tables have none of it, and their digests stay."""
         body: dict[str, Any] = dump(self)
         return {name: value for name, value in body.items() if value is not None}
@@ -190,13 +168,11 @@ class Shard(BaseModel):
         return text
 
 
-class Manifest(BaseModel):
+class Manifest(_Stated):
     """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
 
     Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: str = FORMAT
     version: int = FORMAT_VERSION
@@ -332,12 +308,10 @@ def read_patch(url: str, patch: Patch) -> bytes:
     """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
     place = resolve(url, patch.place)
     try:
-        data = storage.read_matching(
-            lambda: storage.read_bytes(place), lambda data: storage.sha256(data) == patch.sha256
-        )
+        data, digest = _read_digested(place, patch.sha256)
     except FileNotFoundError:
         raise TableError(f"{place}: gone, and {url} needs it. Put it back, or use another version.") from None
-    if storage.sha256(data) != patch.sha256:
+    if digest != patch.sha256:
         raise TableError(f"{place}: damaged: it does not match the SHA-256 in {url}. Make the version again.")
     return data
 
@@ -365,14 +339,41 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
     place = find_shard(url, shard, remedy)
+    data, digest = _read_digested(place, shard.sha256)
+    _require_digest(place, shard, digest, remedy)
+    return data
+
+
+def verify_shard(
+    url: str, shard: Shard, remedy: str = "Make the table again.", on_bytes: Callable[[int], None] | None = None
+) -> str:
+    """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
+
+    `on_bytes(bytes)` is called after each piece.
+    """
+    place = find_shard(url, shard, remedy)
+
+    def read() -> str:
+        digest = hashlib.sha256()
+        with storage.open_read(place) as file:
+            while piece := file.read(storage.READ_BYTES):
+                digest.update(piece)
+                if on_bytes is not None:
+                    on_bytes(len(piece))
+        return digest.hexdigest()
+
+    _require_digest(place, shard, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
+    return place
+
+
+def _read_digested(place: str, expected: str) -> tuple[bytes, str]:
+    """Return the bytes of a file and their SHA-256, read again where it is not as expected."""
 
     def read() -> tuple[bytes, str]:
         data = storage.read_bytes(place)
         return data, storage.sha256(data)
 
-    data, digest = storage.read_matching(read, lambda pair: pair[1] == shard.sha256)
-    require_digest(place, shard, digest, remedy)
-    return data
+    return storage.read_matching(read, lambda found: found[1] == expected)
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
@@ -387,7 +388,7 @@ def describe_file(path: str, name: str, rows: int, checksums: str | None = None)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
-def require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
+def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
     if digest != shard.sha256:
         raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
 

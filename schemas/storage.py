@@ -6,6 +6,7 @@ A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `
 import asyncio
 import contextlib
 import errno
+import functools
 import hashlib
 import io
 import os
@@ -22,19 +23,11 @@ from typing import IO, Any, TypeVar
 from zlib import crc32
 
 import fsspec
+import tenacity
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_when_event_set,
-    wait_random_exponential,
-)
 
 from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
@@ -59,13 +52,6 @@ _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErro
 T = TypeVar("T")
 
 survive_forks()
-
-
-class _DamagedError(OSError):
-    """Error: bytes that do not match their checksum; reading them again may help."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(errno.EIO, message)
 
 
 def join(url: str, *parts: str) -> str:
@@ -220,7 +206,7 @@ def read_range(
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
         if checksum is not None and crc32(data) != checksum:
-            raise _DamagedError(f"bytes {start} to {stop} are damaged: they do not match their checksum")
+            raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: they do not match their checksum")
         return data
 
     return _attempt(read, "read", url, given_up)
@@ -245,22 +231,15 @@ def unseal(sealed: bytes) -> bytes | None:
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
     """Read what `write_sealed` wrote; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError, StorageError; with a `remedy` TableError that ends with it where they are damaged.
+    Raises FileNotFoundError, StorageError, also where they are damaged; with a `remedy` TableError that ends with it.
     """
-    fs, path = filesystem(url)
-
-    def read() -> bytes:
-        data = unseal(_bounded(fs, "cat_file", path, seconds=FILE_SECONDS))
-        if data is None:
-            raise _DamagedError("the file is damaged: it does not match its checksum")
+    data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
+    if data is not None:
         return data
-
-    try:
-        return _attempt(read, "read", url)
-    except StorageError as error:
-        if remedy is None or not isinstance(error.__cause__, _DamagedError):
-            raise
-        raise TableError(f"{url}: damaged: it does not match its checksum. {remedy}") from None
+    fault = "it does not match its checksum"
+    if remedy is None:
+        raise StorageError(f"could not read {url}: the file is damaged: {fault}; fix the cause and run again.")
+    raise TableError(f"{url}: damaged: {fault}. {remedy}")
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
@@ -315,35 +294,34 @@ def size(url: str) -> int:
 
 def list_names(url: str) -> list[str]:
     """List the names directly under the prefix `url`, sorted; empty where nothing is there."""
-    fs, path = filesystem(url)
-
-    def list_paths() -> list[str]:
-        fs.invalidate_cache()
-        try:
-            paths = _bounded(fs, "ls", path, detail=False)
-        except FileNotFoundError:
-            return []
-        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in paths}
-        names.discard(path.rstrip("/").rsplit("/", 1)[-1] if path.rstrip("/") in paths else "")
-        return sorted(name for name in names if name and not name.startswith(TEMPORARY))
-
-    return _attempt(list_paths, "list", url)
+    own, listed = _list(url, detail=False)
+    paths = {path.rstrip("/") for path in listed} - {own}  # some stores list the folder itself, too
+    return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
     """Return the bytes of each file directly under the prefix `url`, by name; empty where nothing is there."""
+    listed = _list(url, detail=True)[1]
+    files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed if each["type"] == "file"}
+    return {name: files[name] for name in sorted(filter(_is_visible, files))}
+
+
+def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
+    """Return the path of a folder, and what fsspec's `ls` does for it; nothing where no folder is."""
     fs, path = filesystem(url)
 
-    def list_files() -> dict[str, int]:
+    def list_entries() -> list[Any]:
         fs.invalidate_cache()
         try:
-            entries = _bounded(fs, "ls", path, detail=True)
+            return list(_bounded(fs, "ls", path, detail=detail))
         except FileNotFoundError:
-            return {}
-        files = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
-        return {name: files[name] for name in sorted(files) if name and not name.startswith(TEMPORARY)}
+            return []
 
-    return _attempt(list_files, "list", url)
+    return path.rstrip("/"), _attempt(list_entries, "list", url)
+
+
+def _is_visible(name: str) -> bool:
+    return bool(name) and not name.startswith(TEMPORARY)
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
@@ -408,7 +386,8 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
     pairs = [(join(start, name), join(end, name)) for name in names]
     if not isinstance(fs, LocalFileSystem):
         with ThreadPoolExecutor(MOVES, thread_name_prefix="extremis-move") as pool:
-            list(pool.map(lambda pair: _copy(fs, *pair), pairs))
+            copy = functools.partial(_bounded, fs, "cp_file", seconds=FILE_SECONDS)
+            list(pool.map(lambda pair: _attempt(lambda: copy(*pair), "write", pair[1]), pairs))
         return
     folders = {os.path.dirname(place) for _, place in pairs}
 
@@ -476,14 +455,6 @@ def free_bytes(url: str) -> int | None:
     return room.f_bavail * room.f_frsize
 
 
-def remove_empty(url: str) -> None:
-    """Remove the folder at `url` if it is on a local disk and nothing is in it."""
-    fs, path = filesystem(url)
-    if isinstance(fs, LocalFileSystem):
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-
-
 def sha256(data: bytes | memoryview) -> str:
     """Return the hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
@@ -498,19 +469,26 @@ def file_sha256(path: str) -> str:
 @contextlib.contextmanager
 def _replacing(path: str, durable: bool) -> Iterator[str]:
     """Yield a name beside `path`, or beside what it links to, whose file takes its place when the block ends."""
-    folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
-    path = os.path.join(folder, name)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    _make_folder(folder or ".")
-    try:
+    path = os.path.realpath(path) if os.path.islink(path) else path
+    with _beside(path) as temporary:
         yield temporary
         if durable:
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
         if durable:
-            _sync(folder or ".", os.O_RDONLY)
+            _sync(os.path.dirname(path) or ".", os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[str]:
+    """Yield a name beside `path`, whose folder is made; what has this name in the end is removed."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    _make_folder(folder or ".")
+    try:
+        yield temporary
     finally:
-        if os.path.exists(temporary):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
@@ -544,10 +522,7 @@ def _open_stream(path: str) -> IO[bytes]:
 
 def _link(path: str, data: bytes) -> None:
     """Write a local file that is not there yet. Raises FileExistsError."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    _make_folder(folder or ".")
-    try:
+    with _beside(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
             out.flush()
@@ -557,9 +532,6 @@ def _link(path: str, data: bytes) -> None:
         except PermissionError:  # a file system without links: whole for all but who reads it this moment
             with open(path, "xb") as out:
                 out.write(data)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
@@ -577,10 +549,6 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
     if fs.exists(path):
         raise FileExistsError(errno.EEXIST, "there is one already")
     _bounded(fs, "pipe_file", path, data)
-
-
-def _copy(fs: fsspec.AbstractFileSystem, before: str, after: str) -> None:
-    _attempt(lambda: _bounded(fs, "cp_file", before, after, seconds=FILE_SECONDS), "write", after)
 
 
 def _sync(path: str, flags: int) -> None:
@@ -619,11 +587,12 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         attempts += 1
         return action()
 
-    retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS) | stop_when_event_set(given_up),
-        wait=wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
-        sleep=sleep_using_event(given_up),
-        retry=retry_if_exception(_may_pass),
+    enough = tenacity.stop_after_attempt(ATTEMPTS) | tenacity.stop_after_delay(DEADLINE_SECONDS)
+    retrying = tenacity.Retrying(
+        stop=enough | tenacity.stop_when_event_set(given_up),
+        wait=tenacity.wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
+        sleep=tenacity.sleep_using_event(given_up),
+        retry=tenacity.retry_if_exception(_may_pass),
         reraise=True,
     )
     wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")

@@ -1,7 +1,6 @@
 """Table, the noun of storage: shards below a URL with a manifest, opened by name and read by rows."""
 
 import fnmatch
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import manifest as manifests
-from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard
 from schemas.ragged import offsets_of
@@ -253,9 +251,7 @@ class Table:
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
         for shard in self.shards:
-            place = manifests.find_shard(self.url, shard)
-            digest = _digest(place, shard.sha256, on_bytes or (lambda count: None))
-            manifests.require_digest(place, shard, digest, "Make the table again.")
+            manifests.verify_shard(self.url, shard, on_bytes=on_bytes)
             for patch in shard.view.patches if shard.view else ():
                 manifests.read_patch(self.url, patch)
 
@@ -312,20 +308,6 @@ class Table:
         return Table(self.url, self.manifest.model_copy(update=changes))
 
 
-def _digest(place: str, expected: str, on_bytes: Callable[[int], None]) -> str:
-    """Return the SHA-256 of a file, read again where it is not as expected."""
-
-    def read() -> str:
-        digest = hashlib.sha256()
-        with storage.open_read(place) as file:
-            while piece := file.read(storage.READ_BYTES):
-                digest.update(piece)
-                on_bytes(len(piece))
-        return digest.hexdigest()
-
-    return storage.read_matching(read, lambda digest: digest == expected)
-
-
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
     """Yield rows [start, stop) of `groups`; nothing behind them is read."""
     first = 0
@@ -347,14 +329,10 @@ def _row_groups(manifest: Manifest) -> RowGroups:
         shard = np.repeat(np.arange(len(counts)), counts)
         group = np.arange(len(shard)) - offsets_of(counts)[shard]
         return RowGroups(shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size)))
-    sizes = [_group_sizes(entry, size) for entry in manifest.shards]
+    sizes = [
+        np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
+        for entry in manifest.shards
+    ]
     counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
     shard = np.repeat(np.arange(len(counts)), counts)
     return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(np.concatenate(sizes)))
-
-
-def _group_sizes(entry: Shard, size: int) -> np.ndarray:
-    """Return the rows of each row group of a shard, int64."""
-    if entry.groups is not None:
-        return np.asarray(entry.groups, np.int64)
-    return np.minimum(size, entry.rows - np.arange(0, entry.rows, size))

@@ -94,23 +94,25 @@ class Factory:
 
         A thousand million of them take some 13 ms of two cores.
         """
-        if self.exact:
-            return float(blocks * queries * rows * dimension)
-        lists = self.lists
-        train = _KMEANS_ROUNDS * min(rows, self.training_rows()) * lists
-        search = self._query_cost(rows, width, nprobe, dimension)
+        each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
         # Half of exact search at most: below that it is not worth what is missed.
-        return _MOMENT + 2 * blocks * ((train + rows * lists) * dimension + queries * search)
+        return blocks * each if self.exact else _MOMENT + 2 * blocks * each
 
     def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
         """Tell whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
         Vectors that are hardly trained lie in no clusters: most lists are read then, which is dearer than a product.
         """
-        return not nprobe or self._query_cost(rows, width, nprobe, dimension) < rows * dimension
+        return not nprobe or self.query_cost(rows, width, nprobe, dimension) < rows * dimension
 
-    def _query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        lists = self.lists
+    def building_cost(self, rows: int, dimension: int) -> float:
+        """Estimate the multiplications of building it over vectors [rows, dimension]; none without lists."""
+        return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
+
+    def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
+        """Estimate the multiplications of a query; without lists those of all vectors, which a graph saves some of."""
+        if not (lists := self.lists):
+            return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
         scan, fetched = (_SCAN_CODES, _REFINE * width) if self.lossy else (_SCAN, width)
         probes = _PROBE * scanned * lists / rows if self.lossy else 0.0

@@ -1,7 +1,6 @@
 """The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.manifest import Shard, describe_file, find_shard, require_digest
+from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
@@ -123,19 +122,12 @@ def write_index(url: str, name: str, block: Block) -> Shard:
         return describe_file(path, name, len(block.vectors))
 
 
-def read_index(url: str, shard: Shard, remedy: str = "Make the table again.") -> faiss.Index:
+def read_index(url: str, shard: Shard) -> faiss.Index:
     """Read the index in a file under `url`, whose checksum is compared before; memory holds the index alone.
 
-    Raises TableError, which ends with `remedy`, StorageError.
+    Raises TableError, StorageError.
     """
-    place = find_shard(url, shard, remedy)
-
-    def digest() -> str:
-        with storage.open_read(place) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-    require_digest(place, shard, storage.read_matching(digest, lambda found: found == shard.sha256), remedy)
-    with storage.open_read(place) as file:
+    with storage.open_read(verify_shard(url, shard)) as file:
         return faiss.read_index(faiss.PyCallbackIOReader(file.read, _AT_ONCE))  # type: ignore[attr-defined]
 
 

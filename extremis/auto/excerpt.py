@@ -3,7 +3,7 @@
 Fewer rows of all labels would leave each label fewer points than it has, and recipes that need few would look best.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import pyarrow as pa
 from schemas import storage
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, is_published, publish
-from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
@@ -51,37 +50,23 @@ def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
     """Draw labels until about `rows` training rows have one of them: bool [L], those drawn. Raises TableError."""
     labels = Table.open(data.labels, "labels").rows
     place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
-    first = np.concatenate([np.empty(0, np.int64), *(_first_of(labels, place) for labels in _labels_of_rows(data))])
+    firsts = [np.empty(0, np.int64)]  # of each row with labels, the first place of them
+    for group in ALL_ROWS.batches(open_queries(data, _SPLIT), ["label_ids"], SCANNED_ROWS):
+        ids, offsets = list_column(group, "label_ids")
+        if len(ids):
+            firsts.append(np.minimum.reduceat(place[ids], offsets[:-1][np.diff(offsets) > 0]))
+    first = np.concatenate(firsts)
     if len(first) <= rows:
         return np.ones(labels, bool)
     drawn: np.ndarray = place <= np.partition(first, rows - 1)[rows - 1]
     return drawn
 
 
-def _first_of(labels: Ragged, place: np.ndarray) -> np.ndarray:
-    """Return the first `place` [L] of the labels of each row that has any."""
-    starts = np.cumsum(labels.counts) - labels.counts
-    first: np.ndarray = np.minimum.reduceat(place[labels.entries], starts[labels.counts > 0])
-    return first
-
-
-def _labels_of_rows(data: DataLayout) -> Iterator[Ragged]:
-    for group in _iterate_queries(data, ["label_ids"]):
-        labels = list_column(group, "label_ids")
-        if len(labels.entries):
-            yield labels
-
-
-def _iterate_queries(data: DataLayout, columns: Sequence[str]) -> Iterator[pa.Table]:
-    table = open_queries(data, _SPLIT)
-    return ALL_ROWS.batches(table, columns, SCANNED_ROWS)
-
-
 def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
     queries = open_queries(data, _SPLIT)
     columns = [name for name in queries.columns if name != "filter_label_ids"]
     ids, parts = np.cumsum(kept) - 1, []
-    for group in _iterate_queries(data, columns):
+    for group in ALL_ROWS.batches(queries, columns, SCANNED_ROWS):
         labels = list_column(group, "label_ids")
         labels = labels.keep(kept[labels.values])
         field = group.schema.field("label_ids")

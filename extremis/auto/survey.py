@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
+import pyarrow.compute as pc
 
+from extremis.inspecting.data_summary import repeated, texts_of
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged
-from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.inputs import Kind
 from trainer.model import DataSizes
@@ -18,7 +17,6 @@ from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # of queries and of labels that are compared
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 _EVERY_LABEL = 8_000  # up to so many, scoring every label costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
 VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # of the best contender: all weights but the nearest one
@@ -50,12 +48,11 @@ class Survey:
         sizes = DataSizes.of(data)
         if not sizes.vocabulary:
             return cls(facts, "features")
-        labels = _hashes(Table.open(data.labels, "labels"))
-        queries = _hashes(open_queries(data, "train"))
-        empty = _hash(Ragged(np.empty(0, np.int64), np.zeros(2, np.int64)))
-        texts = labels[labels != empty]
-        symmetric = float(np.isin(texts, queries).mean()) if len(texts) else 0.0
-        return cls(facts, "both" if sizes.features else "tokens", len(texts) / max(1, len(labels)), symmetric)
+        labels, queries = (texts_of(t, _ROWS) for t in (Table.open(data.labels, "labels"), open_queries(data, "train")))
+        filled = pc.sum(pc.greater(pc.binary_length(labels), 0)).as_py() or 0
+        too = pc.sum(repeated(labels, queries)).as_py() or 0
+        texts, symmetric = filled / max(1, len(labels)), too / max(1, filled)
+        return cls(facts, "both" if sizes.features else "tokens", texts, symmetric)
 
     @property
     def labels_have_texts(self) -> bool:
@@ -77,21 +74,6 @@ class Survey:
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these are queries too" if self.texts else ""
         )
-
-
-def _hashes(table: Table) -> np.ndarray:
-    """Hash the texts of the first rows of a table, uint64."""
-    groups = ALL_ROWS.batches(table, ["input_ids"], _ROWS)
-    return np.concatenate([_hash(list_column(group, "input_ids")) for group in groups])
-
-
-def _hash(texts: Ragged) -> np.ndarray:
-    """Hash each text by its tokens and their places, uint64 [B]."""
-    place = (np.arange(len(texts.entries)) - texts.offsets[:-1][texts.row_of()] + texts.offsets[0]).astype(np.uint64)
-    mixed = (texts.entries.astype(np.uint64) + np.uint64(1)) * _MIX ** (place % np.uint64(64) + np.uint64(1))
-    sums = np.zeros(texts.rows, np.uint64)
-    np.add.at(sums, texts.row_of(), mixed ^ (mixed >> np.uint64(29)))
-    return sums
 
 
 class Contender(NamedTuple):

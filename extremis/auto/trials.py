@@ -93,17 +93,16 @@ class TrialData:
     def prepare(cls, data: str, survey: Survey, folder: str, device: str, threads: int = 0) -> "TrialData":
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
-        rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
-        passed = facts.queries + round(survey.texts * facts.labels)  # labels' texts are rows too
+        rows, drawn, share = round(_ROWS / (1 + facts.tokens / _LONG)), facts.queries, 1.0
+        passed = drawn + round(survey.texts * facts.labels)  # labels' texts are rows too
         epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
-        if facts.queries <= rows:
-            return cls(data, facts.queries, share, epochs, folder, device, threads)
-        if survey.is_symmetric:
-            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder, device, threads)
-        excerpt = join(folder, "data")
-        write_excerpt(DataLayout(data), excerpt, rows)
-        drawn = measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
-        return cls(excerpt, drawn, share, epochs, folder, device, threads)
+        if drawn > rows and survey.is_symmetric:
+            share = float(f"{rows / drawn:.3g}")
+        elif drawn > rows:
+            excerpt = join(folder, "data")
+            write_excerpt(DataLayout(data), excerpt, rows)
+            data, drawn = excerpt, measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
+        return cls(data, drawn, share, epochs, folder, device, threads)
 
     @property
     def queries(self) -> int:
@@ -126,10 +125,8 @@ class TrialData:
             nonlocal ended
             if report.metrics:
                 course.append(report.metrics[METRIC])
-                is_last = report.epoch + 1 == report.epochs
-                ended = (
-                    not is_last and best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
-                )
+                lost = best is not None and best.beats(contender, course, self.queries, report.epoch + 1)
+                ended = lost and report.epoch + 1 < report.epochs
             return not ended
 
         with output(aside=True):
@@ -139,8 +136,7 @@ class TrialData:
         trial = Trial(contender, metrics, course, ended, seconds, epoch)
         scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN)
         say(f"{title}: {scores}  {trial.seconds:.0f} s{', ended: it had lost' if ended else ''}")
-        kept = {"metrics": metrics, "course": course, "ended": ended, "seconds": seconds, "epoch": epoch}
-        write_json(place, kept)
+        write_json(place, {name: value for name, value in vars(trial).items() if name != "contender"})
         return trial
 
     def recipe(self, contender: Contender, minutes: float = 0.0) -> Recipe:

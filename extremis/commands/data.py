@@ -33,51 +33,38 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
 
 
 def _list(root: str) -> dict[str, Any]:
-    from extremis.versioning import list_data, list_exports, name_current
+    from extremis.versioning import ListedData, ListedExport
+    from schemas.storage import relative
+    from schemas.version import find_current
 
-    facts = [each.facts(root) for each in list_data(root)]
-    rows = [
-        [
-            each["data"],
-            str(each["version"]),
-            each["part"],
-            f"{each['rows'].get('train', 0):,}",
-            f"{each['labels']:,}",
-            f"{each['retired']:,}",
-            "what is gone: see show" if each["fault"] else ", ".join(each["needs"]) or "nothing",
-        ]
-        for each in facts
-    ]
-    exports = [each.facts(root) for each in list_exports(root)]
-    if facts or not exports:
+    listed = sorted(ListedData.below(root), key=lambda each: (each.version.number, each.table.url))
+    versions, exports = [each.facts(root) for each in listed], [each.facts(root) for each in ListedExport.below(root)]
+    url = find_current(root)
+    current = None if url is None else relative(root, url)
+    rows = []
+    for each in versions:
+        counts = [f"{count:,}" for count in (each["rows"].get("train", 0), each["labels"], each["retired"])]
+        needs = "what is gone: see show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
+    if versions or not exports:
         table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
-    current = name_current(root)
+    rows = []
+    for each in exports:
+        name = f"{each['export']}{' (current)' if each['export'] == current else ''}"
+        needs = "what is gone: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
     if exports:
-        _print_exports(root, exports, current)
-    return {"versions": facts, "exports": exports, "current": current}
-
-
-def _print_exports(root: str, exports: list[dict[str, Any]], current: str | None) -> None:
-    rows = [
-        [
-            f"{each['export']}{' (current)' if each['export'] == current else ''}",
-            each["part"],
-            f"{each['labels']:,}",
-            f"{each['bytes']:,}",
-            "what is gone: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing",
-        ]
-        for each in exports
-    ]
-    table(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows)
+        table(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows)
+    return {"versions": versions, "exports": exports, "current": current}
 
 
 def _show(url: str) -> dict[str, Any]:
-    from extremis.versioning import find_data
+    from extremis.versioning import ListedData
     from schemas.errors import InputError
     from schemas.storage import join, resolve
     from schemas.table import Table
 
-    listed = find_data(url)
+    listed = ListedData.find(url)
     if listed is None:
         raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
     places = {**listed.needs, listed.version.part: resolve(url, ".")}
@@ -85,10 +72,9 @@ def _show(url: str) -> dict[str, Any]:
     for name in listed.table.parents:
         if name == "labels" or name.startswith("queries/"):
             opened = Table.open(join(url, name))
-            for part in opened.parts:
-                rows[part.name][name.removeprefix("queries/")] = part.rows
-            if not opened.parts:
-                rows[listed.version.part][name.removeprefix("queries/")] = opened.rows
+            counts = {part.name: part.rows for part in opened.parts} or {listed.version.part: opened.rows}
+            for part, count in counts.items():
+                rows[part][name.removeprefix("queries/")] = count
     names = sorted({name for counts in rows.values() for name in counts})
     lines = [[part, places[part], *(f"{counts.get(name, 0):,}" for name in names)] for part, counts in rows.items()]
     table(f"parts of {url}", ["part", "data", *names], lines)

@@ -46,21 +46,17 @@ def fuse(
       extremis evaluate data/ runs/1
       extremis export data/ runs/1 exported/
     """
-    from trainer.evaluation.fitting import FitOptions
+    from trainer.evaluation import fitting
 
     data, run = fspath(data), fspath(run)
-    fit_options = FitOptions(split, step, shortlist, queries, device)
+    fit_options = fitting.FitOptions(split, step, shortlist, queries, device)
     if by == "tree":
-        from trainer.evaluation.fitting import fit_tree
-
-        manifest = fit_tree(data, run, fit_options)
+        manifest = fitting.fit_tree(data, run, fit_options)
         facts = manifest.parameters
         pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
         say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
     else:
-        from trainer.evaluation.fitting import describe_weights, fit_weights
-
-        manifest = fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
-        say(describe_weights(manifest.parameters))
+        manifest = fitting.fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
+        say(fitting.describe_weights(manifest.parameters))
     say(f"kept in {run}; next: extremis evaluate {data} {run}")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

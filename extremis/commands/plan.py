@@ -88,8 +88,8 @@ def plan(
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
       extremis plan --queries 370e6 --labels 120e6 --ranks 16 --dimension 64 --rehearse
     """
+    options = locals()
     from extremis.planning import plan as planning
-    from extremis.planning.estimate import estimate
     from schemas.sizes import parse_bytes
     from trainer.config import load_recipe
 
@@ -97,16 +97,7 @@ def plan(
     keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}
     overrides = with_settings(changes(set), **keys)
     rows, columns = (None if count is None else int(count) for count in (queries, labels))
-    averages = {
-        "tokens": tokens,
-        "label_tokens": label_tokens,
-        "labels_per_query": labels_per_query,
-        "key_bytes": key_bytes,
-        "text_bytes": text_bytes,
-        "vocabulary": vocabulary,
-        "ranks": ranks,
-        "workers": workers,
-    }
+    averages = {name: options[name] for name in planning.STATED}
     workload = planning.workload(data, rows, columns, load_recipe(source, overrides), memory, averages)
     resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
@@ -116,12 +107,10 @@ def plan(
     if rehearse:
         from extremis.planning import rehearse as rehearsing
 
-        sized = workload if data is None else workload.like(data)
         speeds = rehearsing.parse_speed(network), 0.0 if disk is None else float(parse_bytes(disk))
         place = "" if folder is None else fspath(folder)
-        work = rehearsing.Rehearsal(sized, estimate(sized), rank, *speeds, minutes, place)
-        rehearsal = rehearsing.rehearse(work, say)
-    report = planning.plan(workload, data, engine, rehearsal)
+        rehearsal = rehearsing.rehearse(rehearsing.Rehearsal(workload, rank, *speeds, minutes, place), say)
+    report = planning.plan(workload, engine, rehearsal)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
     if rehearsal is not None:

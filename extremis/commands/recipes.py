@@ -8,13 +8,14 @@ from extremis.commands.shared import Place, Recipe, Settings
 from extremis.console import results, say, table
 from schemas.errors import InputError
 
-_KINDS = {"head": "classifier", "loss": "bce"}  # where a recipe does not say
-_SHOWN = (
-    ("negatives", "hard", 0),
-    ("negatives", "random", 3200),
-    ("negatives", "pool", "shared"),
-    ("train", "epochs", 20),
-)
+# What is listed: section, key, and the value where a recipe does not say.
+_SHOWN = {
+    "head": ("head", "kind", "classifier"),
+    "loss": ("loss", "kind", "bce"),
+    "hard": ("negatives", "hard", 0),
+    "random": ("negatives", "random", 3200),
+    "epochs": ("train", "epochs", 20),
+}
 
 
 @command()
@@ -84,15 +85,9 @@ def _list() -> dict[str, Any]:
     by_name = {name: stated_options(name) for name in recipe_names()}
     rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
-        stated = {key: recipe.get(section, {}).get(key, default) for section, key, default in _SHOWN}
-        kinds = [recipe.get(section, {}).get("kind", default) for section, default in _KINDS.items()]
-        stated["random"] = _describe_pool(stated["random"], stated["pool"])
-        rows.append([name, *kinds, *(str(stated[key]) for key in ("hard", "random", "epochs"))])
-    table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
+        stated = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}
+        pool = recipe.get("negatives", {}).get("pool", "shared")
+        stated["random"] = "all labels" if pool == "all" else f"{stated['random']} {pool}".removesuffix(" auto")
+        rows.append([name, *stated.values()])
+    table("recipes", ["name", *_SHOWN], rows)
     return {BY_TRIALS: {}, **by_name}
-
-
-def _describe_pool(random: int | str, pool: str) -> str:
-    if pool == "all":
-        return "all labels"
-    return str(random) if pool == "auto" else f"{random} {pool}"

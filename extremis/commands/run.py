@@ -5,20 +5,8 @@ from os import fspath
 from typing import Annotated, Any
 
 from extremis.command import Option, Progress, command
+from extremis.commands import train as training
 from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout
-from extremis.commands.train import (
-    LOOPBACK,
-    FromRun,
-    Grace,
-    MetricsHost,
-    MetricsPort,
-    RecipeDevice,
-    Resume,
-    Threads,
-    overrides_of,
-    process_options,
-    train_recipe,
-)
 from schemas.errors import InputError
 from trainer.checkpoints.stopping import GRACE
 
@@ -30,13 +18,13 @@ def run(
     run: Place,
     *,
     set: Settings = (),
-    from_run: FromRun | None = None,
-    device: RecipeDevice | None = None,
-    threads: Threads | None = None,
-    resume: Resume = False,
-    metrics_port: MetricsPort | None = None,
-    grace: Grace = GRACE,
-    metrics_host: MetricsHost = LOOPBACK,
+    from_run: training.FromRun | None = None,
+    device: training.RecipeDevice | None = None,
+    threads: training.Threads | None = None,
+    resume: training.Resume = False,
+    metrics_port: training.MetricsPort | None = None,
+    grace: training.Grace = GRACE,
+    metrics_host: training.MetricsHost = training.LOOPBACK,
     minutes: Annotated[float | None, Option(ge=0.1)] = None,
     deterministic: bool = False,
     start_timeout: StartTimeout | None = None,
@@ -62,8 +50,8 @@ def run(
     """
     began = time.perf_counter()  # PyTorch takes seconds to load
     source, data, run = fspath(recipe), fspath(data), fspath(run)
-    process = process_options(resume, metrics_port, metrics_host, grace)
-    overrides = overrides_of(set, device, threads, from_run)
+    process = training.process_options(resume, metrics_port, metrics_host, grace)
+    overrides = training.overrides_of(set, device, threads, from_run)
     from extremis.auto import WAITS
     from trainer.config.load import applicable_overrides
 
@@ -73,7 +61,7 @@ def run(
         if minutes is not None:
             raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
         waits = applicable_overrides(source, [WAITS]) if deterministic else []
-        return train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
+        return training.train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None:
         raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
     from extremis.auto.run_auto import run_auto

@@ -11,19 +11,17 @@ from schemas.cores import share_cores
 from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
-_DEVICE = "Where to compute. Default: the recipe's, auto, a GPU where there is one."
 _FROM = "Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id."
 _THREADS = "Threads to compute with, of the miner beside too. Default: the cores that this process may use."
-_RESUME = "Continue from the newest checkpoint of RUN, or start if there is none."
-_PORT = "Serve metrics for Prometheus. 0: a free port."
-_GRACE = "Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once."
 
-RecipeDevice = Annotated[str, DEVICE, Option(_DEVICE)]
+RecipeDevice = Annotated[
+    str, DEVICE, Option("Where to compute. Default: the recipe's, auto, a GPU where there is one.")
+]
 FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
 Threads = Annotated[int, Option(_THREADS, ge=1)]
-Resume = Annotated[bool, Option(_RESUME)]
-MetricsPort = Annotated[int, Option(_PORT, ge=0, le=65535)]
-Grace = Annotated[float, Option(_GRACE, ge=0)]
+Resume = Annotated[bool, Option("Continue from the newest checkpoint of RUN, or start if there is none.")]
+MetricsPort = Annotated[int, Option("Serve metrics for Prometheus. 0: a free port.", ge=0, le=65535)]
+Grace = Annotated[float, Option("Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once.", ge=0)]
 MetricsHost = Annotated[str, Option("Address that the port listens on.")]
 
 

@@ -28,8 +28,9 @@ def summarize(data: str) -> dict[str, Any]:
     named = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
     splits = {name: named[name] for name in sorted(named, key=lambda name: (name != _TRAIN, name))}
     few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
-    texts = {name: _texts(table) for name, table in splits.items()} if few else {}
-    labels = tables["labels"]
+    texts = {name: texts_of(table) for name, table in splits.items()} if few else {}
+    labels, files = tables["labels"], dict(whole.parameters.get("input", {}))
+    derived = files.pop("labels", None) in files.values()  # from the points: many name the same ones
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if whole.parameters["options"].get(share):  # cut out of train, whose rejects it has
@@ -38,17 +39,11 @@ def summarize(data: str) -> dict[str, Any]:
         "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},
         "labels": {
             "labels": labels.rows,
-            "merged": 0 if _are_derived(whole) else labels.manifest.counters.get("rows_merged", 0),
+            "merged": 0 if derived else labels.manifest.counters.get("rows_merged", 0),
             "without_training_points": labels.manifest.counters.get("without_training_points", 0),
         },
         "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
     }
-
-
-def _are_derived(whole: Manifest) -> bool:
-    """Tell whether labels come from the points, each of which names some: they are met again and again then."""
-    files = dict(whole.parameters.get("input", {}))
-    return files.pop("labels", None) in files.values()
 
 
 def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
@@ -75,21 +70,16 @@ _SAID = {
 
 
 def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
+    written = table.counters.get("rows_out", table.rows)  # of a version rows may have gone: labels are counted about
     facts = {
         "points": table.rows,
         "merged": table.counters.get("rows_merged", 0),
-        "labels": _mentions(table),
+        "labels": round(table.counters.get("labels", 0) * table.rows / max(1, written)),
         "empty_texts": table.counters.get("empty_texts", 0),
     }
     if name != _TRAIN and len(texts.get(name, ())):
-        facts["in_train"] = int(pc.sum(_repeated(texts[name], texts[_TRAIN])).as_py())
+        facts["in_train"] = int(pc.sum(repeated(texts[name], texts[_TRAIN])).as_py())
     return facts
-
-
-def _mentions(table: Manifest) -> int:
-    """Count the labels of a split's points; of a version, whose rows may have gone, about."""
-    written = table.counters.get("rows_out", table.rows)
-    return round(table.counters.get("labels", 0) * table.rows / max(1, written))
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
@@ -104,21 +94,21 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
     tables = {name: Table.open(layout.queries(name), "queries") for name in (split, _TRAIN)}
     if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
         return None
-    texts = {name: _texts(table) for name, table in tables.items()}
-    return _repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
+    texts = {name: texts_of(table) for name, table in tables.items()}
+    return repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
 
 
-def _repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
+def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
     """Tell which texts have a word, and are `among` others too."""
     return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
 
 
-def _texts(table: Table) -> pa.Array:
-    """Return the token ids of each row as bytes: large binary [N]; empty where rows have features alone."""
+def texts_of(table: Table, rows: int | None = None) -> pa.Array:
+    """Return the token ids of each of the first `rows` as bytes: large binary [N]; empty without token ids."""
     if "input_ids" not in table.columns:
         return pa.array([], pa.large_binary())
     parts = []
-    for group in table.batches(["input_ids"]):
+    for group in table.batches(["input_ids"], stop=rows):
         column = group["input_ids"].combine_chunks()
         values = column.values
         width = values.type.bit_width // 8

@@ -166,7 +166,5 @@ def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> No
 def _describe(example: Example, texts: dict[int, str]) -> dict[str, Any]:
     facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
     positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
-    negatives = [
-        {"label_id": label, "text": texts.get(label, ""), "score": score} for label, score in example.negatives
-    ]
-    return {**facts, "positives": positives, "negatives": negatives}
+    scored = [{"label_id": n, "text": texts.get(n, ""), "score": score} for n, score in example.negatives]
+    return {**facts, "positives": positives, "negatives": scored}

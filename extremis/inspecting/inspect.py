@@ -189,15 +189,10 @@ def sharding_command(url: str, data: Manifest) -> str:
     for name, option in ShardOptions.model_fields.items():
         value = options.get(name)
         if name not in _PROPENSITY and value not in (None, option.default):
-            words += ["--" + (option.alias or name).replace("_", "-"), *_typed(value)]
+            words.append("--" + (option.alias or name).replace("_", "-"))
+            if value is not True:  # else the option says it all
+                words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
     return " ".join(words)
-
-
-def _typed(value: Any) -> list[str]:
-    """Return what is typed behind an option; nothing where the option says it all."""
-    if value is True:
-        return []
-    return ["TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value))]
 
 
 def inspect_url(

@@ -179,7 +179,9 @@ def estimate(workload: Workload) -> Estimate:
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels)
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
-    memory = {"shard": _shard_memory(workload, sizes)}
+    # A worker of sharding has the largest shard, a few times over.
+    shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
+    memory = {"shard": _PYTHON["shard"] + int(_COPIES * max(shards))}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
     if recipe.clusters and workload.dumps:
@@ -231,12 +233,6 @@ def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
     """Make the manifest of a planned table, as far as mining reads it."""
     shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
     return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
-
-
-def _shard_memory(workload: Workload, data: dict[str, TableSize]) -> int:
-    """Estimate the peak of a sharding worker: the largest shard, a few times over."""
-    shards = (each * data[name].rows / data[name].shards for name, each in workload.row_bytes.items())
-    return _PYTHON["shard"] + int(_COPIES * max(shards))
 
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:

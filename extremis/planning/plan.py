@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from extremis.console import results, table
@@ -19,6 +19,8 @@ from trainer.settings.resolve import Resolved, derive
 from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
+# Options of `extremis plan` that a workload has besides its recipe, memory and rows.
+STATED = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes", "vocabulary", "ranks", "workers")
 
 _NGRAMS = 4  # times (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up anyway
 _STAGED = 1.05  # most bytes in staging at a time, tables included, over those of the input: 1.00 to 1.06 measured
@@ -37,36 +39,27 @@ _DATAFLOW = (
 )
 
 
-@dataclass(frozen=True)
-class Engine:
-    """Costs of an engine beside those of its Python workers.
-
-    `options`: as Beam takes them; `slot`: bytes of Java beside a worker, 0 where that is not ours to say.
-    """
-
-    options: str
-    slot: int
-
-
-# Bulk data goes through files, so that Java's memory does not grow with it.
+# Options as Beam takes them, and bytes of Java beside a Python worker, which do not grow with the data: bulk data goes
+# through files.
 ENGINES = {
-    "flink": Engine(_JOB_SERVER, 1728 << 20),  # a TaskManager of one slot, as Flink has it by default
-    "spark": Engine(_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, and a tenth beside
-    "dataflow": Engine(_DATAFLOW, 0),
+    "flink": (_JOB_SERVER, 1728 << 20),  # a TaskManager of one slot, as Flink has it by default
+    "spark": (_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, and a tenth beside
+    "dataflow": (_DATAFLOW, 0),  # that is not ours to say
 }
 
 
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; numbers that are None are those of DATA. Raises InputError, TableError."""
+    """Make a workload; averages are those of DATA, and so are numbers that are None. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
         labels = labels or Table.open(layout.labels, "labels").rows
     if queries is None or labels is None:
         raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
-    return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
+    stated = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
+    return stated if data is None else stated.like(data)
 
 
 def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
@@ -110,16 +103,12 @@ def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
     return recipe.model_copy(update={"order": recipe.order.model_copy(update={"streams": streams})})
 
 
-def plan(
-    workload: Workload, data: str | None, engine: str | None = None, rehearsal: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Estimate sizes as one JSON object. `data`: a sample that stands for all rows.
+def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Estimate sizes as one JSON object.
 
     `engine`: where the pipelines run, if not on this machine. `rehearsal`: of the workload, which says seconds.
-
-    Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
+    Raises InputError: too little memory for mining.
     """
-    workload = workload if data is None else workload.like(data)
     sizes = estimate(workload)
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
     recipe, blocks = workload.recipe, sizes.blocks
@@ -155,7 +144,7 @@ def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: i
 
     `tables`: bytes of queries and labels. Raises InputError: no machine of Dataflow that is large enough.
     """
-    engine = ENGINES[name]
+    options, java = ENGINES[name]
     worker = max(memory[step] for step in PIPELINES if step in memory)
     source = workload.input_bytes
     machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
@@ -165,9 +154,9 @@ def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: i
     return {
         "engine": name,
         "workers": workload.workers,
-        "options": engine.options.format(workers=workload.workers, machine=machine),
+        "options": options.format(workers=workload.workers, machine=machine),
         "worker_bytes": worker,
-        "slot_bytes": worker + engine.slot,
+        "slot_bytes": worker + java,
         "input_bytes": source,
         "staging_bytes": int(_STAGED * source),
         "network_bytes": int(source + 2 * _WRITTEN * source + tables),
@@ -202,16 +191,14 @@ def show(plan: dict[str, Any]) -> None:
 
 def _show_engine(plan: dict[str, Any]) -> None:
     """Print what the pipelines take on an engine."""
-    name = plan["engine"]
-    lines = [
-        f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
-        f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "
-        f"written by shard, for about {say_bytes(plan['input_bytes'])} of input",
-        f"behind --: {plan['options']}",
-    ]
-    results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)")
-    for line in lines:
-        results.print(f"  {line}")
+    results.print(f"the pipelines on {plan['engine']}, {plan['workers']:,} worker(s)")
+    worker, slot, staging, network, source = (
+        say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
+    )
+    results.print(f"  memory: {worker} a worker, {slot} a slot with it")
+    read = f"{network} read and written by shard, for about {source} of input"
+    results.print(f"  storage: {staging} of staging at most; {read}")
+    results.print(f"  behind --: {plan['options']}")
 
 
 def say_time(seconds: float | None) -> str:

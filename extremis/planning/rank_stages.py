@@ -97,7 +97,7 @@ class _Rank:
     def start(self) -> Iterator[Stage]:
         """Build the model; adopt the table that is there."""
         recipe, run, began = self.recipe, _run(self.task), time.perf_counter()
-        parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, _say_nothing, self.group, Unclaimed())
+        parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed())
         initialise_model(parts)
         made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
         storage.write_bytes(run.config, dump_config(recipe, data=made_from))
@@ -206,7 +206,7 @@ class _Rank:
         del self.trainer
         gc.collect()
         began, data = time.perf_counter(), f"{self.task.folder}/data"
-        trainer = Trainer.resume(data, _run(self.task).root, self.recipe, _say_nothing, self.group)
+        trainer = Trainer.resume(data, _run(self.task).root, self.recipe, lambda line: None, self.group)
         seconds = time.perf_counter() - began
         trainer.parts.tracker.close(False)
         yield Stage("train", "resume", seconds, storage=sum(each.bytes for each in own))
@@ -219,7 +219,3 @@ def _cut(source: Source, part: float) -> Source:
     rows = sum(shard.rows for shard in shards)
     update = {"shards": shards, "rows": rows, "id_range": (0, rows)}
     return replace(source, table=Table(source.table.url, manifest.model_copy(update=update)), negatives=None)
-
-
-def _say_nothing(line: str) -> None:
-    """A rehearsal says what it does itself."""

@@ -11,11 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from extremis.console import results, table
-from extremis.planning.estimate import Estimate, Workload, saved_bytes, step_bytes
+from extremis.planning.estimate import Estimate, Workload, estimate, saved_bytes, step_bytes
 from extremis.planning.plan import say_time
 from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_in_process
 from schemas.errors import InputError
@@ -31,12 +31,16 @@ class Rehearsal:
     """A rehearsal of `rank` below `folder`. network, disk: bytes a second, disk 0: measured."""
 
     workload: Workload
-    planned: Estimate
     rank: int = 0
     network: float = 1.25e9
     disk: float = 0.0
     minutes: float = 5.0
     folder: str = ""
+
+    @cached_property
+    def planned(self) -> Estimate:
+        """Bytes and memory by formulas. Raises InputError: too little memory for mining."""
+        return estimate(self.workload)
 
     @property
     def embeddings(self) -> float:
@@ -45,10 +49,9 @@ class Rehearsal:
 
     def sizes(self, rows: int) -> Sizes:
         """Return what the stages are told, of a workload of so many rows."""
-        names, blocks = [field.name for field in fields(Sizes)], self.planned.blocks
-        values: dict[str, Any] = {name: getattr(self.workload, name, 0) for name in names}
-        values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width, "index": ""}
-        if blocks is not None:
+        values: dict[str, Any] = {of.name: getattr(self.workload, of.name, of.default) for of in fields(Sizes)}
+        values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width}
+        if blocks := self.planned.blocks:
             most = max(stop - start for start, stop in blocks.bounds)
             values |= {"block_rows": most, "blocks": len(blocks.bounds), "batch": blocks.batch}
             values["index"] = blocks.factory.spec
@@ -75,7 +78,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
     workload, stages = work.workload, list[Stage]()
     made = tempfile.TemporaryDirectory(prefix="extremis-rehearsal-", dir=work.folder or None)
     with made as folder, removed_if_killed(folder):
-        disk = work.disk or _disk_speed(Path(folder))
+        disk = work.disk or _disk_speed(folder)
         of_worker = Task(folder, work.sizes(workload.queries), 60 * work.minutes)
         of_rank = replace(of_worker, recipe=workload.recipe, rank=work.rank, ranks=workload.ranks, dumped=dumped)
         steps = [(worker_stages.shard, of_worker), (rank_stages.make_tables, of_rank), (rank_stages.train, of_rank)]
@@ -113,15 +116,14 @@ def _check(work: Rehearsal, dumped: float) -> None:
     require_room(work.folder or tempfile.gettempdir(), needs, "Name another --folder, or fewer --minutes.")
 
 
-def _disk_speed(folder: Path, size: int = 128 << 20) -> float:
+def _disk_speed(folder: str) -> float:
     """Return the bytes a second at which a file is written to the disk."""
-    body, path, began = os.urandom(1 << 20), folder / "speed", time.perf_counter()
-    with path.open("wb") as file:
-        for _ in range(size >> 20):
+    body, began = os.urandom(1 << 20), time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(128):
             file.write(body)
         os.fsync(file.fileno())
-    path.unlink()
-    return size / (time.perf_counter() - began)
+        return 128 * len(body) / (time.perf_counter() - began)
 
 
 def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:

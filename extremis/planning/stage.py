@@ -33,10 +33,10 @@ class Sizes:
     input_bytes: int
     memory: int
     width: int  # K
-    block_rows: int
-    blocks: int
-    batch: int
-    index: str
+    block_rows: int = 0
+    blocks: int = 0
+    batch: int = 0
+    index: str = ""
 
 
 @dataclass(frozen=True)

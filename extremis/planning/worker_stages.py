@@ -15,7 +15,7 @@ from pipelines.shard import shard as shard_input
 from schemas import arrow
 from schemas.layout import SPENT, DataLayout, RunLayout
 from schemas.table import Table
-from search.factory import EXACT, Factory
+from search.factory import Factory
 
 _ROW, _PRODUCT = 60e-6, 14e-12  # seconds: samples are as large as these allow, and nothing that is said goes by them
 _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
@@ -41,8 +41,8 @@ def shard(task: Task) -> list[Stage]:
 def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
     """Write so many rows of the input, and their part of the labels, as lines of JSON; return the bytes."""
     draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
-    words, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
-    words = words.astype("U1").view("U5")[:, 0].astype(object)
+    letters, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
+    words = np.array(["".join(word) for word in letters.tolist()], object)
     folder.mkdir()
 
     def text(size: float) -> str:
@@ -78,19 +78,22 @@ def mine(task: Task) -> list[Stage]:
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)
     made = mine_dump(f"{task.folder}/searched", run.root, options=options, beam_options=_ONE)["queries"]
     spent = json.loads(Path(run.negatives(2, SPENT)).read_text())["tables"]["queries"]
-    index, seconds, share = made.parameters["index"], spent["seconds"], 1 / few.blocks
+    index, seconds = made.parameters["index"], {stage: part / few.blocks for stage, part in spent["seconds"].items()}
     rows, labels = whole.queries / few.queries, whole.block_rows / few.block_rows
-    merging, searching = (seconds.pop(name, 0.0) * share for name in ("merge", "search"))
-    building = seconds.pop("build index", 0.0) * share * _ratio(few, index, whole, 0)
-    indexing = building + sum(seconds.values()) * share * labels
-    searching *= _ratio(few, index, whole, few.queries) * rows
+    sides = [(Factory(whole.index), whole.block_rows), (Factory(index), few.block_rows)]
+    built, built_few = (factory.building_cost(n, whole.columns) for factory, n in sides)
+    each, each_few = (factory.query_cost(n, whole.width, None, whole.columns) for factory, n in sides)
+    merging, searching = seconds.pop("merge", 0.0) * rows, seconds.pop("search", 0.0) * rows * each / each_few
+    building = seconds.pop("build index", 0.0) * (built / built_few if built_few else 1.0)
+    took = building + searching + labels * sum(seconds.values())
     vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
-    read, said = vectors * whole.block_rows / few.labels, f"{few.blocks} of {few.block_rows:,} vectors by {index}"
-    block = Stage(
-        "mine", "block", indexing + searching, spent["peak_bytes"], read, note=f"{said}, {few.queries:,} rows"
-    )
+    read, done = vectors * whole.block_rows / few.labels, f"{few.queries:,} rows"
+    said = f"{few.blocks} of {few.block_rows:,} vectors by {index}, {done}"
     stored = merged * rows if labels == 1 else None  # ids of fewer labels are shorter
-    return [block, Stage("mine", "merge", merging * rows * whole.blocks, None, stored, note=f"{few.queries:,} rows")]
+    return [
+        Stage("mine", "block", took, spent["peak_bytes"], read, note=said),
+        Stage("mine", "merge", merging * whole.blocks, None, stored, note=done),
+    ]
 
 
 def _sample(task: Task) -> Sizes:
@@ -100,15 +103,3 @@ def _sample(task: Task) -> Sizes:
     while few.queries * few.block_rows * few.columns > products and few.queries > 1 << 10:
         few = replace(few, queries=few.queries // 2, block_rows=max(min(1 << 15, few.block_rows), few.block_rows // 2))
     return replace(few, labels=few.blocks * few.block_rows)
-
-
-def _ratio(few: Sizes, index: str, whole: Sizes, queries: int) -> float:
-    """Return the multiplications of the same `queries`, 0: of building, in a whole block over those in a small one."""
-    costs = []
-    for sizes, spec in ((whole, whole.index), (few, index)):
-        factory = Factory(spec) if Factory(spec).lists else Factory(EXACT)  # a graph costs as much at most
-        of = sizes.width, None, sizes.columns
-        built = factory.cost(sizes.block_rows, 1, 0, *of) - factory.cost(sizes.block_rows, 0, 0, *of)
-        costs.append(factory.cost(sizes.block_rows, 1, queries, *of) - factory.cost(sizes.block_rows, 0, queries, *of))
-        costs[-1] -= built if queries else 0.0
-    return costs[0] / costs[1] if costs[1] else 1.0

@@ -16,33 +16,17 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 from extremis.console import print_file
-from schemas import PAD, storage
+from schemas import PAD, arrow, storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_column
 
-_ENDS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".trec": "trec",
-    ".run": "trec",
-    ".npz": "npz",
-    ".csv": "csv",
-}
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell begins with that a spreadsheet computes
 _TAG = "extremis"
-_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("labels", pa.list_(pa.string()), nullable=False),
-        pa.field("scores", pa.list_(pa.float32()), nullable=False),
-        pa.field("label_ids", pa.list_(pa.int64()), nullable=False),
-        pa.field("texts", pa.list_(pa.string()), nullable=False),
-    ]
-)
+_LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
+_SCHEMA = arrow.without_nulls({"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}})
 
 Write = Callable[[pa.Table], None]  # takes predictions batch by batch, as `prediction_table` makes them
 
@@ -173,3 +157,4 @@ _FORMS: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Write]]
     "csv": _write_csv,
     "npz": _write_matrix,
 }
+_ENDS = {**{f".{form}": form for form in _FORMS}, ".ndjson": "jsonl", ".run": "trec"}

@@ -60,9 +60,8 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.T
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            table = table.append_column(
-                "input_ids", token_column(tokenizer, rows["text"].to_pylist(), exported.table.url)
-            )
+            tokens = token_column(tokenizer, rows["text"].to_pylist(), exported.table.url)
+            table = table.append_column("input_ids", tokens)
         yield table
 
 

@@ -72,10 +72,8 @@ class Texts:
 
     def files(self) -> list[tuple[str, str]]:
         """List (URL, form) of every file, by name. Raises InputError: none there, or one of unknown form."""
-        urls = [self.source] if storage.exists(self.source) else self._list()
-        return [(url, self.form or self._form_of(url)) for url in urls]
-
-    def _list(self) -> list[str]:
+        if storage.exists(self.source):
+            return [(self.source, self._form_of(self.source))]
         root, names = listing(self.source)
         wild = "*" in self.source or "?" in self.source
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
@@ -84,13 +82,14 @@ class Texts:
                 f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
                 "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, or Parquet (.parquet)."
             )
-        return [join(root, name) for name in kept]
+        urls = [join(root, name) for name in kept]
+        return [(url, self._form_of(url)) for url in urls]
 
     def _form_of(self, url: str) -> str:
-        for form, end in _ENDS.items():
-            if re.search(end, url):
-                return form
-        raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
+        form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
+        if form is None:
+            raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
+        return form
 
     def _read_lines(self, url: str, rows: int, seen: int) -> Iterator[pa.RecordBatch]:
         for block in lines.read_blocks(url, rows):

@@ -287,7 +287,6 @@ def _round(value: Any) -> Any:
 
 
 _OF_QUERIES = ("P@1", "P@5", "PSP@5")
-_OF_LABELS = ("R@5",)
 
 
 def drift_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -299,7 +298,7 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {split} by part", traces, "part", "%", note))
         note += "; a run that was made before a part knows none of its labels"
-        traces = _by_part(runs, bodies, "labels_by_part", "positives", _OF_LABELS)
+        traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
         title = f"True labels of {split} found, by the part that brought them"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from extremis.console import say_value
 from extremis.reporting.standing import explain_choice
 from schemas.errors import InputError, MissingExtra
 from schemas.secrets import redact
@@ -86,7 +87,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     environment = Environment(
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": _number, "redact": redact, "term": explain, "choice": explain_choice}
+    environment.filters |= {"number": say_value, "redact": redact, "term": explain, "choice": explain_choice}
     html = environment.get_template("page.html").render(
         **facts,
         terms=TERMS,
@@ -113,16 +114,3 @@ def _inert(text: str) -> str:
 
 def _asset(name: str) -> str:
     return (importlib.resources.files("extremis.reporting") / name).read_text("utf-8")
-
-
-def _number(value: Any) -> str:
-    """Format a value for people."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)

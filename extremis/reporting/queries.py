@@ -1,23 +1,20 @@
 """Queries and labels as text: a sample beside what each run makes of them, and what a run does worst."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder, clean
-from extremis.inspecting.examples import Example, read_examples, splits_of
-from extremis.reporting.labels import Label, name_labels
+from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples, splits_of
 from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.table import Table
 
 LONGEST = 160  # characters of a query
-
-
 GROUPS = 20  # of weakest queries, a text each
 
 
@@ -63,6 +60,23 @@ SAMPLED_GROUPS = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # by (split, row) and label
 Near: TypeAlias = dict[int, list[tuple[int, float]]]  # the nearest labels, with their cosines, by label
+
+
+class Label(NamedTuple):
+    """A label's text (its key where it has none), key and training points; `shared`: others here have this text."""
+
+    text: str
+    key: str
+    points: int
+    shared: bool
+
+
+def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
+    """Name labels by id: text and key differ for any two, the text alone unless it is shared. Raises TableError."""
+    named = {row["label_id"]: (clean(str(row["key"])), row) for row in decoder.label_rows(ids)}
+    texts = {label: clean(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
+    labels = Counter(texts.values())
+    return {i: Label(texts[i], key, row["frequency"], labels[texts[i]] > 1) for i, (key, row) in named.items()}
 
 
 @dataclass(frozen=True)

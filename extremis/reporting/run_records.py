@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -63,19 +63,12 @@ class Run:
         return [row["epoch"] for row in self.records.get("epoch", []) if row.get("table_epoch") == table_epoch]
 
 
-class Baseline(NamedTuple):
-    """Metrics of a baseline on the first `queries` of a split."""
-
-    queries: int
-    metrics: dict[str, float]
-
-
-def baselines_of(runs: Sequence[Run], split: str) -> dict[str, Baseline]:
-    """Return the baselines of a split by name, from the first run whose evaluation has each."""
-    baselines: dict[str, Baseline] = {}
+def baselines_of(runs: Sequence[Run], split: str) -> dict[str, tuple[int, dict[str, float]]]:
+    """Return by name the number of queries, the first, and metrics of baselines, of the first run that has each."""
+    baselines: dict[str, tuple[int, dict[str, float]]] = {}
     for body in (run.evaluations[split] for run in runs if split in run.evaluations):
         for name, metrics in body.get("baselines", {}).items():
-            baselines.setdefault(name, Baseline(body["beside_baselines"]["queries"], metrics))
+            baselines.setdefault(name, (body["beside_baselines"]["queries"], metrics))
     return baselines
 
 
@@ -185,27 +178,19 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
         best = {name: max(body["metrics"].get(name, float("-inf")) for body in bodies.values()) for name in names}
         rows = []
         for run_name, body in bodies.items():
-            cells = []
-            for name in names:
-                value = body["metrics"].get(name)
-                cells.append(
-                    {"value": value, "half": _half(body, name), "best": len(bodies) > 1 and value == best[name]}
-                )
+            values = {name: body["metrics"].get(name) for name in names}
+            cells = [
+                {"value": value, "half": _half(body, name), "best": len(bodies) > 1 and value == best[name]}
+                for name, value in values.items()
+            ]
             facts = {name: body[name] for name in ("scores", "step", "queries")}
             rows.append({"run": run_name, **facts, "cells": cells})
-        for name, baseline in baselines_of(runs, split).items():
-            cells = [{"value": baseline.metrics.get(metric), "half": None, "best": False} for metric in names]
-            rows.append({"run": name, "scores": None, "step": None, "queries": baseline.queries, "cells": cells})
-        seen = [body["seen"]["queries"] for body in bodies.values() if "seen" in body]
-        tables.append(
-            {
-                "split": split,
-                "names": names,
-                "rows": rows,
-                "parts": _parts(bodies, names),
-                "seen": max(seen, default=None),
-            }
-        )
+        for name, (queries, metrics) in baselines_of(runs, split).items():
+            cells = [{"value": metrics.get(metric), "half": None, "best": False} for metric in names]
+            rows.append({"run": name, "scores": None, "step": None, "queries": queries, "cells": cells})
+        seen = max((body["seen"]["queries"] for body in bodies.values() if "seen" in body), default=None)
+        parts = _parts(bodies, names)
+        tables.append({"split": split, "names": names, "rows": rows, "parts": parts, "seen": seen})
     return tables
 
 
@@ -225,11 +210,10 @@ def _bars(runs: Sequence[Run], split: str, name: str) -> list[dict[str, Any]]:
         for number, run in enumerate(runs)
         if name in (body := run.evaluations.get(split, {"metrics": {}}))["metrics"]
     ]
-    baselines = baselines_of(runs, split).items()
     return bars + [
-        {"name": title, "value": baseline.metrics[name], "half": None, "color": None}
-        for title, baseline in baselines
-        if name in baseline.metrics
+        {"name": title, "value": metrics[name], "half": None, "color": None}
+        for title, (_, metrics) in baselines_of(runs, split).items()
+        if name in metrics
     ]
 
 

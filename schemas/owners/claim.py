@@ -127,7 +127,11 @@ class Claim:
         self._thread.join(_JOIN_SECONDS)
         with contextlib.suppress(LostError, StorageError):
             self.require()
-            _remove(self.root, _chain(self.root))
+            chain = _chain(self.root)
+            storage.remove(join(self.root, FILE))  # which gives the output free
+            for owner in chain:
+                storage.remove(_after(self.root, owner))
+                storage.remove(_beat_of(self.root, owner))
             return
         with contextlib.suppress(StorageError):
             storage.remove(_beat_of(self.root, self.owner))
@@ -201,7 +205,8 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                 unmark(root, doing)
         claim.release()
         if is_new:
-            storage.remove_empty(root)
+            with contextlib.suppress(OSError):  # something is in it
+                os.rmdir(storage.filesystem(root)[1])
 
 
 _HELD: dict[tuple[int, str], Claim] = {}  # of this process, by thread and root
@@ -259,14 +264,6 @@ def _chain(root: str) -> list[Owner]:
         chain.append(Owner.read(content))
         place = _after(root, chain[-1])
     return chain
-
-
-def _remove(root: str, chain: list[Owner]) -> None:
-    """Remove a chain of claims from its first on, which gives the output free."""
-    storage.remove(join(root, FILE))
-    for owner in chain:
-        storage.remove(_after(root, owner))
-        storage.remove(_beat_of(root, owner))
 
 
 def _after(root: str, owner: Owner) -> str:

@@ -30,7 +30,7 @@ def test_lists_pay_where_few_are_read(spec: str) -> None:
     factory = Factory(spec)
     assert factory.pays(100_000, 50, 4, 64)
     assert not factory.pays(100_000, 50, 400, 64) or factory.lossy
-    costs = [factory._query_cost(100_000, 50, nprobe, 64) for nprobe in (1, 10, 100, 400)]
+    costs = [factory.query_cost(100_000, 50, nprobe, 64) for nprobe in (1, 10, 100, 400)]
     assert costs == sorted(costs)
     assert factory.pays(100_000, 50, None, 64)  # no lists were tuned
     assert Factory("exact").cost(1000, 2, 10, 5, None, 64) == 2 * 10 * 1000 * 64

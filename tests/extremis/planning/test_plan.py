@@ -53,7 +53,7 @@ def stored(folder: Path) -> int:
 
 def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
     """Within 20 % a table, from a sample of DATA; within 20 % in all, from nothing but averages."""
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"))
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)))
     run = ran / "run"
     dumps, negatives = sorted((run / "dumps").iterdir()), sorted((run / "negatives").iterdir())
     real = {
@@ -76,12 +76,12 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
         **{name: planned["workload"][name] for name in ("key_bytes", "text_bytes", "vocabulary")},
     }
     rows = (planned["workload"]["queries"], planned["workload"]["labels"])
-    made_up = plan(workload(None, *rows, recipe, "8GiB", averages), None)
+    made_up = plan(workload(None, *rows, recipe, "8GiB", averages))
     assert sum(size["bytes"] for size in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
 
 
 def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"))
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)))
     run = ran / "run"
     table = json.loads(next((run / "negatives").glob("*/queries/_manifest.json")).read_text())
     mined = table["parameters"]
@@ -186,9 +186,7 @@ def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
     with FolderWatch(tmp_path / "data" / ".staging", interval=0.02) as staging:
         assert call("shard", tmp_path / "raw", tmp_path / "data", "--tokenizer", "train:30000").status == 0
     data = str(tmp_path / "data")
-    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), data, "flink")[
-        "on_engine"
-    ]
+    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), "flink")["on_engine"]
     assert planned["input_bytes"] == pytest.approx(written, rel=0.2)
     assert planned["staging_bytes"] == pytest.approx(staging.peak, rel=0.2)
 

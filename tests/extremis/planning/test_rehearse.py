@@ -49,8 +49,7 @@ def workload(**changes: Any) -> Workload:
 
 
 def rehearsal(folder: Path, minutes: float = 0.01, **changes: Any) -> Rehearsal:
-    of = workload(**changes)
-    return Rehearsal(of, estimate(of), minutes=minutes, folder=str(folder))
+    return Rehearsal(workload(**changes), minutes=minutes, folder=str(folder))
 
 
 def task(folder: Path, rank: int, ranks: int) -> Task:
@@ -164,7 +163,7 @@ def test_limits_and_sums_follow_from_the_stages(tmp_path: Path, monkeypatch: pyt
     steps = work.workload.steps
     assert quick["seconds"] == {"shard": 1.0, "mine": 2.0 * work.workload.dumps, "train": steps + work.workload.dumps}
     assert quick["limits"][0] == "the processor (step)"
-    slow = rehearse(Rehearsal(work.workload, work.planned, network=1e5, folder=str(tmp_path)), print)
+    slow = rehearse(Rehearsal(work.workload, network=1e5, folder=str(tmp_path)), print)
     assert slow["limits"][0] == "the network (step)"
     assert slow["seconds"]["train"] == 10 * quick["seconds"]["train"]
     assert not [*tmp_path.iterdir()]
