@@ -256,10 +256,7 @@ def open_stream(
         plan=plan,
         damaged=reading.damaged,
         reading=Reading(
-            verify=reading.verify,
-            threads=reading.fetch_threads,
-            cache=reading.cache,
-            cache_bytes=reading.cache_bytes,
+            verify=reading.verify, threads=reading.fetch_threads, cache=reading.cache, cache_bytes=reading.cache_bytes
         ),
     )
 

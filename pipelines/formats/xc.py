@@ -199,8 +199,7 @@ class Rows(RawRows):
         if TEXT not in self._part.files:
             return pa.array([""] * self.raw.num_rows, pa.string())
         return decode_column(
-            self.raw[TEXT],
-            lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8"),
+            self.raw[TEXT], lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
         )
 
     def matrix(self, role: str) -> SparseRows:

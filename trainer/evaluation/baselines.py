@@ -61,12 +61,7 @@ class Baseline(Protocol):
 
 
 def measure_popularity(
-    data: DataLayout,
-    split: str,
-    trained: Data,
-    queries: int,
-    ks: Sequence[int] = KS,
-    window: str | Sequence[str] = "",
+    data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS, window: str | Sequence[str] = ""
 ) -> dict[str, float]:
     """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
 
@@ -79,11 +74,7 @@ def measure_popularity(
 
 
 def measure_baselines(
-    data: DataLayout,
-    split: str,
-    trained: Data | None = None,
-    queries: int = QUERIES,
-    filter: bool = True,
+    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and where rows have tokens
     the labels of near texts, and those of the linear ranker. `trained`: the rows that a model was trained

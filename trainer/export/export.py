@@ -250,12 +250,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    model: Model,
-    data: DataLayout,
-    labels: int,
-    rows_of: RowsOf,
-    fusion: RunFusion | None,
-    target: Target,
+    model: Model, data: DataLayout, labels: int, rows_of: RowsOf, fusion: RunFusion | None, target: Target
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)

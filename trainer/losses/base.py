@@ -66,10 +66,7 @@ class Scores:
         step = self._chunk if self._kept is None else BLOCK
         for start in range(0, self.pool, step):
             stop = min(start + step, self.pool)
-            yield (
-                slice(start, stop),
-                self._score(start, stop) if self._kept is None else self._kept[:, start:stop],
-            )
+            yield (slice(start, stop), self._score(start, stop) if self._kept is None else self._kept[:, start:stop])
 
     def release_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the blocks for the last time: they may be overwritten."""

@@ -26,11 +26,7 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
 
 
 def shared_pool(
-    batch: Batch,
-    hard: Rows,
-    pool: np.ndarray,
-    weight: float | np.ndarray,
-    positive_weight: np.ndarray | None = None,
+    batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray, positive_weight: np.ndarray | None = None
 ) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 

@@ -189,13 +189,7 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 
 
 def _report_missing(
-    newest: int | None,
-    due: int,
-    epoch: int,
-    stale: bool,
-    recipe: Recipe,
-    options: Tables,
-    say: Callable[[str], None],
+    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Callable[[str], None]
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")

@@ -63,13 +63,7 @@ class RowMatrix:
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        optimizer: RowOptimizer,
-        *,
-        first: int = 0,
-        seed: int = 0,
-        storage: str = IN_MEMORY,
+        self, weight: torch.Tensor, optimizer: RowOptimizer, *, first: int = 0, seed: int = 0, storage: str = IN_MEMORY
     ) -> None:
         self.weight = weight
         self.optimizer = optimizer
