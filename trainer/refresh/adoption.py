@@ -177,11 +177,7 @@ def _decide(
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:
-    return (
-        f"the table of clusters due at epoch {due}"
-        if recipe.clusters
-        else f"the hard-negative table due at epoch {due}"
-    )
+    return f"the {'table of clusters' if recipe.clusters else 'hard-negative table'} due at epoch {due}"
 
 
 def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
