@@ -110,6 +110,7 @@ def set_up(
             source.touch(candidates.touched)
 
     queries = open_queries(recipe, model, group, clock)
+    batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
     return Parts(
         recipe=recipe,
@@ -122,7 +123,7 @@ def set_up(
         labels=facts.labels,
         tables=tables,
         stream=stream,
-        batches=GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead),
+        batches=batches,
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim, writer),
         validator=validator,
