@@ -86,11 +86,13 @@ def _make(plan: ClusterPlan, build: Build, runner: Runner, say: Progress) -> Man
     watch = Watch(staging(build.url), say)
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
     runner.check([manifest_url(plan.inputs.source.queries.url)], build.url, say)
-    settled = _settle(plan, _count(plan, runner, watch))
+    counts, queries = _count(plan, runner, watch), plan.queries
+    shard_rows = max(1, queries.rows // len(queries.shards))
+    layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
+    settled = Settled(plan, layout, queries.schema)
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
-    layout = settled.layout
-    say(f"{name}: {plan.queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
-    watch.expect(dict.fromkeys((steps.DEAL, steps.CLUSTER, steps.WRITE), plan.queries.rows))
+    say(f"{name}: {queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
+    watch.expect(dict.fromkeys((steps.DEAL, steps.CLUSTER, steps.WRITE), queries.rows))
     runner.run(_flow(settled, choose_exchange(runner.shuffles, staging(build.url))), watch)
     manifest = build.publish(_describe(settled, read_summary(plan.summary)))
     watch.summarize()
@@ -109,13 +111,6 @@ def _count(plan: ClusterPlan, runner: Runner, watch: Watch) -> list[int]:
     runner.run(flow, watch)
     summary = read_summary(plan.summary)
     return [summary.count(steps.PARTS, str(part)) for part in range(plan.tree.parts)]
-
-
-def _settle(plan: ClusterPlan, counts: list[int]) -> Settled:
-    queries = plan.queries
-    shard_rows = max(1, queries.rows // len(queries.shards))
-    layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
-    return Settled(plan, layout, plan.inputs.source.queries.schema)
 
 
 def _flow(settled: Settled, exchange: Exchange) -> Flow:

@@ -61,11 +61,6 @@ class EmbedPlan:
         """Kind of the table: label embeddings are vectors to search, as classifier vectors are."""
         return "vectors" if self.options.what == "labels" else "embeddings"
 
-    @property
-    def id_column(self) -> str:
-        """Name of the column of ids."""
-        return "label_id" if self.options.what == "labels" else "query_id"
-
     def schema(self, dimension: int) -> pa.Schema:
         """Return the schema of the table with vectors [dimension]."""
         make = arrow.vectors if self.options.what == "labels" else arrow.embeddings
@@ -138,18 +133,18 @@ def embed(
 
 def embed_shard(shard: int, plan: EmbedPlan) -> Summary:
     """Write the embeddings of shard `shard`. Raises InputError, TableError, StorageError."""
-    source, labels = plan.source.manifest, plan.options.what == "labels"
+    source, labels = plan.source, plan.options.what == "labels"
     plan.meter.start(_STEP)
     model = shared_model(plan)
     schema = plan.schema(model.width)
-    groups = plan.source.batches_of(shard, [plan.id_column, *model.columns])
-    file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
+    groups = source.batches_of(shard, [source.id_column, *model.columns])
+    file = writing_shard(plan.out, shard, len(source.shards), schema, source.manifest.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:
             x = _narrow(model.embed_table(group, plan.options.batch, labels).cpu().numpy(), plan)
             vectors = matrix_array(x, schema.field("vector").type.value_type)
-            out.write(pa.table([group.column(plan.id_column), vectors], schema=schema))
+            out.write(pa.table([group.column(source.id_column), vectors], schema=schema))
             plan.meter.count(_STEP, group.num_rows)
     plan.meter.count(_STEP, 0, out.entry.bytes)
     return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})

@@ -38,7 +38,7 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.build import building, clean_up
+from schemas.owners.build import Build, building, clean_up
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
@@ -107,19 +107,7 @@ def shard(
             with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
                 runner.check(resume.files_of(inputs)[:1], watch.staging, say)
                 attempt = Attempt(
-                    source,
-                    data,
-                    build.url,
-                    form,
-                    inputs,
-                    options,
-                    recorded,
-                    runner,
-                    say,
-                    watch,
-                    phases,
-                    overwrite,
-                    base,
+                    source, data, build, form, inputs, options, recorded, runner, say, watch, phases, overwrite, base
                 )
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
@@ -149,11 +137,11 @@ def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, b
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a data set, built at `built`: the input, the options, and what runs the flows."""
+    """One attempt at a data set: where it is built, the input, the options, and what runs the flows."""
 
     source: str
     data: str
-    built: str
+    build: Build
     form: Format
     inputs: Inputs
     options: ShardOptions
@@ -168,16 +156,11 @@ class Attempt:
     @property
     def tables(self) -> str:
         """Prefix of the tables that are made: those of the data set, or of the part that a version adds."""
-        return self.built if self.base is None else join(self.built, parts_prefix(self.base.part))
-
-    @property
-    def staging(self) -> str:
-        """Prefix of all that is removed at the end."""
-        return DataLayout(self.built).staging
+        return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
     def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow, Exchange, str], None]) -> Summary:
         """Run the flow that `wire(flow, exchange, summary_url)` makes; its summary. `steps`: their rows."""
-        flow, url = Flow(), join(self.staging, f"{name}.json")
+        flow, url = Flow(), join(self.watch.staging, f"{name}.json")
         wire(flow, choose_exchange(self.runner.shuffles, self.phases.folder(name), self.options.exchange), url)
         self.watch.expect(steps)
         self.runner.run(flow, self.watch)
@@ -186,7 +169,7 @@ class Attempt:
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
-    inputs, options, data, say = attempt.inputs, attempt.options, attempt.built, attempt.say
+    inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
     base, phases = attempt.base, attempt.phases
     finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
     raw = _read(attempt) if finished is None else finished.raw
@@ -215,12 +198,13 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tables = TablePlans(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
     if finished.phase == resume.READ:
-        places = flows.Places(phases.folder(resume.LABELS), phases.folder(resume.IDS))
-        joined = attempt.run("join", steps[0], functools.partial(flows.join, tables=tables, raw=raw, places=places))
+        rows, ids = (Files(phases.folder(kind)) for kind in (resume.LABELS, resume.IDS))
+        wire = functools.partial(flows.join, tables=tables, raw=raw, rows=rows, ids=ids)
+        joined = attempt.run("join", steps[0], wire)
         finished = Finished(resume.JOINED, raw, joined, frozen)
         resume.keep(phases, finished)
     if finished.phase == resume.JOINED:
-        rows = phases.folder(resume.ROWS)
+        rows = Files(phases.folder(resume.ROWS))
         wire = functools.partial(flows.tokenize, tables=tables, raw=raw, joined=finished.later, rows=rows)
         finished = Finished(
             resume.TOKENIZED, raw, Summary.sum_of([finished.later, attempt.run("tokenize", steps[1], wire)]), frozen
@@ -243,15 +227,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow: rows to blocks in staging."""
+    options, meter = attempt.options, attempt.watch.meter
+    blocks, rejects = (attempt.phases.folder(kind) for kind in (resume.BLOCKS, resume.REJECTS))
     reading = ReadPlan(
-        attempt.form,
-        attempt.inputs,
-        attempt.options.text,
-        attempt.phases.folder(resume.BLOCKS),
-        attempt.phases.folder(resume.REJECTS),
-        attempt.options.seed,
-        read.BLOCK_ROWS,
-        attempt.watch.meter,
+        attempt.form, attempt.inputs, options.text, blocks, rejects, options.seed, read.BLOCK_ROWS, meter
     )
     steps = dict.fromkeys((read.READ, read.PARSE))
     return attempt.run("read", steps, lambda flow, bulk, url: read.read(flow, reading, bulk, url))

@@ -12,10 +12,9 @@ from schemas.sizes import require_room, say_bytes
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.encoders.base import Size, tensor_bytes
 from trainer.model import DataSizes
-from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, ON_HOST
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -94,7 +93,7 @@ def vector_bytes(recipe: Recipe, labels: int) -> int:
     if not isinstance(recipe, ClassifierRecipe):
         return 0
     options = recipe.classifier
-    return labels * (recipe.encoder.dimension + int(options.bias)) * _DTYPE_BYTES[options.dtype]
+    return labels * (recipe.encoder.dimension + int(options.bias)) * DTYPES[options.dtype].itemsize
 
 
 def free_memory() -> int | None:

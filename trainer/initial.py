@@ -217,5 +217,5 @@ def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
 
 def _trained(model: Model, checkpoint: Checkpoint, labels: int) -> torch.Tensor:
     """Return the first vectors of the checkpoint, [labels, D + 1] float32: a bias last, 0 where there is none."""
-    w = torch.cat([rows["weight"].float() for _, rows in checkpoint.rows(0, labels)]).to(model.device)
+    w = checkpoint.vectors("weight", 0, labels).float().to(model.device)
     return w if model.head.bias else torch.cat([w, w.new_zeros(len(w), 1)], 1)

@@ -39,16 +39,12 @@ class Inputs:
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""
         return Inputs(
-            None if self.tokens is None else self.tokens.slice(start, stop),
-            None if self.features is None else self.features.slice(start, stop),
+            self.tokens and self.tokens.slice(start, stop), self.features and self.features.slice(start, stop)
         )
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Return rows `rows` [B'] in that order."""
-        return Inputs(
-            None if self.tokens is None else self.tokens.take(rows),
-            None if self.features is None else self.features.take(rows),
-        )
+        return Inputs(self.tokens and self.tokens.take(rows), self.features and self.features.take(rows))
 
 
 def columns_of(kind: Kind) -> list[str]:
@@ -58,8 +54,7 @@ def columns_of(kind: Kind) -> list[str]:
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
     """Return the columns of `queries` to score: an encoder's `columns`, the positives, and a filter."""
-    present = {*queries.columns}
-    return [*columns, "label_ids", *({"filter_label_ids"} & present)]
+    return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
 def require_inputs(table: Table, kind: Kind) -> None:

@@ -38,13 +38,7 @@ class Trainer:
 
     @classmethod
     def start(
-        cls,
-        data: str,
-        run: str,
-        recipe: Recipe,
-        say: Say = print,
-        group: Group = ALONE,
-        claim: Claim | None = None,
+        cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE, claim: Claim | None = None
     ) -> "Trainer":
         """Start a new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
         layout = RunLayout(run)
@@ -60,13 +54,7 @@ class Trainer:
 
     @classmethod
     def resume(
-        cls,
-        data: str,
-        run: str,
-        recipe: Recipe,
-        say: Say = print,
-        group: Group = ALONE,
-        claim: Claim | None = None,
+        cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE, claim: Claim | None = None
     ) -> "Trainer":
         """Go on with the run at RUN from its newest checkpoint, on as many ranks as there are now.
 

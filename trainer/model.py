@@ -157,6 +157,10 @@ def find_checkpoint(
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
+    return _restore(config, run, step)
+
+
+def _restore(config: dict, run: RunLayout, step: int | str | None = None) -> tuple[Recipe, Checkpoint]:
     checkpoint = open_step(run, step)
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
@@ -176,10 +180,7 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
             f"{run.root}: this run was made from other data (digest {trained[:12]}…) than {data.root} or a version "
             "before it. Name a run on one of these."
         )
-    checkpoint = open_step(run)
-    if checkpoint is None:
-        raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
-    return restore_recipe(config["recipe"], run.config), checkpoint, parts
+    return *_restore(config, run), parts
 
 
 def load_model(

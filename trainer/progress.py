@@ -79,18 +79,9 @@ class Saver:
         sources = self.sources.state()
         if sources:
             parts[NEGATIVES] = {name: torch.from_numpy(array) for name, array in sources.items()}
-        self.writer.save(
-            Contents(
-                step=state["progress"]["global_step"],
-                parts=parts,
-                rows=self.model.head.rows(),
-                first=self.model.head.start,
-                labels=self.labels,
-                state=state,
-                parents={"data": self.digest},
-                best=best,
-            )
-        )
+        step, head = state["progress"]["global_step"], self.model.head
+        parents = {"data": self.digest}
+        self.writer.save(Contents(step, parts, head.rows(), head.start, self.labels, state, parents, best))
 
     def load(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Go on from a checkpoint; return its state. Raises TableError."""

@@ -39,13 +39,8 @@ from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
-_WHERE = {
-    "name",
-    "classifier.storage",
-    "train.device",
-    "logging.wandb",
-    "logging.mlflow",
-}  # of a run's parameters, which may be elsewhere when it goes on
+# Options of a run that may be others when it goes on: they say where, not what.
+_WHERE = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def set_up(
 
     `threads`: of torch, where the recipe states none; 0: as many as there are.
     """
-    say = say if group.first else _say_nothing
+    say = say if group.first else lambda line: None
     keep_freed_memory()
     if recipe.train.threads or threads:
         set_threads(recipe.train.threads or threads)
@@ -115,6 +110,8 @@ def set_up(
             source.touch(candidates.touched)
 
     queries = open_queries(recipe, model, group, clock)
+    batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
+    tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
     return Parts(
         recipe=recipe,
         data=data,
@@ -126,12 +123,12 @@ def set_up(
         labels=facts.labels,
         tables=tables,
         stream=stream,
-        batches=GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead),
+        batches=batches,
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim, writer),
         validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
-        tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
+        tracker=tracker,
     )
 
 
@@ -178,11 +175,6 @@ def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
     _, _, new = find_earlier(data, RunLayout(url))
     parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
-
-
-def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Tracker:
-    """Open the records of a run. Raises InputError where a service that the recipe names cannot be used."""
-    return Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say)
 
 
 def open_planner(
@@ -245,22 +237,16 @@ def open_stream(
         tables,
         labels,
         inputs=recipe.encoder.inputs,
-        batch=order.batch,
-        streams=order.streams,
-        window_groups=order.window_groups,
         clusters=order.clusters,
         seed=recipe.train.seed,
-        threads=order.threads,
         rank=group.rank,
         ranks=group.ranks,
         plan=plan,
         damaged=reading.damaged,
         reading=Reading(
-            verify=reading.verify,
-            threads=reading.fetch_threads,
-            cache=reading.cache,
-            cache_bytes=reading.cache_bytes,
+            verify=reading.verify, threads=reading.fetch_threads, cache=reading.cache, cache_bytes=reading.cache_bytes
         ),
+        **order.model_dump(include={"batch", "streams", "window_groups", "threads"}),
     )
 
 
@@ -331,7 +317,3 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
             f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
             "Resume with the recipe and --set that it was started with, or choose another RUN."
         )
-
-
-def _say_nothing(_: str) -> None:
-    """Keep quiet, as ranks other than 0 do."""

@@ -40,10 +40,7 @@ class Count(NamedTuple):
     def add(self, other: "Count") -> "Count":
         """Return both as one."""
         return Count(
-            self.rows + other.rows,
-            self.bytes + other.bytes,
-            min(self.first, other.first),
-            max(self.last, other.last),
+            self.rows + other.rows, self.bytes + other.bytes, min(self.first, other.first), max(self.last, other.last)
         )
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -128,16 +127,6 @@ def _add_up(summaries: Iterable[Summary]) -> Iterator[tuple[int, Summary]]:
 
 def _write_summary(element: tuple[int, Iterable[Summary]], url: str) -> None:
     storage.write_sealed(url, _AS_JSON.dump_json(Summary.sum_of(element[1])))
-
-
-def as_json(summary: Summary) -> Any:
-    """Return `summary` as plain JSON values."""
-    return _AS_JSON.dump_python(summary, mode="json")
-
-
-def from_json(values: Any) -> Summary:
-    """Return the summary of what `as_json` gave."""
-    return _AS_JSON.validate_python(values)
 
 
 def read_summary(url: str) -> Summary:

@@ -43,19 +43,11 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
         classes = _class_names(stream.schema)
-        pending: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in _arrow_batches(url, stream):
-            named = [_with_names(batch[name], classes.get(name)) for name in present]
-            pending.append(pa.record_batch(named, names=present))
-            rows += batch.num_rows
-            while rows >= block_rows:
-                whole = pa.Table.from_batches(pending).combine_chunks()
-                yield whole.slice(0, block_rows).combine_chunks().to_batches()[0]
-                rows -= block_rows
-                pending = whole.slice(block_rows).to_batches()
-        if rows:
-            yield pa.Table.from_batches(pending).combine_chunks().to_batches()[0]
+        named = (
+            pa.record_batch([_with_names(batch[name], classes.get(name)) for name in present], names=present)
+            for batch in _arrow_batches(url, stream)
+        )
+        yield from _in_blocks(named, block_rows)
 
 
 def _arrow_batches(url: str, stream: pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
@@ -89,11 +81,7 @@ def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
 
 @contextlib.contextmanager
 def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
-    try:
-        file = storage.open_read(url)
-    except FileNotFoundError:
-        raise InputError(f"{url}: no such file.") from None
-    with file:
+    with lines.open_file(url) as file:
         try:
             stream = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
         except (pa.ArrowException, OSError) as error:
@@ -117,17 +105,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
     Raises InputError: not Parquet, or damaged; StorageError.
     """
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in _parquet_batches(url, min(block_rows, 1 << 16), columns):
-        pending.append(batch)
-        rows += batch.num_rows
-        while rows >= block_rows:
-            ready = _concat(pending)
-            yield ready.slice(0, block_rows)
-            pending, rows = [ready.slice(block_rows)], rows - block_rows
-    if rows:
-        yield _concat(pending)
+    return _in_blocks(_parquet_batches(url, min(block_rows, 1 << 16), columns), block_rows)
 
 
 def _parquet_batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -178,6 +156,21 @@ def too_large(url: str, rows: int) -> InputError:
         f"{url}: a batch of {rows:,} rows does not fit into memory: a few bytes of it stand for very many. Write it "
         "again with shorter values, or give more memory."
     )
+
+
+def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of exactly `block_rows` rows (the last may be shorter)."""
+    pending: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        pending.append(batch)
+        rows += batch.num_rows
+        while rows >= block_rows:
+            ready = _concat(pending)
+            yield ready.slice(0, block_rows)
+            pending, rows = [ready.slice(block_rows)], rows - block_rows
+    if rows:
+        yield _concat(pending)
 
 
 def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -18,9 +18,7 @@ from schemas import storage
 from schemas.errors import InputError, StorageError
 
 MAX_LINE_BYTES = 1 << 26  # a longer line is no record, and would not fit beside its neighbours in memory
-MAX_RATIO = (
-    500  # of a compressed file's content to its bytes, once there is more of it than _UNSUSPECTED: no text is so
-)
+MAX_RATIO = 500  # of a compressed file's content to its bytes, once there is more than _UNSUSPECTED: no text is so
 _UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
 # By the end of a name: what such a file is called, and what opens it for one pass.
@@ -49,7 +47,7 @@ class Blocks:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         skip = self._skip
-        with _open(self._url) as file:
+        with open_file(self._url) as file:
             pending: list[bytes] = []
             for lines, ended in _split(self._url, _Counted(file)):
                 self.ended = ended
@@ -69,7 +67,7 @@ def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.Record
 
 def read_lines(url: str) -> Generator[list[bytes]]:
     """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
-    with _open(url) as file:
+    with open_file(url) as file:
         yield from (lines for lines, _ in _split(url, _Counted(file)) if lines)
 
 
@@ -81,13 +79,13 @@ def first_line(url: str) -> bytes:
 
 def content(url: str) -> Iterator[bytes]:
     """Yield chunks of the file's content, decompressed. Raises as `Blocks`."""
-    with _open(url) as file:
+    with open_file(url) as file:
         yield from decompressed(url, _Counted(file))
 
 
 def identify(url: str) -> tuple[int, str]:
     """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
-    with _open(url) as file:
+    with open_file(url) as file:
         digest, size = hashlib.sha256(), 0
         try:
             while chunk := file.read(_CHUNK):
@@ -102,7 +100,8 @@ def _batch(lines: list[bytes]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(lines, pa.large_binary())], schema=SCHEMA)
 
 
-def _open(url: str) -> IO[bytes]:
+def open_file(url: str) -> IO[bytes]:
+    """Open an input file as it is stored. Raises InputError: there is none; StorageError."""
     try:
         return storage.open_read(url)
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from schemas import storage
+from pipelines.formats import lines
 from schemas.errors import InputError, StorageError
 from schemas.ragged import SparseRows
 
@@ -113,10 +113,7 @@ def _open(url: str) -> Iterator[dict[str, _Array]]:
     with contextlib.ExitStack() as stack:
         arrays = {}
         for name in _MEMBERS:  # each with a file of its own, so that each reads ahead for itself
-            try:
-                file = stack.enter_context(storage.open_read(url))
-            except FileNotFoundError:
-                raise InputError(f"{url}: no such file.") from None
+            file = stack.enter_context(lines.open_file(url))
             with _naming_damage(url):
                 zipped = stack.enter_context(zipfile.ZipFile(file))
                 if f"{name}.npy" not in zipped.namelist():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import lines, records, sparse
+from pipelines.formats import lines, records, sparse, xc_files
 from pipelines.formats.base import (
     LABELS,
     SPLITS,
@@ -24,22 +24,7 @@ from pipelines.formats.base import (
 )
 from pipelines.formats.names import filters_at, listing, one_of
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.xc_files import (
-    BOTH,
-    FEATURES,
-    JSON,
-    TEXT,
-    check_features,
-    find_parts,
-    first_line_of_rows,
-    is_any,
-    labels_by_number,
-    read_file,
-    read_header,
-    read_nothing,
-    read_part,
-    usual,
-)
+from pipelines.formats.xc_files import BOTH, FEATURES, JSON, TEXT
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
@@ -58,12 +43,12 @@ class XcRaw:
     expects: str = "trn.json.gz, lbl.json.gz, and where there are any tst.json.gz, val.json.gz (older: trn.raw.json.gz)"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return any(is_any(names, table, JSON) for table in ("train", LABELS))
+        return any(xc_files.is_any(names, table, JSON) for table in ("train", LABELS))
 
     def find(self, source: str) -> Inputs:
         names = storage.list_names(source)
         files = {
-            table: one_of(source, names, usual(table, JSON), self.expects, required=table in ("train", LABELS))
+            table: one_of(source, names, xc_files.usual(table, JSON), self.expects, required=table in ("train", LABELS))
             for table in (*SPLITS, LABELS)
         }
         parts = tuple(Part(table, name, {JSON: join(source, name)}) for table, name in files.items() if name)
@@ -118,7 +103,9 @@ class Aligned:
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with the columns of each file: lines, or rows of an npz matrix; sizes are in the metadata."""
-        return read_nothing(part.rows, block_rows) if part.rows is not None else read_part(part, block_rows)
+        if part.rows is not None:
+            return xc_files.read_nothing(part.rows, block_rows)
+        return xc_files.read_part(part, block_rows)
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         points = part.table != LABELS
@@ -144,10 +131,10 @@ class XcSparse(Aligned):
     expects: str = "trn_X_Xf.txt, trn_X_Y.txt, and where there are any lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return is_any(names, "train", FEATURES)
+        return xc_files.is_any(names, "train", FEATURES)
 
     def find(self, source: str) -> Inputs:
-        return find_parts(source, self.name, self.expects, (LABELS, FEATURES, TEXT, JSON), FEATURES)
+        return xc_files.find_parts(source, self.name, self.expects, (LABELS, FEATURES, TEXT, JSON), FEATURES)
 
 
 @dataclass(frozen=True)
@@ -163,10 +150,10 @@ class XcText(Aligned):
     expects: str = "trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return is_any(names, "train", TEXT) and not is_any(names, "train", FEATURES)
+        return xc_files.is_any(names, "train", TEXT) and not xc_files.is_any(names, "train", FEATURES)
 
     def find(self, source: str) -> Inputs:
-        return find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
+        return xc_files.find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
 
 
 class Rows(RawRows):
@@ -179,7 +166,9 @@ class Rows(RawRows):
     def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
         """Leave out the 0-based `row` of the block, for what is in the file of `role`."""
         url = self._part.files[role]
-        self.reject(row, url.rsplit("/", 1)[-1], self.first_row + row + first_line_of_rows(role, url), reason, detail)
+        self.reject(
+            row, url.rsplit("/", 1)[-1], self.first_row + row + xc_files.first_line_of_rows(role, url), reason, detail
+        )
 
     def names(self, text: Text) -> tuple[pa.Array, pa.Array]:
         """Return (keys, texts) [B]: those of the JSON records, or the lines known by their rows as `#17`."""
@@ -199,8 +188,7 @@ class Rows(RawRows):
         if TEXT not in self._part.files:
             return pa.array([""] * self.raw.num_rows, pa.string())
         return decode_column(
-            self.raw[TEXT],
-            lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8"),
+            self.raw[TEXT], lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
         )
 
     def matrix(self, role: str) -> SparseRows:
@@ -217,7 +205,7 @@ class Rows(RawRows):
         url = self._part.files[role]
         beyond = np.flatnonzero(ragged.ids >= columns)
         if len(beyond):
-            line = self.first_row + first_line_of_rows(role, url) + int(ragged.row_of()[beyond[0]])
+            line = self.first_row + xc_files.first_line_of_rows(role, url) + int(ragged.row_of()[beyond[0]])
             raise InputError(
                 f"{url}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} that the header "
                 "states (indices start at 0). Fix the line; or the header, which may state more than are used, but "
@@ -285,19 +273,19 @@ class XcSingle(Aligned):
             for split in SPLITS
         }
         parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
-        sizes = [read_header(part.files[BOTH], *_HEADER) for part in parts]
+        sizes = [xc_files.read_header(part.files[BOTH], *_HEADER) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
-        check_features(features, source)
-        parts.append(labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
+        xc_files.check_features(features, source)
+        parts.append(xc_files.labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
         return Inputs(self.name, tuple(parts), False, filters_at(source, names), labels, features)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         if part.rows is not None:
-            yield from read_nothing(part.rows, block_rows)
+            yield from xc_files.read_nothing(part.rows, block_rows)
             return
-        rows, features, labels = read_header(part.files[BOTH], *_HEADER)
+        rows, features, labels = xc_files.read_header(part.files[BOTH], *_HEADER)
         sizes = {FEATURES: str(features).encode(), LABELS: str(labels).encode()}
-        for block in read_file(BOTH, part.files[BOTH], rows, block_rows):
+        for block in xc_files.read_file(BOTH, part.files[BOTH], rows, block_rows):
             yield pa.record_batch(block).replace_schema_metadata(sizes)
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:

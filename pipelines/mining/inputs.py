@@ -65,11 +65,8 @@ class MineInputs:
 
     def parents(self, source: Source) -> dict[str, str]:
         """Return what the table of `source` is made from, by digest."""
-        return {
-            "queries": source.queries.digest,
-            "embeddings": source.embeddings.digest,
-            "vectors": self.vectors.digest,
-        }
+        queries, embeddings = source.queries.digest, source.embeddings.digest
+        return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:

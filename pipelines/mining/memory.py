@@ -6,6 +6,7 @@ what was seen.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -174,11 +175,7 @@ def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes)
     """Return how many vectors, at most `most`, a block may have within `memory`; 0 where it holds none."""
     if estimate(factory, most, batch, sizes).total <= memory:
         return most
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if estimate(factory, middle, batch, sizes).total <= memory else (low, middle)
-    return low
+    return bisect_right(range(1, most), memory, key=lambda rows: estimate(factory, rows, batch, sizes).total)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:

@@ -282,17 +282,11 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     fetch = fetched(options, width)
-    queries = [source.queries for source in inputs.sources]
-    sizes = sizes_of(
-        inputs.dimension,
-        inputs.vectors.manifest,
-        [table.manifest for table in queries],
-        options,
-        fetch,
-        width * options.ranges,
-    )
+    queries = [source.queries.manifest for source in inputs.sources]
+    columns = width * options.ranges
+    sizes = sizes_of(inputs.dimension, inputs.vectors.manifest, queries, options, fetch, columns)
     # Every source counts, made already or not: a table is the same after an attempt that was cut off.
-    rows = sum(table.rows for table in queries)
+    rows = sum(manifest.rows for manifest in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
     index.require_sense(blocks.factory, fixed)
     if not blocks.factory.exact:

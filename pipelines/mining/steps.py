@@ -330,10 +330,7 @@ def _write_shard(
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
     url, size = plan.written(source), plan.table_bytes(source.queries.shards[shard].rows)
-    with (
-        with_room(url, "tables", size, REMEDY),
-        writing_shard(url, shard, shards, plan.schema, group) as out,
-    ):
+    with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
         for ids, ranges, weakest in batches:
             keys = select(ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())

@@ -37,113 +37,72 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
     )
 
 
-def _plain(message: str) -> Callable[[re.Match[str], str], str]:
-    return lambda match, text: message.format(*match.groups(default=""))
-
-
-KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
-    (r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available", _network_buffers),
-    (r"Cannot reserve (\d+) bytes of direct buffer memory", _direct_memory),
-    (r"OutOfMemoryError: Direct buffer memory()", _direct_memory),
-    (
-        r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)",
-        _plain(
-            "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
-            "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
-        ),
+# By a pattern of what an engine says: the message, with what the groups matched, or what makes it of match and text.
+KNOWN: dict[str, str | Callable[[re.Match[str], str], str]] = {
+    r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
+    r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
+    r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
+    r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
+        "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
+        "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
     ),
-    (
-        r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
-        r"TimeoutException: Timeout has occurred: \d+ ms",  # what is left of a request for slots
-        _plain(
-            "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
-            "taskmanager.numberOfTaskSlots, or lower --parallelism to the slots that are free."
-        ),
+    r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
+    r"TimeoutException: Timeout has occurred: \d+ ms": (  # what is left of a request for slots
+        "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
+        "taskmanager.numberOfTaskSlots, or lower --parallelism to the slots that are free."
     ),
-    (
-        r'Cannot run program "docker"',
-        _plain(
-            "the workers' machines have no Docker, which the environment DOCKER (the default) needs. Give "
-            '--environment_type=PROCESS and --environment_config=\'{{"command": "/path/to/extremis-worker"}}\'.'
-        ),
+    r'Cannot run program "docker"': (
+        "the workers' machines have no Docker, which the environment DOCKER (the default) needs. Give "
+        '--environment_type=PROCESS and --environment_config=\'{{"command": "/path/to/extremis-worker"}}\'.'
     ),
-    (
-        r'Cannot run program "([^"]+)"[^\n]*?(No such file or directory|Permission denied)',
-        _plain(
-            "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
-            "extra `pipelines` at the same path on every machine, and name its bin/extremis-worker."
-        ),
+    r'Cannot run program "([^"]+)"[^\n]*?(No such file or directory|Permission denied)': (
+        "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
+        "extra `pipelines` at the same path on every machine, and name its bin/extremis-worker."
     ),
-    (
-        r"IOException: error=\d+, ([^\n.]+)",  # what is left of it where the engine tells the innermost cause alone
-        _plain(
-            "a machine of the engine cannot start its workers ({0}): with --environment_type=PROCESS the command of "
-            "--environment_config, bin/extremis-worker of an environment at the same path on every machine; with "
-            "DOCKER (the default) docker."
-        ),
+    r"IOException: error=\d+, ([^\n.]+)": (  # what is left of it where the engine tells the innermost cause alone
+        "a machine of the engine cannot start its workers ({0}): with --environment_type=PROCESS the command of "
+        "--environment_config, bin/extremis-worker of an environment at the same path on every machine; with "
+        "DOCKER (the default) docker."
     ),
-    (
-        r"Process died with exit code (-?\d+)",
-        _plain(
-            "a worker ended with status {0} before it answered. Try its command by hand on a machine of the engine "
-            "(`extremis-worker --help`): its environment needs Extremis and Beam as here. The engine's log has more."
-        ),
+    r"Process died with exit code (-?\d+)": (
+        "a worker ended with status {0} before it answered. Try its command by hand on a machine of the engine "
+        "(`extremis-worker --help`): its environment needs Extremis and Beam as here. The engine's log has more."
     ),
-    (
-        r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)",
-        _plain("the engine has no class {0}: its version is not the one that Beam's job server was built for."),
+    r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)": (
+        "the engine has no class {0}: its version is not the one that Beam's job server was built for."
     ),
-    (
-        r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)",
-        _plain(
-            "nothing listens on localhost:{0}, where the engine looked for its master or for a worker pool. Start it, "
-            "or give the address that the engine's machines know it by."
-        ),
+    r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)": (
+        "nothing listens on localhost:{0}, where the engine looked for its master or for a worker pool. Start it, "
+        "or give the address that the engine's machines know it by."
     ),
-    (
-        r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)",
-        _plain(
-            "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
-            "machines can read and write, and --artifact_endpoint the address that it listens on."
-        ),
+    r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)": (
+        "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
+        "machines can read and write, and --artifact_endpoint the address that it listens on."
     ),
-    (
-        r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out",
-        _plain(
-            "Flink lost the TaskManager {0}{1}; it was out of memory, most likely. Give it more, and have Flink try "
-            "again: restart-strategy.type: fixed-delay."
-        ),
+    r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out": (
+        "Flink lost the TaskManager {0}{1}; it was out of memory, most likely. Give it more, and have Flink try "
+        "again: restart-strategy.type: fixed-delay."
     ),
-    (
-        r"Only one SparkContext should be running in this JVM()",
-        _plain(
-            "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until "
-            "it has ended, or start the job server again."
-        ),
+    r"Only one SparkContext should be running in this JVM()": (
+        "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until "
+        "it has ended, or start the job server again."
     ),
-    (
-        r"ExecutorLostFailure \(executor (\S+) exited",
-        _plain(
-            "Spark lost executor {0} again and again; it was out of memory, most likely. Give it more, by "
-            "spark.executor.memory, or fewer cores."
-        ),
+    r"ExecutorLostFailure \(executor (\S+) exited": (
+        "Spark lost executor {0} again and again; it was out of memory, most likely. Give it more, by "
+        "spark.executor.memory, or fewer cores."
     ),
-    (
-        r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)",
-        _plain(
-            "a worker process ended before its work was done. It was out of memory, most likely: give the machine more "
-            "of it, or start fewer workers. Flink tries again with restart-strategy.type: fixed-delay."
-        ),
+    r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)": (
+        "a worker process ended before its work was done. It was out of memory, most likely: give the machine more "
+        "of it, or start fewer workers. Flink tries again with restart-strategy.type: fixed-delay."
     ),
-)
+}
 
 
 def explain(text: str) -> str:
     """Return one message for the failure of an engine that `text` tells of, with Java's traces or without."""
-    for pattern, message in KNOWN:
-        match = re.search(pattern, text)
-        if match:
-            return message(match, text)
+    for pattern, message in KNOWN.items():
+        if match := re.search(pattern, text):
+            return message(match, text) if callable(message) else message.format(*match.groups(default=""))
     return f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v."
 
 

@@ -38,20 +38,14 @@ class TablePlans:
     rejects: Files
 
 
-@dataclass(frozen=True)
-class Places:
-    """Prefixes of what `join` leaves for later: labels in order, and ids."""
-
-    labels: str
-    ids: str
-
-
-def join(flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: Summary, places: Places) -> None:
-    """Put the labels in order, and find the ids of those that points name; both are kept for later.
+def join(
+    flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: Summary, rows: Files, ids: Files
+) -> None:
+    """Put the labels in order, in `rows`, and find the `ids` of those that points name; both are kept for later.
 
     raw: the first flow's blocks. Bulk data goes through `bulk`.
     """
-    base, labels, rows = tables.base, tables.labels, Files(places.labels)
+    base, labels = tables.base, tables.labels
     blocks, summaries = raw.blocks_of(LABELS), []
     if base is None:
         ordered = order_labels(flow, labels, blocks, bulk, rows, tables.rejects)
@@ -60,7 +54,6 @@ def join(flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: 
         ordered = version.ordered
         summaries += [keep(version.states, STATES, rows), keep(version.changed, CHANGED, rows)]
     summaries.append(keep_labels(ordered, rows))
-    ids = Files(places.ids)
     for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
@@ -70,14 +63,14 @@ def join(flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: 
 
 
 def tokenize(
-    flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: Summary, joined: Summary, rows: str
+    flow: Flow, bulk: Exchange, summary_url: str, tables: TablePlans, raw: Summary, joined: Summary, rows: Files
 ) -> None:
-    """Send every split's rows, tokenized and with their labels' ids, to its shards; they are left below `rows`."""
+    """Send every split's rows, tokenized and with their labels' ids, to its shards; they are left in `rows`."""
     groups = {
         table: [Group(blocks, joined.kept.get(ids_of_table(table), {}).get(number)) for number, blocks in some]
         for table, some in _groups(tables, raw).items()
     }
-    summaries = [assemble_queries(flow, plan, groups, Files(rows), tables.rejects) for plan in tables.queries]
+    summaries = [assemble_queries(flow, plan, groups, rows, tables.rejects) for plan in tables.queries]
     write_sum(sum_of(summaries), summary_url)
 
 

@@ -88,13 +88,8 @@ class QueriesPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return arrow.queries(
-            self.tokens,
-            arrow.label_type(self.labels),
-            text=self.keep_text,
-            filters=self.filters is not None,
-            features=self.features,
-        )
+        label, filters = arrow.label_type(self.labels), self.filters is not None
+        return arrow.queries(self.tokens, label, text=self.keep_text, filters=filters, features=self.features)
 
     @property
     def row_schema(self) -> pa.Schema:

@@ -7,7 +7,6 @@ The holder of the output's claim alone writes records, and removes what no recor
 the phase is done. Work is the same where the input is, by the digests of its files.
 """
 
-import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipelines.common.progress import Progress
-from pipelines.common.summary import Summary, as_json, from_json
+from pipelines.common.summary import Summary
 from pipelines.formats import lines
 from pipelines.formats.base import Inputs
 from pipelines.sharding.tokenizer import FrozenTokenizer
@@ -127,6 +128,9 @@ class Finished:
     frozen: FrozenTokenizer | None = None
 
 
+_AS_JSON = TypeAdapter(Finished)
+
+
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
     """Return the digest of what decides the work, but for the content of files, which is compared by itself."""
     parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
@@ -139,15 +143,14 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
     record = phases.find(*_DONE)
     if record is None:
         return None
-    phase, values = record
-    raw = from_json(values["raw"])
+    finished = _AS_JSON.validate_python(record[1])
     say(f"{data}: an earlier run was cut off here; looking whether INPUT is the same")
-    if raw.files != read_files(inputs):
+    if finished.raw.files != read_files(inputs):
         say(f"{data}: INPUT has changed: begun anew")
         phases.find()
         return None
-    say(f"{data}: going on from there: {_DONE[phase]}")
-    return Finished(phase, raw, from_json(values["later"]), _tokenizer_of(values["tokenizer"]))
+    say(f"{data}: going on from there: {_DONE[finished.phase]}")
+    return finished
 
 
 def keep(phases: Phases, finished: Finished) -> None:
@@ -156,24 +159,8 @@ def keep(phases: Phases, finished: Finished) -> None:
     Raises LostError, StorageError.
     """
     raw = replace(finished.raw, blocks=()) if finished.phase == TOKENIZED else finished.raw
-    summaries = {"raw": as_json(raw), "later": as_json(finished.later)}
-    phases.finish(finished.phase, {**summaries, "tokenizer": _tokenizer_json(finished.frozen)}, _NEEDED[finished.phase])
-
-
-def _tokenizer_json(tokenizer: FrozenTokenizer | None) -> dict[str, Any] | None:
-    if tokenizer is None:
-        return None
-    files = {name: base64.b64encode(content).decode() for name, content in tokenizer.files.items()}
-    facts = {"vocabulary": tokenizer.vocabulary, "max_tokens": tokenizer.max_tokens, "kept": [*tokenizer.kept]}
-    return {"files": files, **facts}
-
-
-def _tokenizer_of(values: Mapping[str, Any] | None) -> FrozenTokenizer | None:
-    if values is None:
-        return None
-    files = {name: base64.b64decode(content) for name, content in values["files"].items()}
-    kept = {name: files[name] for name in values["kept"]}
-    return FrozenTokenizer(files, values["vocabulary"], values["max_tokens"], kept)
+    left = _AS_JSON.dump_python(replace(finished, raw=raw), mode="json")
+    phases.finish(finished.phase, left, _NEEDED[finished.phase])
 
 
 def files_of(inputs: Inputs) -> tuple[str, ...]:

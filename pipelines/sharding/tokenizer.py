@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Base64Bytes
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -192,10 +193,10 @@ class FrozenTokenizer:
     It cuts texts at `max_tokens`. `kept`: those of the files that were taken as they are.
     """
 
-    files: Mapping[str, bytes]
+    files: Mapping[str, Base64Bytes]
     vocabulary: int
     max_tokens: int
-    kept: Mapping[str, bytes]
+    kept: Mapping[str, Base64Bytes]
 
     @property
     def sha256(self) -> str:

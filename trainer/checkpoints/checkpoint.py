@@ -56,9 +56,9 @@ class Checkpoint:
         """Read the tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
         return self._read(next(shard for shard in self.table.shards if shard.path == f"{name}.safetensors"))
 
-    def vectors(self, name: str) -> torch.Tensor:
-        """Read the classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
-        return torch.cat([rows[name] for _, rows in self.rows(0, self.labels)])
+    def vectors(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Read the `weight` or an optimizer's state of labels [start, stop), by default of all. Raises TableError."""
+        return torch.cat([rows[name] for _, rows in self.rows(start, self.labels if stop is None else stop)])
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Yield (first label, rows by name) of labels [start, stop), a file at a time. Raises TableError."""

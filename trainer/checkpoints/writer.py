@@ -41,12 +41,7 @@ class CheckpointWriter(BackgroundWriter):
     """
 
     def __init__(
-        self,
-        run: RunLayout,
-        keep: int = 2,
-        background: bool = True,
-        group: Group = ALONE,
-        claim: Claim | None = None,
+        self, run: RunLayout, keep: int = 2, background: bool = True, group: Group = ALONE, claim: Claim | None = None
     ) -> None:
         super().__init__(f"checkpoints and dumps of {run.root}", background, group)
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep

@@ -1,8 +1,7 @@
 """Baselines without training, which a model should be above: their metrics on the first queries of a split."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import functools
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,53 +19,25 @@ from trainer.linear.ranker import LinearRanker
 from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare
+from trainer.stream.sources import ALL_ROWS
 
-
-@dataclass(frozen=True, eq=False)
-class Popularity:
-    """Ranking of the labels by `frequency` [L]."""
-
-    frequency: np.ndarray
-
-    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for B texts."""
-        order = np.argsort(-self.frequency, kind="stable")[:k]
-        order = np.pad(order, (0, k - len(order)), constant_values=PAD)
-        scores = np.where(order == PAD, -np.inf, self.frequency[order])
-        return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
-
-
-@dataclass(frozen=True, eq=False)
-class WordRanking:
-    """Ranking by the linear `ranker`."""
-
-    ranker: LinearRanker
-
-    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for B texts."""
-        return self.ranker.rank(Inputs(texts), k)
-
-
+# A ranking of labels without a model: of texts of token ids (scores [B, k], label ids [B, k] best first, -1 pads).
+Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
 TEXTS = 100_000  # training points that a query is compared with, at most
 QUERIES = 2_000  # of a split
 _TOKENS = "input_ids"
 
 
-class Baseline(Protocol):
-    """A ranking of labels without a model."""
-
-    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
+def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank labels by their `frequency` [L], for each text alike: a Baseline."""
+    order = np.argsort(-frequency, kind="stable")[:k]
+    order = np.pad(order, (0, k - len(order)), constant_values=PAD)
+    scores = np.where(order == PAD, -np.inf, frequency[order])
+    return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
 
 
 def measure_popularity(
-    data: DataLayout,
-    split: str,
-    trained: Data,
-    queries: int,
-    ks: Sequence[int] = KS,
-    window: str | Sequence[str] = "",
+    data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS, window: str | Sequence[str] = ""
 ) -> dict[str, float]:
     """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
 
@@ -74,16 +45,13 @@ def measure_popularity(
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)
-    groups = _first(table, part, scored_columns(table, []), queries)
-    return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
+    groups = part.batches(table, scored_columns(table, []), queries)
+    popular = functools.partial(rank_popular, statistics.frequency)
+    return _score(popular, groups, Metrics(ks, statistics.inverse_propensity))
 
 
 def measure_baselines(
-    data: DataLayout,
-    split: str,
-    trained: Data | None = None,
-    queries: int = QUERIES,
-    filter: bool = True,
+    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and where rows have tokens
     the labels of near texts, and those of the linear ranker. `trained`: the rows that a model was trained
@@ -97,18 +65,18 @@ def measure_baselines(
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained)
     names = {column.name for column in table.manifest.columns}
-    groups = _first(table, part, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries)
-    baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
+    groups = list(part.batches(table, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries))
+    baselines: dict[str, Baseline] = {"popular labels": functools.partial(rank_popular, statistics.frequency)}
     if _TOKENS in names:
         vocabulary = DataSizes.of(data).vocabulary
         texts, labels = _training_points(data, trained)
-        baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+        baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
         words = LinearRanker.of(data, trained, [_TOKENS])
         if words is not None:
-            baselines["linear ranker"] = WordRanking(words)
+            baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
         texts, labels = _label_texts(data)
         if len(texts.entries):
-            baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+            baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
     return {
         name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity), filter)
         for name, baseline in baselines.items()
@@ -120,7 +88,7 @@ def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, fil
     for rows in groups:
         filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
         texts = list_column(rows, _TOKENS) if _TOKENS in rows.column_names else Ragged.empty(rows.num_rows)
-        scores, ids = baseline.rank(texts, depth + filters.longest)
+        scores, ids = baseline(texts, depth + filters.longest)
         top, _ = filters.filter_ranking(ids, scores, depth)
         metrics.update(top, list_column(rows, "label_ids"))
     return metrics.result()
@@ -129,21 +97,15 @@ def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, fil
 def _training_points(data: DataLayout, trained: Data) -> tuple[Ragged, Ragged]:
     """Return the tokens of training queries, and their labels."""
     table = open_queries(data, trained.split)
-    groups = _first(table, trained.trained, [_TOKENS, "label_ids"], TEXTS)
+    groups = list(trained.trained.batches(table, [_TOKENS, "label_ids"], TEXTS))
     return _joined(groups, _TOKENS), _joined(groups, "label_ids")
 
 
 def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
     """Return the tokens of the labels' texts, each with its own label."""
-    groups = _first(Table.open(data.labels, "labels"), ALL_ROWS, [_TOKENS], TEXTS)
-    texts = _joined(groups, _TOKENS)
+    texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)
     return texts, Ragged(np.arange(texts.rows), np.arange(texts.rows + 1))
 
 
-def _first(table: Table, part: RowShare, columns: Sequence[str], rows: int) -> list[pa.Table]:
-    """Read the first `rows` rows of a part of a table."""
-    return list(part.batches(table, columns, rows))
-
-
-def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:
+def _joined(groups: Iterable[pa.Table], column: str) -> Ragged:
     return Ragged.join(list_column(group, column) for group in groups)

@@ -23,7 +23,7 @@ from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
 from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
 from trainer.evaluation.memory import BUDGET, Memory
-from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.metrics import Metrics, widened
 from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
@@ -192,14 +192,10 @@ def score_shortlists(
     width = max(part.ids.shape[1] for part in parts)
     names = (field.name for field in fields(Scored))
     columns = {
-        name: np.concatenate([_widened(getattr(part, name), width, PAD if name == "ids" else 0) for part in parts])
+        name: np.concatenate([widened(getattr(part, name), width, PAD if name == "ids" else 0) for part in parts])
         for name in names
     }
     return Scored(**columns), Ragged.join(relevant)
-
-
-def _widened(rows: np.ndarray, width: int, fill: int) -> np.ndarray:
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def fit_tree(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:

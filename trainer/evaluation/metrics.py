@@ -111,7 +111,7 @@ class Rankings:
     @cached_property
     def hits(self) -> np.ndarray:
         """1 where a rank holds a positive, else 0: [B, depth] float64."""
-        return _widen(self.positives.contains(self.top), self.depth).astype(np.float64)
+        return widened(self.positives.contains(self.top), self.depth).astype(np.float64)
 
     @property
     def discounts(self) -> np.ndarray:
@@ -130,7 +130,7 @@ class Rankings:
         weights = self.inverse_propensity
         if weights is None:
             return None
-        gains = self.hits * _widen(weights[np.maximum(self.top, 0)], self.depth)
+        gains = self.hits * widened(weights[np.maximum(self.top, 0)], self.depth)
         return gains, _greatest(weights[self.positives.entries], self.positives.counts, self.depth)
 
     def up_to_k(self, gains: np.ndarray) -> np.ndarray:
@@ -202,9 +202,9 @@ def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray
     return dense
 
 
-def _widen(ranked: np.ndarray, depth: int) -> np.ndarray:
-    """Append zeros up to [B, depth]: missing predictions hit nothing."""
-    return np.pad(ranked, ((0, 0), (0, depth - ranked.shape[1])))
+def widened(rows: np.ndarray, width: int, fill: int = 0) -> np.ndarray:
+    """Append `fill` to each row, up to [B, width]; zeros for missing predictions, which hit nothing."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def _refuse_repeats(top: np.ndarray) -> None:

@@ -64,12 +64,7 @@ class Ranking:
         return cls(LabelRows(rows, model.head.start, group))
 
     def top_k(
-        self,
-        x: torch.Tensor,
-        k: int,
-        filters: Ragged,
-        among: np.ndarray | None = None,
-        inputs: Inputs | None = None,
+        self, x: torch.Tensor, k: int, filters: Ragged, among: np.ndarray | None = None, inputs: Inputs | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 

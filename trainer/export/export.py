@@ -35,7 +35,7 @@ from trainer.evaluation.tree import Tree
 from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
-from trainer.export.writer import Earlier, RowsOf, Target, write_label_files, write_vector_files
+from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
@@ -138,8 +138,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
-        files = _write_encoder(layout, encoder, tokens, join(url, name))
-        shards += [_in_folder(name, shard) for shard in files]
+        shards += [in_folder(name, shard) for shard in _write_encoder(layout, encoder, tokens, join(url, name))]
     shards += write_label_files(layout, url, plan.earlier)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         target = Target(url, options.dtype, Path(scratch), plan.earlier)
@@ -234,8 +233,7 @@ def _rows_to_score(
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
 
-    def classifier_rows(start: int, stop: int) -> torch.Tensor:
-        return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
+    classifier_rows = functools.partial(checkpoint.vectors, "weight")
 
     def summed_rows(start: int, stop: int) -> torch.Tensor:  # a bias stays
         rows, texts = classifier_rows(start, stop).float(), _concatenate(embed_texts, model, data, start, stop)
@@ -250,12 +248,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    model: Model,
-    data: DataLayout,
-    labels: int,
-    rows_of: RowsOf,
-    fusion: RunFusion | None,
-    target: Target,
+    model: Model, data: DataLayout, labels: int, rows_of: RowsOf, fusion: RunFusion | None, target: Target
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
@@ -288,7 +281,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
     shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
-    return [shard if shard.view else _in_folder(INDEX, shard) for shard in shards], facts
+    return [shard if shard.view else in_folder(INDEX, shard) for shard in shards], facts
 
 
 def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
@@ -336,7 +329,3 @@ def _measure_thresholds(
         "of `split`, at least the share `precision` is right",
         "thresholds": [threshold._asdict() for threshold in predictions.thresholds(precisions)],
     }
-
-
-def _in_folder(folder: str, shard: Shard) -> Shard:
-    return shard.model_copy(update={"path": f"{folder}/{shard.path}"})

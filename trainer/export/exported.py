@@ -78,12 +78,7 @@ class Serving:
         return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.model.columns)))
 
     def top_k(
-        self,
-        x: torch.Tensor,
-        k: int,
-        filters: Ragged | None = None,
-        exact: bool = False,
-        inputs: Inputs | None = None,
+        self, x: torch.Tensor, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 

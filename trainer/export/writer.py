@@ -94,13 +94,9 @@ class Earlier:
 
         `first`: its first label; `group_rows`: rows of its row groups, where it has any.
         """
-        view = shard.view and moved(shard.view, self.table.url, self.out)
+        view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
-            table=relative(self.out, self.table.url),
-            part=self.version.part,
-            first=first,
-            rows=shard.rows,
-            row_group_rows=group_rows,
+            table=table, part=self.version.part, first=first, rows=shard.rows, row_group_rows=group_rows
         )
         bare = view.model_copy(update={"gone": None, "columns": None, "changed": None})
         return shard.model_copy(update={"view": bare})
@@ -217,7 +213,7 @@ def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> It
         with writing_shard(join(out, LABELS), number, len(labels.shards), first.schema, group_rows) as table:
             for group in itertools.chain([first], groups):
                 table.write(group)
-        yield _in_folder(table.entry)
+        yield in_folder(LABELS, table.entry)
 
 
 def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: Earlier) -> Iterator[Shard]:
@@ -229,7 +225,7 @@ def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: E
             place, size = join(out, LABELS), labels.manifest.row_group_rows or _PATCH_ROWS
             with writing_shard(place, piece.number, piece.files, table.schema, size) as writer:
                 writer.write(table)
-            yield _in_folder(writer.entry)
+            yield in_folder(LABELS, writer.entry)
 
 
 def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
@@ -271,5 +267,6 @@ def _cut(groups: Iterator[pa.Table], ranges: list[Range]) -> Iterator[pa.Table]:
             pending = pending.slice(size)
 
 
-def _in_folder(shard: Shard) -> Shard:
-    return shard.model_copy(update={"path": f"{LABELS}/{shard.path}"})
+def in_folder(folder: str, shard: Shard) -> Shard:
+    """Return the entry of a file in a folder of the export."""
+    return shard.model_copy(update={"path": f"{folder}/{shard.path}"})

@@ -50,12 +50,7 @@ class CachedEmbeddings:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        inputs: Callable[[int, int], Inputs],
-        count: int,
-        size: int,
-        key: EmbeddingKey,
+        self, encoder: Encoder, inputs: Callable[[int, int], Inputs], count: int, size: int, key: EmbeddingKey
     ) -> None:
         self._encoder, self._inputs, self._count = encoder, inputs, count
         self._size = size or max(1, count)

@@ -27,12 +27,12 @@ class Scores:
 
     `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
     weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
-    pass multiplies anew. A rank has the candidates of its own labels; `sum`, `max` and `logsumexp` are over those of
-    all ranks. `candidates` are the arrays that they were made of, on the host.
+    pass multiplies anew. A rank of `group` has the candidates of its own labels; `logsumexp` is over those of all
+    ranks. `candidates` are the arrays that they were made of, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
-        self.x, self.w, self._group, self.candidates = x, w, group, candidates
+        self.x, self.w, self.group, self.candidates = x, w, group, candidates
         self._weighted = bool((candidates.pool_weight != 1).any())
         order = np.argsort(candidates.masked_pool, kind="stable")
         self._masked_places = candidates.masked_pool[order]
@@ -66,10 +66,7 @@ class Scores:
         step = self._chunk if self._kept is None else BLOCK
         for start in range(0, self.pool, step):
             stop = min(start + step, self.pool)
-            yield (
-                slice(start, stop),
-                self._score(start, stop) if self._kept is None else self._kept[:, start:stop],
-            )
+            yield slice(start, stop), self._score(start, stop) if self._kept is None else self._kept[:, start:stop]
 
     def release_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield the blocks for the last time: they may be overwritten."""
@@ -85,7 +82,7 @@ class Scores:
 
     def sum_by_query(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums [B] of the pairs' `values` [n] over all ranks."""
-        return self.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
+        return self.group.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
 
     def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
         """Return [B], the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
@@ -96,20 +93,8 @@ class Scores:
         for columns, s in self.blocks():
             values = (transform or self.add_log_weight)(columns, s)
             total = torch.logaddexp(total, values.logsumexp(1))
-        greatest = self._group.max(total.clone())
-        return greatest + self.sum((total - finite(greatest)).exp()).log()
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum `values` over all ranks, in place."""
-        return self._group.sum(values)
-
-    def max(self, values: torch.Tensor) -> torch.Tensor:
-        """Take the greatest of `values` over all ranks, in place."""
-        return self._group.max(values)
-
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Concatenate `values` [b, ...] of all ranks."""
-        return self._group.gather(values)
+        greatest = self.group.max(total.clone())
+        return greatest + self.group.sum((total - finite(greatest)).exp()).log()
 
     def masked_weight(self) -> torch.Tensor:
         """Return the weight [B] of this rank's pool that is masked for each query."""

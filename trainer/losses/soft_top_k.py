@@ -62,7 +62,7 @@ class SoftTopK(Loss):
         Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
         """
         k, share = self.options.k, torch.where(scores.positive, 1, scores.weight)
-        count = scores.sum(
+        count = scores.group.sum(
             scores.pool_weight.sum()
             - scores.masked_weight()
             + share.new_zeros(scores.queries).index_add_(0, scores.query, share)
@@ -96,7 +96,7 @@ class SoftTopK(Loss):
         for _, s in scores.blocks():
             greatest = torch.maximum(greatest, s.amax(1))
             least = torch.maximum(least, (-s).masked_fill_(s == -torch.inf, -torch.inf).amax(1))
-        return finite(scores.max(greatest)), -finite(scores.max(least))
+        return finite(scores.group.max(greatest)), -finite(scores.group.max(least))
 
     def _sums(self, scores: Scores, share: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
@@ -107,7 +107,7 @@ class SoftTopK(Loss):
             sigma = (s + t[:, None]).mul_(self.options.alpha).sigmoid_()
             sums[0] += sigma @ scores.pool_weight[columns]
             sums[1] += sigma.addcmul_(sigma, sigma, value=-1) @ scores.pool_weight[columns]
-        total, slope = scores.sum(sums)
+        total, slope = scores.group.sum(sums)
         return total, self.options.alpha * slope
 
 

@@ -59,7 +59,7 @@ class Triplet(Loss):
             value = value + (positives.loss(rows, block, counts) @ scores.pool_weight[columns]).sum()
             by_rank.scatter_add_(1, counts, scores.pool_weight[columns].repeat(len(counts), 1))
         # A negative that reaches i positives reaches the i lowest: those of a positive are summed from behind.
-        reaching = scores.sum(by_rank).flip(1).cumsum(1).flip(1)
+        reaching = scores.group.sum(by_rank).flip(1).cumsum(1).flip(1)
         query_of_positive = scores.query[positive].long()
         rank = positives.count_below(query_of_positive, scores.pair[positive])
         slopes = torch.empty_like(scores.pair)
@@ -85,7 +85,7 @@ class _SortedPositives:
         # On the host, which has the same numbers: nothing waits for the device.
         query_of = scores.candidates.pair_query[scores.candidates.pair_positive]
         counts = np.bincount(query_of, minlength=scores.queries)
-        width = max(1, int(scores.max(torch.tensor(counts.max(initial=0)))))
+        width = max(1, int(scores.group.max(torch.tensor(counts.max(initial=0)))))
         slot = send(np.arange(len(query_of)) - (counts.cumsum() - counts)[query_of], s.device)
         self._score = self._pad(scores, query, slot, s, width, torch.inf)
         weight = self._pad(scores, query, slot, v, width, 0)
@@ -115,5 +115,5 @@ class _SortedPositives:
         """Return ragged `values` of all ranks as [B, ranks x width]."""
         rows = values.new_full((scores.queries, width), pad)
         rows[query, slot] = values
-        ranks = scores.gather(rows)
+        ranks = scores.group.gather(rows)
         return ranks.view(-1, scores.queries, width).transpose(0, 1).reshape(scores.queries, -1)

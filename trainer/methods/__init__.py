@@ -6,11 +6,4 @@ from trainer.methods.lns import Lns
 from trainer.methods.ngame import Ngame, NgameM2
 from trainer.methods.recipe import Recipe
 
-Recipe.KINDS = {
-    "astra": Astra,
-    "renee": Renee,
-    "lns": Lns,
-    "dexml": Dexml,
-    "ngame": Ngame,
-    "ngame-m2": NgameM2,
-}
+Recipe.KINDS = {"astra": Astra, "renee": Renee, "lns": Lns, "dexml": Dexml, "ngame": Ngame, "ngame-m2": NgameM2}

@@ -26,11 +26,7 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
 
 
 def shared_pool(
-    batch: Batch,
-    hard: Rows,
-    pool: np.ndarray,
-    weight: float | np.ndarray,
-    positive_weight: np.ndarray | None = None,
+    batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray, positive_weight: np.ndarray | None = None
 ) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
@@ -182,13 +178,14 @@ def every_query_with(
     inside[inside] = ids[place[inside]] == batch.positives[inside]
     query, place = query[inside], place[inside].astype(np.int64)
     learnt = slice(None) if drawn is None else drawn[inside]
-    positive = np.ones(len(place[learnt]), bool)
+    label = place[learnt]
+    weight = np.ones(len(label)) if positive_weight is None else positive_weight[ids[label]]
     return Candidates(
         ids=ids,
         pair_query=query[learnt],
-        pair_label=place[learnt],
-        pair_positive=positive,
-        pair_weight=_pair_weights(ids[place[learnt]], positive, positive_weight),
+        pair_label=label,
+        pair_positive=np.ones(len(label), bool),
+        pair_weight=weight.astype(np.float32),
         pool_weight=np.ones(len(ids), np.float32),
         masked_query=query,
         masked_pool=place,
@@ -198,11 +195,3 @@ def every_query_with(
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Build candidates of every label of [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
     return every_query_with(batch, np.arange(start, stop), positive_weight)
-
-
-def _pair_weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
-    """Return the weights of pairs: for positives, in their order, that of their label where there is one, else 1."""
-    weights = np.ones(len(positive), np.float32)
-    if positive_weight is not None:
-        weights[positive] = positive_weight[positives]
-    return weights

@@ -177,11 +177,7 @@ def _decide(
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:
-    return (
-        f"the table of clusters due at epoch {due}"
-        if recipe.clusters
-        else f"the hard-negative table due at epoch {due}"
-    )
+    return f"the {'table of clusters' if recipe.clusters else 'hard-negative table'} due at epoch {due}"
 
 
 def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
@@ -189,13 +185,7 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 
 
 def _report_missing(
-    newest: int | None,
-    due: int,
-    epoch: int,
-    stale: bool,
-    recipe: Recipe,
-    options: Tables,
-    say: Callable[[str], None],
+    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Callable[[str], None]
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")

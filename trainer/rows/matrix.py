@@ -17,7 +17,6 @@ from trainer.stream.transfer import send
 
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FORMS = {torch.float32: kernels.FLOAT32, torch.bfloat16: kernels.BFLOAT16, torch.float16: kernels.FLOAT16}
 _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 
@@ -63,13 +62,7 @@ class RowMatrix:
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        optimizer: RowOptimizer,
-        *,
-        first: int = 0,
-        seed: int = 0,
-        storage: str = IN_MEMORY,
+        self, weight: torch.Tensor, optimizer: RowOptimizer, *, first: int = 0, seed: int = 0, storage: str = IN_MEMORY
     ) -> None:
         self.weight = weight
         self.optimizer = optimizer
@@ -140,13 +133,8 @@ class RowMatrix:
     def device_matrix(self) -> DeviceMatrix:
         """Return what `operations_of` the device need of the matrix."""
         state = self.state
-        return DeviceMatrix(
-            self.weight,
-            state.get("momentum", state.get("first")),
-            state.get("second"),
-            state.get("square", state.get("count")),
-            self._first,
-        )
+        first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
+        return DeviceMatrix(self.weight, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[kernels.Matrix, kernels.Rule]:
         """Return what a compiled loop needs to make the optimizer's step itself."""
@@ -154,28 +142,18 @@ class RowMatrix:
 
     def rule(self, lr: float, step: int) -> kernels.Rule:
         """Return the optimizer's step of global `step` at rate `lr`."""
-        options = self.optimizer
+        options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
-        return kernels.Rule(
-            options.method,
-            np.float32(lr),
-            np.float32(1 - lr * options.weight_decay),
-            np.float32(beta1),
-            np.float32(beta2),
-            np.float32(options.eps),
-            0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step),
-        )
+        keep = real(1 - lr * options.weight_decay)
+        key = 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
+        return kernels.Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
 
     def _matrix(self) -> kernels.Matrix:
         state = {name: value.numpy() for name, value in self.state.items()}
-        return kernels.Matrix(
-            _unsigned(self.weight),
-            _FORMS[self.weight.dtype],
-            state.get("momentum", state.get("first", _NO_ROWS)),
-            state.get("second", _NO_ROWS),
-            state.get("square", state.get("count", _NO_NUMBERS)),
-            self._first,
-        )
+        form, second = on_device.FORMS[self.weight.dtype], state.get("second", _NO_ROWS)
+        first = state.get("momentum", state.get("first", _NO_ROWS))
+        numbers = state.get("square", state.get("count", _NO_NUMBERS))
+        return kernels.Matrix(_unsigned(self.weight), form, first, second, numbers, self._first)
 
 
 def operations_of(device: torch.device) -> Any:

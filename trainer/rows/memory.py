@@ -34,10 +34,7 @@ def keep_freed_memory() -> None:
 
 
 def zeros(
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    storage: str = IN_MEMORY,
-    device: torch.device = CPU,
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, storage: str = IN_MEMORY, device: torch.device = CPU
 ) -> torch.Tensor:
     """Return zeros of `shape` on `device`; on a CPU in memory, or in a file of their own in the directory `storage`.
 

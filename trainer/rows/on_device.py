@@ -10,10 +10,11 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.kernels import ADAGRAD, LOWBIAS, MOMENTUM, SGD, Rule
+from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Rule
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
+FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LOW32 = 0xFFFFFFFF
 # Of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -11,14 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from trainer.rows.kernels import ADAGRAD, ADAM, BFLOAT16, FLOAT16, FLOAT32, MOMENTUM, SGD, Rule
-from trainer.rows.on_device import DeviceMatrix, DevicePairs
+from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT32, MOMENTUM, SGD, Rule
+from trainer.rows.on_device import FORMS, DeviceMatrix, DevicePairs
 
-FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _TILE = 2048  # numbers of a tile of pairs' rows: 16 registers a thread of four warps
 _MOST_PAIRS = 32
-_METHODS = (SGD, MOMENTUM, ADAGRAD, ADAM)
 _SGD, _MOMENTUM, _ADAGRAD = tl.constexpr(SGD), tl.constexpr(MOMENTUM), tl.constexpr(ADAGRAD)
 _FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
 

@@ -104,20 +104,10 @@ class JoinedStream(IterableDataset):
     @property
     def order(self) -> EpochOrder:
         """The order of the current epoch."""
-        cluster, clusters = self._cluster_counts
-        return EpochOrder(
-            self._groups.group_rows,
-            self._options.batch,
-            self._options.streams,
-            self._options.window_groups,
-            self._options.seed,
-            self._epoch,
-            self._options.tail,
-            self._groups.mix,
-            cluster,
-            clusters,
-            self._groups.dealt,
-        )
+        options, groups = self._options, self._groups
+        sizes = groups.group_rows, options.batch, options.streams, options.window_groups
+        place = options.seed, self._epoch, options.tail
+        return EpochOrder(*sizes, *place, groups.mix, *self._cluster_counts, groups.dealt)
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:

@@ -161,20 +161,10 @@ class Window:
         bounds = offsets_of(high - low)
         hard = None if self.hard is None else self.hard.take(order)
         columns = {name: column.take(order, bounds) for name, column in self.lists.items()}
-        return [
-            Batch(
-                epoch,
-                step,
-                rows[begin:end],
-                Inputs.from_columns(lists),
-                lists["label_ids"].values,
-                lists["label_ids"].offsets,
-                None if hard is None else hard[begin:end],
-            )
-            for step, (begin, end), lists in zip(
-                steps,
-                itertools.pairwise(bounds.tolist()),
-                (dict(zip(columns, lists, strict=True)) for lists in zip(*columns.values(), strict=True)),
-                strict=True,
-            )
-        ]
+        batches, bounds = [], bounds.tolist()
+        for step, begin, end, *lists in zip(steps, bounds[:-1], bounds[1:], *columns.values(), strict=True):
+            by_name = dict(zip(columns, lists, strict=True))
+            labels, drawn = by_name["label_ids"], None if hard is None else hard[begin:end]
+            inputs = Inputs.from_columns(by_name)
+            batches.append(Batch(epoch, step, rows[begin:end], inputs, labels.values, labels.offsets, drawn))
+        return batches

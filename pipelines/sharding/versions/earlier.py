@@ -143,10 +143,7 @@ class EarlierData:
             place = relative(self.place(name), url)
             shards = len(self.views(name))
             return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
-        return tuple(
-            replace(part, table=relative(self.place(name), resolve(url, part.table)))
-            for part in Table(url, table).parts
-        )
+        return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
         """Return (part, place of its data set) of all parts of the version, as seen from it."""

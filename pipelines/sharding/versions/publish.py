@@ -62,7 +62,12 @@ def publish_version(
     table = _with_retired(table).model_copy(update={"parents": {**origins, _TRAIN: parents[_TRAIN]}})
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
-    stated = {**parameters, VERSION: _version(earlier, summary).stated(), "labels": total, "rows": _sorted(rows)}
+    stated = {
+        **parameters,
+        VERSION: _version(earlier, summary).stated(),
+        "labels": total,
+        "rows": dict(sorted(rows.items())),
+    }
     return manifests.publish(built, Manifest(kind="data", parents=parents, parameters=stated))
 
 
@@ -139,7 +144,7 @@ def _view_of_table(
         row_group_rows=size,
         id_range=(0, rows),
         parameters={**facts, PARTS: [vars(part) for part in parts]},
-        counters={**_sorted(counters), "rejected": rejected},
+        counters={**dict(sorted(counters.items())), "rejected": rejected},
     )
 
 
@@ -212,7 +217,3 @@ def _with_retired(labels: Manifest) -> Manifest:
     if RETIRED in names:
         return labels
     return labels.model_copy(update={"columns": (*labels.columns, Column(name=RETIRED, type="bool"))})
-
-
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items()))

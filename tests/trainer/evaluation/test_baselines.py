@@ -18,7 +18,7 @@ from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import Rows, SmallData, build_data, ragged
 from trainer.evaluation import tfidf
-from trainer.evaluation.baselines import Popularity, measure_baselines
+from trainer.evaluation.baselines import measure_baselines, rank_popular
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
@@ -90,7 +90,7 @@ def test_of_many_texts_only_the_nearest_vote(monkeypatch: pytest.MonkeyPatch) ->
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 12))
 def test_popular_labels_are_the_same_for_every_query(frequency: list[int], k: int) -> None:
-    scores, ids = Popularity(np.array(frequency)).rank(Ragged.empty(3), k)
+    scores, ids = rank_popular(np.array(frequency), Ragged.empty(3), k)
     best = sorted(range(len(frequency)), key=lambda label: (-frequency[label], label))[:k]
     assert ids.tolist() == [best + [-1] * (k - len(best))] * 3
     assert scores.tolist() == [[frequency[label] for label in best] + [-math.inf] * (k - len(best))] * 3
