@@ -2,8 +2,9 @@
 
 DATA is made up whole, for the run as for its rehearsal. Ranks of the run are processes with a thread each, joined by
 gloo. Stages of the run are the steps of an epoch with mined negatives, a dump with nothing beside it, a checkpoint, a
-resume. Of two ranks each has one processor to itself, and so has the rehearsal of one of them. Rounds take turns, since
-other work on the machine meets both; of each side the quickest stage counts.
+resume. A step waits for its messages: the rehearsal's share of them is their number, by what a message takes between
+the ranks of the real run, measured after it. Of two ranks each has one processor to itself, and so has the rehearsal of
+one of them. Rounds take turns, since other work on the machine meets both; of each side the quickest stage counts.
 
     python -m benchmarks.rehearsal [--quick] [--labels L] [--rounds N] [--folder DIR]
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.common.report import report
 from benchmarks.two_ranks import tcp_bytes
@@ -97,6 +99,11 @@ def compare(folder: Path, labels: int, rounds: int) -> None:
                 place.mkdir()
                 found.append(_run(kind, place, labels, ranks))
                 shutil.rmtree(place)
+        if ranks > 1:
+            for run, rehearsal in zip(*sides.values(), strict=True):
+                rehearsal["step"][0] += rehearsal["messages"] * run["a message"]
+            figures["milliseconds a message"] = [1000 * run["a message"] for run in sides["real"]]
+            figures["messages a step"] = sides["rehearsed"][0]["messages"]
         for stage in STAGES:
             seconds, size = ({k: [f[stage][n] for f in found] for k, found in sides.items()} for n in (0, 1))
             name = f"{stage}, {ranks} rank(s)"
@@ -134,7 +141,9 @@ def rehearsed(folder: str, labels: int) -> dict[str, Any]:
     """Return (seconds, bytes) by stage, of a rehearsal of rank 0."""
     task = task_of(folder, labels, int(os.environ["REHEARSED_RANKS"]))
     rank_stages.make_tables(task)
-    return {stage.name: (stage.seconds, stage.network or stage.storage) for stage in rank_stages.train(task)}
+    done = list(rank_stages.train(task))
+    stages = {stage.name: (stage.seconds, stage.network or stage.storage) for stage in done}
+    return {**stages, "messages": sum(stage.messages for stage in done)}
 
 
 def real(folder: str, labels: int) -> dict[str, Any]:
@@ -171,7 +180,21 @@ def real(folder: str, labels: int) -> dict[str, Any]:
         "checkpoint": (saved, own),
         "dump": (dumped, size_of(run.dump(0)) / group.ranks),
         "resume": (resumed, own),
+        "a message": _message_seconds(group),
     }
+
+
+def _message_seconds(group: Group, times: int = 200) -> float:
+    """Return what a small message between the ranks takes, on average over the kinds that a step has."""
+    few, part = np.zeros(64), torch.zeros(64, 64)
+    sizes = [len(part) // group.ranks] * group.ranks
+    began = time.perf_counter()
+    for _ in range(times):
+        group.sum(part[0])
+        group.gather(part, [len(part)] * group.ranks)
+        group.exchange([[few]] * group.ranks)  # two messages
+        group.sum_own(part, sizes)
+    return (time.perf_counter() - began) / (5 * times)
 
 
 def _say_nothing(line: str) -> None:

@@ -32,7 +32,7 @@ class FakedRanks(_Joined):
             if not hasattr(dist.Backend, _BACKEND.upper()):
                 dist.Backend.register_backend(_BACKEND, _Peers, devices=["cpu", "cuda"])
             dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=ranks)
-            _Peers.sent = 0.0
+            _Peers.sent = _Peers.messages = 0
         super().__init__(Ranks(rank, ranks), store, _BACKEND, of)
 
     @property
@@ -43,6 +43,11 @@ class FakedRanks(_Joined):
     def sent(self) -> float:
         """Bytes that all threads have sent, sums and gathers as in a ring."""
         return _Peers.sent
+
+    @property
+    def messages(self) -> int:
+        """Operations of all ranks that all threads have taken part in."""
+        return _Peers.messages
 
     def gather_objects(self, thing: T) -> list[T]:
         return [thing]
@@ -58,6 +63,7 @@ class _Peers(_ProcessGroup):
     """Process group of one process; a sum over ranks is this rank's own part of it."""
 
     sent = 0.0
+    messages = 0
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout: Any) -> None:
         super().__init__(rank, ranks)
@@ -104,6 +110,7 @@ class _Peers(_ProcessGroup):
                 some.copy_(theirs[: len(some)]) if len(theirs) else place.zero_()
 
     def _send(self, times: float, *tensors: torch.Tensor) -> Any:
+        _Peers.messages += 1
         _Peers.sent += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)

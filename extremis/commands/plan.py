@@ -47,6 +47,7 @@ def plan(
     rehearse: bool = False,
     rank: NotNegative = 0,
     network: str = "10Gbit",
+    latency: Annotated[float, Option(ge=0)] = 0.1,
     disk: Size | None = None,
     folder: Place | None = None,
     minutes: Annotated[float, Option(gt=0)] = 5,
@@ -78,6 +79,7 @@ def plan(
         rehearse: Run a rank's share of every stage here, and print it beside the plan.
         rank: The rank that is rehearsed.
         network: Speed of the network between ranks, in bits a second.
+        latency: Milliseconds that a message between ranks takes, beside its bytes.
         disk: Bytes a second of the disk. Default: measured.
         folder: Where the rehearsal writes. Default: TMPDIR.
         minutes: Time for the rehearsal, about; less of each stage is done where it is short.
@@ -109,7 +111,9 @@ def plan(
 
         speeds = rehearsing.parse_speed(network), 0.0 if disk is None else float(parse_bytes(disk))
         place = "" if folder is None else fspath(folder)
-        rehearsal = rehearsing.rehearse(rehearsing.Rehearsal(workload, rank, *speeds, minutes, place), say)
+        rehearsal = rehearsing.rehearse(
+            rehearsing.Rehearsal(workload, rank, *speeds, minutes, place, latency / 1000), say
+        )
     report = planning.plan(workload, engine, rehearsal)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from extremis.planning import made_data
 from extremis.planning.stage import Stage, Task, peak_bytes, size_of
@@ -141,13 +142,13 @@ class _Rank:
 
     def steps(self) -> Iterator[Stage]:
         """Train some steps as a run does, with all its threads, and write a checkpoint."""
-        trainer, times, sent, operators, saved = self.trainer, [0.0], [0.0], Operators(), 0.0
+        trainer, times, sent, operators, saved = self.trainer, [0.0], [(0.0, 0)], Operators(), 0.0
         until = time.perf_counter() + self.task.seconds / 4
 
         def on_step(step: int, total: int, loss: float) -> None:
             nonlocal saved
             times.append(time.perf_counter())
-            sent.append(getattr(self.group, "sent", 0.0))
+            sent.append((self.group.sent, self.group.messages) if isinstance(self.group, FakedRanks) else (0.0, 0))
             if len(times) in (3, 4):  # around one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
@@ -160,9 +161,10 @@ class _Rank:
         with contextlib.suppress(_EnoughError):
             next(trainer.train(on_step))
         first, memory = min(WARM, len(times) // 2), peak_bytes()
-        seconds, network = float(np.diff(times[first:]).mean()), float(np.median(np.diff(sent[first:])))
+        seconds = float(np.diff(times[first:]).mean())
+        network, messages = np.median(np.diff(sent[first:], axis=0), axis=0).tolist()
         note = "; ".join(filter(None, [f"{len(times) - first - 1:,}, of {operators.count} operators", self.note]))
-        yield Stage("train", "step", seconds, memory, network=network or None, note=note)
+        yield Stage("train", "step", seconds, memory, network=network or None, messages=messages, note=note)
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:
@@ -183,7 +185,9 @@ class _Rank:
             if (low := low + len(x)) >= high:
                 break
         if parts.model.head.has_rows:
-            parts.model.head.vectors.normal_()  # those that no step has changed may be zeros, which take no room
+            for some in parts.model.head.vectors.split(1 << 16):
+                unchanged = ~some.any(1)  # zeros would take no room
+                some[unchanged] = torch.randn_like(some[unchanged])
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
         for _ in waiting("a dump to be written", until="it is there"):

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,10 @@ _BESIDE = ("stream", "plan")  # threads do them while a step is at work
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal of `rank` below `folder`. network, disk: bytes a second, disk 0: measured."""
+    """A rehearsal of `rank` below `folder`.
+
+    network, disk: bytes a second, disk 0: measured. latency: seconds a message.
+    """
 
     workload: Workload
     rank: int = 0
@@ -36,6 +39,7 @@ class Rehearsal:
     disk: float = 0.0
     minutes: float = 5.0
     folder: str = ""
+    latency: float = 1e-4
 
     @cached_property
     def planned(self) -> Estimate:
@@ -163,11 +167,12 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
         times, sizes = planned[stage.name]
         bounds = {
             "one thread" if stage.name in _BESIDE else "the processor": stage.seconds,
-            "the network": (stage.network or 0.0) / work.network,
+            "the network": (stage.network or 0.0) / work.network + stage.messages * work.latency,
             "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
         }
         bound = max(bounds, key=lambda name: bounds[name])
-        rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": bounds[bound]})
+        each = stage.seconds + bounds["the network"] if stage.messages else bounds[bound]  # messages are waited for
+        rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": each})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:
         counted = row["each"] - a_step if row["name"] in _BESIDE else row["each"]
@@ -177,6 +182,7 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
     limits += [f"{row['bound']} ({row['name']})" for row in sorted(rows, key=lambda row: -row["whole_seconds"])]
     seconds = {step: sum(row["whole_seconds"] for row in rows if row["step"] == step) for step in work.planned.memory}
     facts = {"rank": work.rank, "ranks": work.workload.ranks, "network": work.network, "disk": disk}
+    facts["latency"] = work.latency
     return {**facts, "stages": rows, "seconds": seconds, "limits": limits}
 
 
@@ -189,15 +195,25 @@ def show(body: dict[str, Any]) -> None:
             f"{row['seconds']:,.3g} s",
             f"{row['times']:,.4g}",
             say_time(row["whole_seconds"]),
-            "; ".join(filter(None, [row["note"], row["bound"] if row["each"] > row["seconds"] else ""])),
+            "; ".join(_notes(row)),
         ]
         for row in body["stages"]
     ]
-    speeds = f"network {say_bytes(body['network'])}/s, disk {say_bytes(body['disk'])}/s"
+    network = f"network {say_bytes(body['network'])}/s and {1000 * body['latency']:g} ms a message"
+    speeds = f"{network}, disk {say_bytes(body['disk'])}/s"
     title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
     table(title, ["stage", *_MEASURES, "time", "times", "in all", "done, bound by"], rows)
     whole = say_time(sum(body["seconds"].values()))
     results.print(f"the whole run: {whole}; it meets first {', then '.join(body['limits'][:3])}")
+
+
+def _notes(row: dict[str, Any]) -> Iterator[str]:
+    if row["note"]:
+        yield row["note"]
+    if row["messages"]:
+        yield f"{row['messages']:g} messages"
+    if row["each"] > row["seconds"]:
+        yield row["bound"]
 
 
 def _pair(measured: float | None, planned: float | None) -> str:

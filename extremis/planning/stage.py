@@ -57,9 +57,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage of a `step` took: seconds; bytes of its process, read or written, and sent. None: not counted.
+    """What a stage of a `step` took: seconds; bytes of its process, read or written, and sent, in so many messages.
 
-    `note`: how much was done of it.
+    None: not counted. `note`: how much was done of it.
     """
 
     step: str
@@ -68,6 +68,7 @@ class Stage:
     memory: int | None = None
     storage: float | None = None
     network: float | None = None
+    messages: float = 0.0
     note: str = ""
 
 
