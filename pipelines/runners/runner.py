@@ -13,7 +13,9 @@ from schemas.errors import MissingExtra
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16
 # Runners beside that of this machine and Beam's, each with the extra that it needs.
-RUNNERS = {"DaskRunner": ("pipelines.runners.dask_runner", "dask")}
+RUNNERS = {
+    "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
+}
 # Names of Beam's own local runners, whose options hold for ours.
 _LOCAL = ("", "DirectRunner", "FnApiRunner")
 

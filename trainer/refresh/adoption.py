@@ -177,7 +177,8 @@ def _decide(
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:
-    return f"the {'table of clusters' if recipe.clusters else 'hard-negative table'} due at epoch {due}"
+    table = "the table of clusters due at epoch" if recipe.clusters else "the hard-negative table due at epoch"
+    return f"{table} {due}"
 
 
 def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
