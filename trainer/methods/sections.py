@@ -117,7 +117,9 @@ class Order(Options):
     batch: Annotated[int, FromData(rules.batch)] = Field(
         512, ge=1, le=1 << 24, description="B, queries a step over all ranks"
     )
-    streams: int = Field(8, ge=1, description="S canonical streams; ranks divide it, and it divides the batch")
+    streams: int = Field(
+        8, ge=1, description="S canonical streams, as many as there are ranks at least; it divides the batch"
+    )
     window_groups: int = Field(4, ge=1, le=1 << 20, description="row groups that a stream permutes rows within")
     threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0 reads in line")
 

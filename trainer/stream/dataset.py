@@ -64,7 +64,7 @@ class JoinedStream(IterableDataset):
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are those of
     `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
     `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
-    resume at. Raises InputError where ranks do not divide streams, or two sources have one name.
+    resume at. Raises InputError for more ranks than streams, or two sources of one name.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -73,7 +73,7 @@ class JoinedStream(IterableDataset):
         try:
             self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
         except ValueError as error:
-            raise InputError(f"{error}; choose order.streams as a multiple of the ranks.") from None
+            raise InputError(f"{error}: a rank would have no rows. Raise order.streams, or take fewer ranks.") from None
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")

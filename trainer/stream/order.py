@@ -250,12 +250,11 @@ class EpochOrder:
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
 
-    Raises ValueError where ranks do not divide streams.
+    Numbers of streams are within one of each other. Raises ValueError for more ranks than streams.
     """
-    if streams % ranks:
-        raise ValueError(f"{ranks} ranks do not divide {streams} canonical streams (order.streams)")
-    each = streams // ranks
-    return range(rank * each, (rank + 1) * each)
+    if ranks > streams:
+        raise ValueError(f"{ranks} ranks are more than the {streams} canonical streams (order.streams)")
+    return range(streams * rank // ranks, streams * (rank + 1) // ranks)
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
