@@ -54,7 +54,7 @@ def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
 
 
 def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]]) -> list[Batch]:
-    """Check that some numbers of ranks, which divide the streams or not, with 0 to 3 threads read, together, the batches of one rank.
+    """Check that ranks, which divide the streams or not, with 0 to 3 threads read, together, the batches of one rank.
 
     `make(rank, ranks, threads)` gives a rank's batches of an epoch. Returns the global ones.
     """

@@ -62,6 +62,17 @@ class Data(Options):
         description="in place of split and label_texts, how often an epoch deals each row of the splits named; "
         "`labels` are the label texts. A weight of 1.5 deals all rows once and half of them once more",
     )
+    mix_by: Literal["rows", "shares"] = Field(
+        "rows",
+        description="what the numbers of mix are: how often each row is dealt, or shares of the rows of an epoch, which "
+        "then deals each row of the source that is dealt least once",
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        description="with mix, T: the share of a source of N rows is its number in mix times N^(1/T), 1 or more; 1: by "
+        "size; 0: none",
+    )
 
     @property
     def trained(self) -> RowShare:
@@ -78,6 +89,11 @@ class Data(Options):
         return RowShare(1 - self.holdout, 1.0)
 
     @property
+    def by_shares(self) -> bool:
+        """True: weights follow from shares."""
+        return bool(self.mix_by == "shares" or self.temperature)
+
+    @property
     def by_parts(self) -> bool:
         """True: rows are dealt by the part of a version that they are in."""
         return bool(self.parts or self.half_life or self.replay < 1)
@@ -88,6 +104,13 @@ class Data(Options):
             raise ValueError(
                 "data.parts, data.half_life and data.replay choose rows of one split by their parts: leave out "
                 "data.mix, data.holdout and data.share"
+            )
+        if self.by_shares and not self.mix:
+            raise ValueError("data.mix_by and data.temperature are of data.mix, which is empty: name the sources in it")
+        if 0 < self.temperature < 1 or (self.temperature and self.mix_by == "shares"):
+            raise ValueError(
+                f"data.temperature = {self.temperature:g}: expected 1 or more, and the shares that it makes in place of "
+                "data.mix_by = 'shares'"
             )
         if not self.mix:
             return self
@@ -119,6 +142,9 @@ class Order(Options):
     )
     streams: int = Field(
         8, ge=1, description="S canonical streams, as many as there are ranks at least; it divides the batch"
+    )
+    batches: Literal["mixed", "by_source"] = Field(
+        "mixed", description="a batch mixes the rows of all sources (splits of data.mix, label texts), or is of one"
     )
     window_groups: int = Field(4, ge=1, le=1 << 20, description="row groups that a stream permutes rows within")
     threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0 reads in line")

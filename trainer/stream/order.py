@@ -46,7 +46,7 @@ def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
     if not mix:
         return int(group_rows.sum())
     total = 0
-    for _, first, stop, share in _ranges(mix):
+    for _, first, stop, share in source_ranges(mix):
         rows = int(group_rows[first:stop].sum())
         whole, more = split_weight(share.weight, rows)
         total += whole * rows + more
@@ -63,7 +63,7 @@ def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch
     if not mix:
         return whole_groups
     pieces = [np.empty((0, 3), np.int64)]
-    for source, first, stop, share in _ranges(mix):
+    for source, first, stop, share in source_ranges(mix):
         groups = whole_groups[first:stop]
         times, more = split_weight(share.weight, int(_sizes(groups).sum()))
         pieces.append(np.tile(groups, (times, 1)))
@@ -89,7 +89,7 @@ def _sizes(pieces: np.ndarray) -> np.ndarray:
     return pieces[:, 2] - pieces[:, 1]
 
 
-def _ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
+def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
     """Yield (number, first row group, end, share) of each source."""
     stop = 0
     for number, share in enumerate(mix):
