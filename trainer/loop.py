@@ -80,7 +80,7 @@ class Trainer:
             mix = None
         else:
             state = parts.saver.load(checkpoint)
-            progress, mix = Progress.of(state["progress"]), state["stream"]["mix"]
+            progress, mix = Progress.of(state["progress"]), state["stream"].get("mix")
             if started.data != recipe.data:
                 parts.claim.require()
                 _write_config(parts)

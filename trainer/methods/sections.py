@@ -64,8 +64,8 @@ class Data(Options):
     )
     mix_by: Literal["rows", "shares"] = Field(
         "rows",
-        description="what the numbers of mix are: how often each row is dealt, or shares of the rows of an epoch, which "
-        "then deals each row of the source that is dealt least once",
+        description="what the numbers of mix are: how often each row is dealt, or shares of the rows of an epoch, "
+        "which then deals each row of the source that is dealt least once",
     )
     temperature: float = Field(
         0.0,
@@ -106,12 +106,11 @@ class Data(Options):
                 "data.mix, data.holdout and data.share"
             )
         if self.by_shares and not self.mix:
-            raise ValueError("data.mix_by and data.temperature are of data.mix, which is empty: name the sources in it")
-        if 0 < self.temperature < 1 or (self.temperature and self.mix_by == "shares"):
-            raise ValueError(
-                f"data.temperature = {self.temperature:g}: expected 1 or more, and the shares that it makes in place of "
-                "data.mix_by = 'shares'"
-            )
+            raise ValueError("data.mix_by and data.temperature need the sources: name them in data.mix")
+        if 0 < self.temperature < 1:
+            raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for none")
+        if self.temperature and self.mix_by == "shares":
+            raise ValueError("data.temperature makes shares of the sizes: leave out data.mix_by, which states them")
         if not self.mix:
             return self
         if self.holdout or self.share < 1:

@@ -5,15 +5,14 @@ turns, which say whose batch comes at each step, are a permutation by (seed, epo
 batches. A window is the rows of so many steps, whosever they are.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from schemas.ragged import offsets_of
 from schemas.randomness import Purpose, generator, torch_seed
-from trainer.stream.order import EpochOrder, Segment, WindowDeal, source_ranges
+from trainer.stream.order import EpochOrder, Segment, WindowDeal, count_rows, source_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,40 +39,43 @@ class OrderBySource(EpochOrder):
     """The order of one epoch, each of whose batches is of one source; `mix` names all sources, in storage order."""
 
     @cached_property
-    def _alone(self) -> list[EpochOrder]:
-        """The order of each source as if it were alone."""
-        rest = self.batch, self.streams, self.window_groups
+    def _steps(self) -> list[int]:
+        """Batches of each source; asked for at every step, so they do not wait for a permutation."""
         return [
-            EpochOrder(
+            self._steps_for(count_rows(self._dealt[first:stop], (share,)))
+            for _, first, stop, share in source_ranges(self.mix)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Global batches in the epoch: the last of each source may be shorter, or is dropped."""
+        return sum(self._steps)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """Number of the source of each step, [steps] int64."""
+        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
+        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
+
+    @cached_property
+    def _orders(self) -> list[SourceOrder]:
+        """The order of each source: a stream's rows are those that it would have alone."""
+        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
+        return [
+            SourceOrder(
                 self.group_rows[first:stop],
-                *rest,
+                self.batch,
+                self.streams,
+                self.window_groups,
                 torch_seed(self.seed, Purpose.SOURCE, number),
                 self.epoch,
                 self.tail,
                 (share,),
                 dealt=self._dealt[first:stop],
+                ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
             )
             for number, first, stop, share in source_ranges(self.mix)
         ]
-
-    @cached_property
-    def turns(self) -> np.ndarray:
-        """Number of the source of each step, [steps] int64."""
-        numbers = np.repeat(np.arange(len(self._alone)), [order.steps for order in self._alone])
-        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
-
-    @cached_property
-    def _orders(self) -> list[SourceOrder]:
-        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
-        return [
-            SourceOrder(**_fields(order), ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds))
-            for number, order in enumerate(self._alone)
-        ]
-
-    @cached_property
-    def steps(self) -> int:  # type: ignore[override]
-        """Global batches in the epoch: the last of each source may be shorter, or is dropped."""
-        return sum(order.steps for order in self._alone)
 
     @cached_property
     def window_units(self) -> int:
@@ -102,7 +104,3 @@ class OrderBySource(EpochOrder):
         sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
         until = offsets_of(sizes_by_step)
         return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
-
-
-def _fields(order: EpochOrder) -> dict[str, Any]:
-    return {field.name: getattr(order, field.name) for field in fields(order)}

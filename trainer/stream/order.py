@@ -181,7 +181,10 @@ class EpochOrder:
     @property
     def steps(self) -> int:
         """Global batches in the epoch, the same on every rank."""
-        shortest, longest = self.units // self.streams, -(-self.units // self.streams)
+        return self._steps_for(self.units)
+
+    def _steps_for(self, units: int) -> int:
+        shortest, longest = units // self.streams, -(-units // self.streams)
         return shortest // self.share if self.tail == "drop" else -(-longest // self.share)
 
     @property
