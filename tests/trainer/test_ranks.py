@@ -80,6 +80,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "head": {"positives": 1},
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
     },
+    "batches by source": {"order": {"batches": "by_source"}},
     "curriculum": {"negatives": {"curriculum": True}},
     "in the foreground": {"checkpoint": {"background": False}},
     "in-trainer": {"refresh": {"source": "in-trainer", "index": "exact", "start": 1, "every_steps": 4}},

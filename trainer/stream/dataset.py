@@ -80,6 +80,8 @@ class JoinedStream(IterableDataset):
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
+        if self._options.batches == "by_source" and self._options.clusters != SINGLE_ROWS:
+            raise InputError("batches of one source each are dealt row by row: leave out clusters, or batches.")
         self._label_type = arrow.label_type(labels)
         self._sources = sources
         self._later: list[Source] | None = None  # of the next epoch, where a state had other weights

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.laws import (
     assert_same_global_batches,
     batch_rows,
 )
+from trainer.schedule import ClusterSchedule
 from trainer.stream import Batch, JoinedStream, Source, by_shares, open_sources
 from trainer.stream.by_source import OrderBySource
 from trainer.stream.order import EpochOrder, WeightedGroups, streams_of_rank
@@ -161,7 +163,7 @@ def sources_with(data: SmallData, mix: dict[str, float]) -> list[Source]:
     return open_sources(data.layout, "train", False, mix=mix)
 
 
-def stream(data: SmallData, mix: dict[str, float], epoch: int = 0, **options: int | str) -> JoinedStream:
+def stream(data: SmallData, mix: dict[str, float], epoch: int = 0, **options: Any) -> JoinedStream:
     defaults = {"batch": 16, "streams": 8, "window_groups": 2, "threads": 0, "batches": "by_source"}
     joined = JoinedStream(sources_with(data, mix), data.labels, **{**defaults, **options})
     joined.set_epoch(epoch)
@@ -194,6 +196,8 @@ def test_a_state_of_other_batches_is_refused(data: SmallData) -> None:
         stream(data, MIX).load_state_dict(states["mixed"])
     with pytest.raises(InputError, match="cannot resume the stream: batches was 'by_source' when"):
         stream(data, MIX, batches="mixed").load_state_dict(states["by_source"])
+    with pytest.raises(InputError, match="leave out clusters, or batches"):
+        stream(data, MIX, clusters=ClusterSchedule(2))
 
 
 # Shares
