@@ -11,9 +11,9 @@ Nothing but this file and a check of the installation is loaded before the first
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from extremis.installation import require_ours
+from extremis.installation import refuse_others
 
-require_ours()
+refuse_others()
 
 if TYPE_CHECKING:  # for those who read types; the same names are loaded below when they are used first
     from extremis.commands.ablate import ablate as ablate

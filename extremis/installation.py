@@ -1,5 +1,7 @@
 """Check of the installation: the packages that `extremis` imports are its own, and what an absent one is brought by."""
 
+import os
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +19,25 @@ _EXTRAS = {
 }
 
 
+def refuse_others() -> None:
+    """Check the packages; a command ends here with one message and status 2, where another one is found.
+
+    Raises ImportError within any other program, which may go on without Extremis.
+    """
+    try:
+        require_ours()
+    except ImportError as error:
+        if not _is_command():
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def require_ours(names: Sequence[str] = OURS) -> None:
     """Check that each package is the one beside this one, not another distribution's or folder's of the same name.
 
-    Raises ImportError, which names the file that shadows, and the one that is shadowed.
+    A folder without `__init__.py` shadows nothing. Raises ImportError, which names the file that shadows, the one that
+    is shadowed, and a remedy.
     """
     root = Path(__file__).resolve().parents[1]
     for name in names:
@@ -29,12 +46,33 @@ def require_ours(names: Sequence[str] = OURS) -> None:
         files = [Path(place).resolve() for place in places if place not in ("", "namespace")]
         if ours in files or ours.parent in files:
             continue
-        problem = f"{files[0]} shadows {ours}" if files else f"{ours} is not on the path"
-        raise ImportError(
-            f"Extremis needs its own package `{name}`, but {problem}. Install Extremis into an environment of its own "
-            "(python -m venv), or take the other one off PYTHONPATH and out of the current folder.",
-            name=name,
+        if spec is None or spec.origin is None:  # nothing, or a folder that Python takes where there is no package
+            problem, remedy = f"{ours} is not on the path", _remedy(None)
+        else:
+            problem = f"{files[0]} shadows {ours}"
+            remedy = _remedy(files[0].parents[0 if spec.submodule_search_locations is None else 1])
+        raise ImportError(f"Extremis needs its own package `{name}`, but {problem}. {remedy}", name=name)
+
+
+def _remedy(folder: Path | None) -> str:
+    """Say what to do about a module of our name in `folder`."""
+    named = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
+    if folder in named:
+        return f"Rename it, or take {folder} off PYTHONPATH."
+    if folder in (Path.cwd(), Path(sys.path[0]).resolve()):
+        return (
+            "Rename it, start from another folder, or set PYTHONSAFEPATH=1 (Python 3.11 and later), which leaves "
+            f"{folder} off the path."
         )
+    return "Install Extremis into an environment of its own (python -m venv)."
+
+
+def _is_command() -> bool:
+    """Return whether this process is one of our commands, and not a program that imports Extremis."""
+    program, words = sys.argv[0], sys.orig_argv
+    if program == "-m":  # until the module is found
+        return words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
+    return Path(program).stem in ("extremis", "extremis-worker")
 
 
 def extra_of(module: str) -> str | None:

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
 from extremis.console import say
 from pipelines.options import DumpOptions
 from schemas.errors import ExtremisError, InputError
+from schemas.processes import python_command
 from schemas.waits import Wait, waiting
 
 PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
@@ -26,7 +26,7 @@ def start_miner(
     ended: threading.Event | None = None,
 ) -> "Miner":
     """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
-    command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
+    command = python_command("from extremis.cli import main; main()", verb, data, run, "--watch")
     if beam_options:
         command += ["--", *beam_options]
     return Miner(command, log, ended)
@@ -71,7 +71,7 @@ class Miner:
                 errors="replace",
             )
         except OSError as error:
-            raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
+            raise ExtremisError(f"cannot start the miner ({self._command[0]}): {error}.") from error
         self._reader = threading.Thread(target=self._read, args=(process,), name="extremis-miner-log", daemon=True)
         self._reader.start()
         return process

@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
     LINEAR_RANKER = 17  # order in which labels are fitted
+    TURNS = 18  # (epoch)
+    SOURCE = 19  # (source), the seed of its own order
 
 
 class InitialWeights(IntEnum):

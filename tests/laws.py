@@ -54,12 +54,12 @@ def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
 
 
 def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]]) -> list[Batch]:
-    """Check that 1, 2, 4 and 8 ranks with 0 to 3 threads read, together, the batches of one rank.
+    """Check that ranks, which divide the streams or not, with 0 to 3 threads read, together, the batches of one rank.
 
     `make(rank, ranks, threads)` gives a rank's batches of an epoch. Returns the global ones.
     """
     whole = list(make(0, 1, 0))
-    for ranks, threads in itertools.product((1, 2, 4, 8), (0, 1, 2, 3)):
+    for ranks, threads in itertools.product((1, 2, 3, 5, 8), (0, 1, 2, 3)):
         parts = [list(make(rank, ranks, threads)) for rank in range(ranks)]
         assert {len(part) for part in parts} == {len(whole)}
         for batch, *rank_batches in zip(whole, *parts, strict=True):

@@ -28,9 +28,11 @@ def test_the_page_shows_the_examples_as_they_are() -> None:
         assert len(shown.splitlines()) <= 35
 
 
-def test_the_recipe_on_the_page_is_one() -> None:
-    (shown,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert validate(tomllib.loads(shown), "the page").data.mix == {"train": 1.0, "val": 0.5, "labels": 2.0}
+def test_the_recipes_on_the_page_are_recipes() -> None:
+    shown = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    weights, shares = (validate(tomllib.loads(each), "the page").data for each in shown)
+    assert weights.mix == {"train": 1.0, "val": 0.5, "labels": 2.0}
+    assert (shares.by_shares, shares.mix) == (True, {"train": 0.7, "val": 0.3})
 
 
 def test_the_example_trains(data: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
@@ -26,11 +27,12 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 
 
 class EpochRunner:
-    """Runs epochs from wherever `progress` is."""
+    """Runs epochs from wherever `progress` is; `mix`: the weights of the epoch that is under way, where it is."""
 
-    def __init__(self, parts: Parts, progress: Progress) -> None:
-        self._parts, self.progress = parts, progress
+    def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
+        self._parts, self.progress, self._mix = parts, progress, mix
         self._steps_an_epoch = parts.stream.steps
+        self._more_steps = 0  # of all epochs before that had other weights
         self._watch = LossWatch()
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last that was read
@@ -47,13 +49,14 @@ class EpochRunner:
     @property
     def total_steps(self) -> int:
         """Steps of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
-        return self._steps_an_epoch * self.epochs
+        return self._steps_an_epoch * self.epochs + self._more_steps
 
     def rate_factor(self, step: int) -> float:
         """Return the share of the full rate at global `step`."""
         options = self._parts.recipe.train
         epochs = self.progress.budget.epochs(step, options.epochs)
-        return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr, options.decay)
+        total = self._steps_an_epoch * epochs + self._more_steps
+        return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
         """Run the rest of the current epoch. Raises ExtremisError where training diverges; StoppedError."""
@@ -132,7 +135,13 @@ class EpochRunner:
         parts.stream.set_epoch(progress.epoch, tables)
         parts.step.queries.begin(tables)
         if progress.step:
-            parts.stream.load_state_dict({**parts.stream.state_dict(), "step": progress.step})
+            state = parts.stream.state_dict()
+            parts.stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})
+        self._mix = None
+        if parts.recipe.data.mix:
+            first = progress.global_step - progress.step
+            self._more_steps = first + parts.stream.steps - (progress.epoch + 1) * self._steps_an_epoch
+        if progress.step:
             return
         progress.loss_sum = 0.0
         progress.budget.begin(progress.global_step, adoption.epochs or parts.recipe.train.epochs)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator
+from typing import Any
 
 import torch
 
@@ -30,11 +31,11 @@ class Trainer:
     without, nobody else may write RUN.
     """
 
-    def __init__(self, parts: Parts, progress: Progress | None = None) -> None:
+    def __init__(self, parts: Parts, progress: Progress | None = None, mix: list[list[Any]] | None = None) -> None:
         self.parts, self.recipe, self.run = parts, parts.recipe, parts.run
         self.model, self.stream = parts.model, parts.stream
         self.progress = progress or Progress()
-        self.runner = EpochRunner(parts, self.progress)
+        self.runner = EpochRunner(parts, self.progress, mix)
 
     @classmethod
     def start(
@@ -58,7 +59,8 @@ class Trainer:
     ) -> "Trainer":
         """Go on with the run at RUN from its newest checkpoint, on as many ranks as there are now.
 
-        Without a checkpoint it begins anew, and may have another recipe. Raises InputError when RUN was made from other
+        Without a checkpoint it begins anew, and may have another recipe; with one the shares of its sources may be
+        others, from the next epoch on. Raises InputError when RUN was made from other
         data or by another recipe, TableError.
         """
         layout = RunLayout(run)
@@ -75,10 +77,16 @@ class Trainer:
             progress = Progress()
             if started != recipe:
                 _correct(parts)
+            mix = None
         else:
-            progress = Progress.of(parts.saver.load(checkpoint)["progress"])
+            state = parts.saver.load(checkpoint)
+            progress, mix = Progress.of(state["progress"]), state["stream"].get("mix")
+            if started.data != recipe.data:
+                parts.claim.require()
+                _write_config(parts)
+                parts.say(f"other shares of the sources from epoch {progress.epoch + bool(progress.step)} on")
         parts.tracker.start(progress.global_step)
-        return cls(parts, progress)
+        return cls(parts, progress, mix)
 
     def interrupt_by(self, interrupts: Interrupts) -> None:
         """Let `interrupts` end the run after the current step, with a checkpoint, and its waits for tables."""

@@ -1,6 +1,7 @@
 """Setup of a run: its parts opened and built as the recipe asks, or refused."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ from trainer.refresh.refresher import Refresher
 from trainer.rows.memory import keep_freed_memory
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
-from trainer.stream import JoinedStream, Reading, Source, open_sources
+from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
@@ -85,6 +86,8 @@ def set_up(
     facts = DataSizes.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
+    if rows.by_shares:
+        tables = by_shares(tables, rows.temperature or math.inf)
     tables = in_window(tables, rows.parts, rows.half_life, open_replay(data, recipe))
     require_whole_epochs(recipe)
     require_streamable(recipe, tables, data.root, group)
@@ -246,7 +249,7 @@ def open_stream(
         reading=Reading(
             verify=reading.verify, threads=reading.fetch_threads, cache=reading.cache, cache_bytes=reading.cache_bytes
         ),
-        **order.model_dump(include={"batch", "streams", "window_groups", "threads"}),
+        **order.model_dump(include={"batch", "streams", "batches", "window_groups", "threads"}),
     )
 
 
@@ -304,12 +307,15 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
             "release that its config.toml names, or choose another RUN."
         )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
+    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may be others
+    after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()
         if value != before.get(key)
         and key not in _WHERE
         and not key.startswith("storage.")  # how it is read, not what
+        and not (same_sources and key.startswith(("data.mix", "data.temperature")))
         and (key, value) != ("train.threads", 0)  # those of the run stay
     ]
     if differing:

@@ -1,6 +1,5 @@
 """`extremis plan`: bytes of every table, memory of every step, and whether they fit."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
@@ -95,8 +94,8 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
 
 
 def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with as many streams as `ranks` can share; it is said where they are others."""
-    streams = math.lcm(recipe.order.streams, ranks)
+    """Return the recipe with a stream for each of `ranks` at least; it is said where they are others."""
+    streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
         return recipe
     say(f"order.streams = {streams} ({ranks} ranks: a run wants it set)")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from pipelines.runners.local import end_with_parent
+from schemas.processes import python_command
 
 _PROVISION_SECONDS = 60.0  # for the runner to say what this worker is for
 POOL_PORT = 50000  # as in Beam's image
@@ -82,7 +83,7 @@ def _become_worker(options: argparse.Namespace) -> None:
     """Become the worker; those that the runner wants beside it are processes that end with it."""
     own, *siblings = worker_environments(options)
     for sibling in siblings:
-        subprocess.Popen([sys.executable, "-c", _SIBLING], env={**os.environ, **sibling})
+        subprocess.Popen(python_command(_SIBLING), env={**os.environ, **sibling})
     os.environ.update(own)
     serve_beam()  # in this process, which has imported Beam already: seconds a pipeline
 

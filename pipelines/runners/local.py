@@ -4,7 +4,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Literal, Self
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
 from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
 from schemas.errors import ExtremisError
+from schemas.processes import python_command
 from schemas.waits import Wait, waiting
 
 _PIECES = 4  # of a stage's elements a worker: one that is done takes another
@@ -151,7 +151,7 @@ class Worker:
         self._pipe, theirs = Pipe()
         with theirs:
             program = f"from pipelines.runners.local import serve; serve({theirs.fileno()})"
-            command = [sys.executable, "-c", program]
+            command = python_command(program)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self.counts: dict[str, Count] = {}  # of steps, since it was started
 

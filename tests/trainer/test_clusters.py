@@ -131,7 +131,7 @@ def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str)
             recipe(order=wrong)
     with pytest.raises(ValueError, match=r"negatives.hard"):
         recipe(negatives={"hard": 2})
-    with pytest.raises(ValueError, match=r"leave out .*data.mix and data.label_texts"):
+    with pytest.raises(ValueError, match=r"leave out .*data.mix, data.label_texts and order.batches"):
         recipe(data={"label_texts": True})
 
 

@@ -80,6 +80,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "head": {"positives": 1},
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
     },
+    "batches by source": {"order": {"batches": "by_source"}},
     "curriculum": {"negatives": {"curriculum": True}},
     "in the foreground": {"checkpoint": {"background": False}},
     "in-trainer": {"refresh": {"source": "in-trainer", "index": "exact", "start": 1, "every_steps": 4}},
@@ -320,3 +321,22 @@ def test_a_run_goes_on_on_another_number_of_ranks(
     for epoch in range(2):
         for name, rows in dumped(stopped, epoch).items():
             np.testing.assert_allclose(rows, dumped(straight, epoch)[name], rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("ranks", [(2, 3), pytest.param((4, 3, 5), marks=pytest.mark.slow)])
+def test_a_run_goes_on_within_an_epoch_on_any_number_of_ranks(
+    data: SmallData, with_tables: Path, tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    """Ranks that do not divide the streams have unequal parts of a batch, down to none of the last one."""
+    straight, changed = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("straight", "changed"))
+    options = recipe(order={"streams": 8}, train={"epochs": len(ranks)})
+    (expected,) = on(1, data.layout.root, straight, options)
+    for number, count in enumerate(ranks[:-1]):  # in the first epoch, then in the second
+        on(count, data.layout.root, changed, options, number > 0, (5, 18)[number])
+        kept = latest_checkpoint(RunLayout(changed))
+        assert kept is not None
+        assert kept.state["progress"]["step"] > 0
+    results = on(ranks[-1], data.layout.root, changed, options, True)
+    assert_same_training(results, expected)
+    for name, value in saved(changed).items():
+        torch.testing.assert_close(value, saved(straight)[name], rtol=1e-2, atol=1e-4, msg=name)

@@ -79,10 +79,11 @@ class Clustered(Recipe):
     @model_validator(mode="after")
     def _check_rows(self) -> Clustered:
         rows = self.data
-        if self.clusters and (rows.holdout or rows.share < 1 or rows.mix or rows.label_texts):
+        others = rows.holdout or rows.share < 1 or rows.mix or rows.label_texts or self.order.batches != "mixed"
+        if self.clusters and others:
             raise ValueError(
                 "order.cluster deals the clusters of all rows of one split: leave out data.holdout, data.share, "
-                "data.mix and data.label_texts, or set order.cluster = 1 and no doubling"
+                "data.mix, data.label_texts and order.batches, or set order.cluster = 1 and no doubling"
             )
         return self
 

@@ -206,7 +206,7 @@ class Recipe(OneOfKinds):
                 "validation.split, or data.holdout"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
-        if self.tables and thin:
+        if self.tables and thin and not self.data.by_shares:
             raise ValueError(
                 f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
                 "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"

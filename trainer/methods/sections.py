@@ -62,6 +62,17 @@ class Data(Options):
         description="in place of split and label_texts, how often an epoch deals each row of the splits named; "
         "`labels` are the label texts. A weight of 1.5 deals all rows once and half of them once more",
     )
+    mix_by: Literal["rows", "shares"] = Field(
+        "rows",
+        description="what the numbers of mix are: how often each row is dealt, or shares of the rows of an epoch, "
+        "which then deals each row of the source that is dealt least once",
+    )
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        description="with mix, T: the share of a source of N rows is its number in mix times N^(1/T), 1 or more; 1: by "
+        "size; 0: none",
+    )
 
     @property
     def trained(self) -> RowShare:
@@ -78,6 +89,11 @@ class Data(Options):
         return RowShare(1 - self.holdout, 1.0)
 
     @property
+    def by_shares(self) -> bool:
+        """True: weights follow from shares."""
+        return bool(self.mix_by == "shares" or self.temperature)
+
+    @property
     def by_parts(self) -> bool:
         """True: rows are dealt by the part of a version that they are in."""
         return bool(self.parts or self.half_life or self.replay < 1)
@@ -89,6 +105,12 @@ class Data(Options):
                 "data.parts, data.half_life and data.replay choose rows of one split by their parts: leave out "
                 "data.mix, data.holdout and data.share"
             )
+        if self.by_shares and not self.mix:
+            raise ValueError("data.mix_by and data.temperature need the sources: name them in data.mix")
+        if 0 < self.temperature < 1:
+            raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for none")
+        if self.temperature and self.mix_by == "shares":
+            raise ValueError("data.temperature makes shares of the sizes: leave out data.mix_by, which states them")
         if not self.mix:
             return self
         if self.holdout or self.share < 1:
@@ -117,7 +139,12 @@ class Order(Options):
     batch: Annotated[int, FromData(rules.batch)] = Field(
         512, ge=1, le=1 << 24, description="B, queries a step over all ranks"
     )
-    streams: int = Field(8, ge=1, description="S canonical streams; ranks divide it, and it divides the batch")
+    streams: int = Field(
+        8, ge=1, description="S canonical streams, as many as there are ranks at least; it divides the batch"
+    )
+    batches: Literal["mixed", "by_source"] = Field(
+        "mixed", description="a batch mixes the rows of all sources (splits of data.mix, label texts), or is of one"
+    )
     window_groups: int = Field(4, ge=1, le=1 << 20, description="row groups that a stream permutes rows within")
     threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0 reads in line")
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -17,6 +17,7 @@ from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
+from trainer.stream.by_source import OrderBySource
 from trainer.stream.decode import Damaged, Decoding, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.prefetch import Opened, Work, by_threads, in_line
@@ -27,7 +28,7 @@ from trainer.stream.sources import Source, cluster_sizes, count_clusters
 STATE_VERSION = 1
 THREAD = "extremis-stream"
 PIECES_AHEAD = 1  # of a few batches each, beyond those that threads are at
-_OPTIONAL = {"clusters", "parts"}  # of a state, where there are such
+_OPTIONAL = {"batches", "clusters", "parts"}  # of a state, where there are such
 WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
 
 Plan = Callable[[Batch], Candidates | None]
@@ -41,6 +42,7 @@ class StreamOptions:
     gives each batch its candidates, ahead; 0 does all of it in line. `damaged`: a row group that does not decode stops
     the stream (TableError), or is left out and counted in `skipped_rows`. `clusters`: where all tables are in cluster
     order, whole clusters are dealt, of these sizes. `tail`: the last batch of an epoch is kept, shorter, or dropped.
+    `batches` mix the rows of all sources, or are each of one source.
     """
 
     batch: int
@@ -51,6 +53,7 @@ class StreamOptions:
     seed: int = 0
     threads: int = 1
     tail: str = "keep"
+    batches: Literal["mixed", "by_source"] = "mixed"
     rank: int = 0
     ranks: int = 1
     plan: Plan | None = None
@@ -64,7 +67,7 @@ class JoinedStream(IterableDataset):
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are those of
     `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
     `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
-    resume at. Raises InputError where ranks do not divide streams, or two sources have one name.
+    resume at. Raises InputError for more ranks than streams, or two sources of one name.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -73,12 +76,15 @@ class JoinedStream(IterableDataset):
         try:
             self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
         except ValueError as error:
-            raise InputError(f"{error}; choose order.streams as a multiple of the ranks.") from None
+            raise InputError(f"{error}: a rank would have no rows. Raise order.streams, or take fewer ranks.") from None
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
+        if self._options.batches == "by_source" and self._options.clusters != SINGLE_ROWS:
+            raise InputError("batches of one source each are dealt row by row: leave out clusters, or batches.")
         self._label_type = arrow.label_type(labels)
         self._sources = sources
+        self._later: list[Source] | None = None  # of the next epoch, where a state had other weights
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0
         self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
@@ -107,6 +113,8 @@ class JoinedStream(IterableDataset):
         options, groups = self._options, self._groups
         sizes = groups.group_rows, options.batch, options.streams, options.window_groups
         place = options.seed, self._epoch, options.tail
+        if self._options.batches == "by_source":
+            return OrderBySource(*sizes, *place, groups.shares, dealt=groups.dealt)
         return EpochOrder(*sizes, *place, groups.mix, *self._cluster_counts, groups.dealt)
 
     @functools.cached_property
@@ -130,10 +138,11 @@ class JoinedStream(IterableDataset):
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step; `sources` bring newly adopted negatives.
+        """Start `epoch` at its first step; `sources` bring newly adopted negatives, and other weights.
 
         Workers of a DataLoader hear of it when the loader is iterated next, persistent ones too.
         """
+        sources, self._later = sources or self._later, None
         if sources is not None:
             self._set_sources(sources)
         self._go_to(epoch)
@@ -155,8 +164,14 @@ class JoinedStream(IterableDataset):
         return {**position, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
-        beyond = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
+        """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one.
+
+        Its epoch goes on with the weights that it has; where these sources have others, they count from the next on.
+        """
+        beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
+        mix = state.get("mix") or []
+        if [name for name, _ in mix] == [source.name for source in self._sources]:
+            beyond["mix"] = mix
         for name, value in {**self._identity, **beyond}.items():
             if state.get(name) != value:
                 raise InputError(
@@ -169,6 +184,9 @@ class JoinedStream(IterableDataset):
                 f"cannot resume the stream: the state is that of worker {state['worker']} of {state['workers']}. "
                 "Resume with as many DataLoader workers, or save state_dict(after=batch), which suits any number."
             )
+        if mix != self._identity["mix"]:
+            self._later = self._sources
+            self._set_weights(mix)
         self._go_to(state["epoch"])
         self._step = state["step"]
         self._notify_workers()
@@ -185,6 +203,7 @@ class JoinedStream(IterableDataset):
             "window_groups": self._options.window_groups,
             "tail": self._options.tail,
             "mix": [[source.name, source.weight] for source in self._sources],
+            **({} if self._options.batches == "mixed" else {"batches": self._options.batches}),
             **({} if self._options.clusters == SINGLE_ROWS else {"clusters": [*self._options.clusters]}),
             **({} if self._groups.dealt is None else {"parts": {s.name: [*s.share] for s in self._sources}}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
@@ -200,6 +219,11 @@ class JoinedStream(IterableDataset):
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self.__dict__.pop("_identity", None)
         self.__dict__.pop("_cluster_counts", None)
+
+    def _set_weights(self, mix: list[list[Any]]) -> None:
+        """Give the sources the weights of `mix`, which names them in their order."""
+        pairs = zip(self._sources, mix, strict=True)
+        self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
         """Write to the copies in workers at which step this stream is now."""
@@ -224,8 +248,10 @@ class JoinedStream(IterableDataset):
 
     def _follow(self, message: dict[str, Any]) -> None:
         self._last_read = self._channel.number
-        if message["tables"] != self._identity["tables"] or message["mix"] != self._identity["mix"]:
+        if message["tables"] != self._identity["tables"]:
             raise InputError("set_epoch brought other tables: make a new DataLoader, whose workers start with them.")
+        if message["mix"] != self._identity["mix"]:
+            self._set_weights(message["mix"])
         if message["negatives"] != self._identity["negatives"]:
             self._set_sources([source.with_negatives(message["urls"][source.name]) for source in self._sources])
             if message["negatives"] != self._identity["negatives"]:

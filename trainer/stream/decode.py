@@ -116,14 +116,17 @@ def decodings(
 
 def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
     """Yield for each window from `first` on the row groups to read, and those that the next window needs too."""
+
+    def groups_of(window: int) -> set[int]:
+        return {segment.group for stream in streams for segment in order.segments(stream, window)}
+
     before: set[int] = set()
+    needed = groups_of(first) if first < order.windows else set()
     for window in range(first, order.windows):
-        by_stream = [order.segments(stream, window) for stream in streams]
-        needed = {segment.group for segments in by_stream for segment in segments}
-        cut = [] if window + 1 == order.windows else [segments[-1] for segments in by_stream if segments]
-        shared = {segment.group for segment in cut if segment.stop < order.group_rows[segment.group]} - before
+        following = groups_of(window + 1) if window + 1 < order.windows else set()
+        shared = (needed & following) - before
         yield sorted(needed - before, key=lambda group: (group not in shared, group)), shared
-        before = shared
+        before, needed = shared, following
 
 
 def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:

@@ -46,7 +46,7 @@ def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
     if not mix:
         return int(group_rows.sum())
     total = 0
-    for _, first, stop, share in _ranges(mix):
+    for _, first, stop, share in source_ranges(mix):
         rows = int(group_rows[first:stop].sum())
         whole, more = split_weight(share.weight, rows)
         total += whole * rows + more
@@ -63,7 +63,7 @@ def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch
     if not mix:
         return whole_groups
     pieces = [np.empty((0, 3), np.int64)]
-    for source, first, stop, share in _ranges(mix):
+    for source, first, stop, share in source_ranges(mix):
         groups = whole_groups[first:stop]
         times, more = split_weight(share.weight, int(_sizes(groups).sum()))
         pieces.append(np.tile(groups, (times, 1)))
@@ -89,7 +89,7 @@ def _sizes(pieces: np.ndarray) -> np.ndarray:
     return pieces[:, 2] - pieces[:, 1]
 
 
-def _ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
+def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
     """Yield (number, first row group, end, share) of each source."""
     stop = 0
     for number, share in enumerate(mix):
@@ -181,7 +181,10 @@ class EpochOrder:
     @property
     def steps(self) -> int:
         """Global batches in the epoch, the same on every rank."""
-        shortest, longest = self.units // self.streams, -(-self.units // self.streams)
+        return self._steps_for(self.units)
+
+    def _steps_for(self, units: int) -> int:
+        shortest, longest = units // self.streams, -(-units // self.streams)
         return shortest // self.share if self.tail == "drop" else -(-longest // self.share)
 
     @property
@@ -250,12 +253,11 @@ class EpochOrder:
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
 
-    Raises ValueError where ranks do not divide streams.
+    Numbers of streams are within one of each other. Raises ValueError for more ranks than streams.
     """
-    if streams % ranks:
-        raise ValueError(f"{ranks} ranks do not divide {streams} canonical streams (order.streams)")
-    each = streams // ranks
-    return range(rank * each, (rank + 1) * each)
+    if ranks > streams:
+        raise ValueError(f"{ranks} ranks are more than the {streams} canonical streams (order.streams)")
+    return range(streams * rank // ranks, streams * (rank + 1) // ranks)
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:

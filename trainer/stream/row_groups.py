@@ -98,8 +98,9 @@ class RowGroups:
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
         # [M, 2] rows of each that are dealt; None where all are.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
+        self.shares = tuple(shares)
         # Empty where every row is dealt once.
-        self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
+        self.mix = () if all(source.weight == 1 for source in sources) else self.shares
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
         self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
         self._cache = self._open_cache()

@@ -152,6 +152,25 @@ def open_sources(
     return sources
 
 
+def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[Source]:
+    """Return `sources` with such weights that rows come in the shares that their weights of now are of the sum.
+
+    With a `temperature` T the share of N rows is weight * N ** (1 / T) of the sum, by size with T = 1. Each row of the
+    source that is dealt least comes once an epoch. Raises InputError where rows of another would come too often.
+    """
+    rows = [max(1, source.share.rows(source.rows)) for source in sources]
+    times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
+    least = min(times)
+    for source, count, each in zip(sources, rows, times, strict=True):
+        if each > MOST_WEIGHT * least:
+            other = sources[times.index(least)].name
+            raise InputError(
+                f"source {source.name}: its share deals each of its {count:,} rows {each / least:,.0f} times an epoch, "
+                f"in which {other} is dealt once; expected up to {MOST_WEIGHT}. Lower its share, or raise {other}'s."
+            )
+    return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
+
+
 _LEAST = 1e-12  # weight: no row of any part that there is
 
 

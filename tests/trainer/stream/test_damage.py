@@ -213,7 +213,7 @@ def test_a_table_that_is_cut_while_it_is_mapped_is_named(tmp_path: Path) -> None
     """Reading the missing bytes of a map would end the process."""
     world = World(str(tmp_path), "parquet")
     source = open_sources(world.layout, "train", label_texts=False, inputs="both")[0]
-    stream = JoinedStream([source], world.labels, inputs="both", batch=4, streams=4, window_groups=1, threads=0)
+    stream = JoinedStream([source], world.labels, inputs="both", batch=4, streams=1, window_groups=1, threads=0)
     batches = iter(stream)
     next(batches)
     for place in Path(world.url("queries")).glob("part-*"):

@@ -228,9 +228,9 @@ def test_misaligned_negatives_are_refused(world: World) -> None:
         queries.with_negatives("memory://groups")
 
 
-def test_ranks_that_do_not_divide_the_streams_are_refused_with_a_remedy(world: World) -> None:
-    with pytest.raises(InputError, match=r"order\.streams as a multiple of the ranks"):
-        world.stream(ranks=3)
+def test_more_ranks_than_streams_are_refused_with_a_remedy(world: World) -> None:
+    with pytest.raises(InputError, match=r"9 ranks are more than the .* Raise order\.streams, or take fewer ranks"):
+        world.stream(ranks=9)
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -190,12 +190,6 @@ def test_a_mix_of_ones_is_the_stream_without_a_mix(data: SmallData) -> None:
         assert_equal(weighted, other)
 
 
-def test_a_state_of_other_weights_is_refused(data: SmallData) -> None:
-    state = stream(data, joined(data, SPLITS)).state_dict()
-    with pytest.raises(InputError, match=r"cannot resume the stream: mix was .*'market', 1\.5"):
-        stream(data, joined(data, {**SPLITS, "market": 2.5})).load_state_dict(state)
-
-
 def test_what_cannot_be_mixed_is_refused(data: SmallData) -> None:
     with pytest.raises(InputError, match="no split 'markt'; this data set has market, train"):
         open_sources(data.layout, "train", False, mix={"markt": 1.0})

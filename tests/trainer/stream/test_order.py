@@ -14,7 +14,7 @@ from trainer.stream.sources import clusters_of
 
 @st.composite
 def orders(draw: st.DrawFn, tail: str | None = None) -> EpochOrder:
-    """Row groups of any sizes, none too; S a power of two, so that 1, 2, 4 and 8 ranks come up."""
+    """Row groups of any sizes, none too; S a power of two."""
     streams = draw(st.sampled_from([1, 2, 4, 8]))
     return EpochOrder(
         np.asarray(draw(st.lists(st.integers(1, 9), max_size=20)), np.int64),
@@ -135,7 +135,7 @@ def test_a_batch_is_whole_clusters_as_many_as_fill_it(order: EpochOrder) -> None
         assert all(len(np.unique(cluster[batch])) == order.batch // order.cluster for batch in batches)
 
 
-@given(st.one_of(orders(), clustered_orders()), st.sampled_from([1, 2, 4, 8]))
+@given(st.one_of(orders(), clustered_orders()), st.integers(1, 8))
 def test_ranks_have_equal_steps_and_end_to_end_their_batches_are_the_global_one(order: EpochOrder, ranks: int) -> None:
     ranks = min(ranks, order.streams)
     parts = [epoch(order, streams_of_rank(order.streams, rank, ranks)) for rank in range(ranks)]
@@ -191,7 +191,25 @@ def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: 
     assert [order[low:high].tolist() for low, high in itertools.pairwise(offsets)] == expected
 
 
-@pytest.mark.parametrize(("streams", "ranks"), [(8, 3), (2, 4)])
-def test_ranks_that_do_not_divide_the_streams_are_refused(streams: int, ranks: int) -> None:
-    with pytest.raises(ValueError, match=f"{ranks} ranks do not divide {streams}"):
-        streams_of_rank(streams, 0, ranks)
+def test_more_ranks_than_streams_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 ranks are more than the 2 canonical streams"):
+        streams_of_rank(2, 0, 4)
+
+
+@given(orders(tail="keep"), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.data())
+def test_an_epoch_that_goes_on_on_other_numbers_of_ranks_deals_every_row_once(
+    order: EpochOrder, ranks: list[int], data: st.DataObject
+) -> None:
+    stops = sorted(data.draw(st.lists(st.integers(0, order.steps), min_size=len(ranks) - 1, max_size=len(ranks) - 1)))
+    dealt = []
+    for count, steps in zip(ranks, itertools.pairwise([0, *stops, order.steps]), strict=True):
+        shares = [
+            streams_of_rank(order.streams, rank, min(count, order.streams)) for rank in range(min(count, order.streams))
+        ]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        for step in range(*steps):
+            parts = [batch_rows(order, step, share, first_rows(order)) for share in shares]
+            dealt.append(np.concatenate(parts))
+    assert_every_row_once(dealt, order.rows)
+    for got, expected in zip(dealt, epoch(order), strict=True):
+        np.testing.assert_array_equal(got, expected)

@@ -1,0 +1,106 @@
+"""Order of an epoch whose batches are each of one source.
+
+Each source is dealt in an order of its own, as if it were alone, with streams, a tail and a weight like any other. The
+turns, which say whose batch comes at each step, are a permutation by (seed, epoch) of as many of each source as it has
+batches. A window is the rows of so many steps, whosever they are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schemas.ragged import offsets_of
+from schemas.randomness import Purpose, generator, torch_seed
+from trainer.stream.order import EpochOrder, Segment, WindowDeal, count_rows, source_ranges
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder(EpochOrder):
+    """Order of one source's rows, whose window w has its batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
+
+    ends: np.ndarray | None = None
+
+    def steps_of(self, window: int) -> int:
+        return int(np.diff(self._batches(window))[0])
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
+        start, stop = (min(first + batches * self.share, last) for batches in self._batches(window).tolist())
+        return start, stop
+
+    def _batches(self, window: int) -> np.ndarray:
+        assert self.ends is not None
+        return self.ends[window : window + 2]
+
+
+@dataclass(frozen=True, eq=False)
+class OrderBySource(EpochOrder):
+    """The order of one epoch, each of whose batches is of one source; `mix` names all sources, in storage order."""
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        """Batches of each source; asked for at every step, so they do not wait for a permutation."""
+        return [
+            self._steps_for(count_rows(self._dealt[first:stop], (share,)))
+            for _, first, stop, share in source_ranges(self.mix)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Global batches in the epoch: the last of each source may be shorter, or is dropped."""
+        return sum(self._steps)
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """Number of the source of each step, [steps] int64."""
+        numbers = np.repeat(np.arange(len(self._steps)), self._steps)
+        return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
+
+    @cached_property
+    def _orders(self) -> list[SourceOrder]:
+        """The order of each source: a stream's rows are those that it would have alone."""
+        bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
+        return [
+            SourceOrder(
+                self.group_rows[first:stop],
+                self.batch,
+                self.streams,
+                self.window_groups,
+                torch_seed(self.seed, Purpose.SOURCE, number),
+                self.epoch,
+                self.tail,
+                (share,),
+                dealt=self._dealt[first:stop],
+                ends=np.searchsorted(np.flatnonzero(self.turns == number), bounds),
+            )
+            for number, first, stop, share in source_ranges(self.mix)
+        ]
+
+    @cached_property
+    def window_units(self) -> int:
+        """Units of a window: about `window_groups` row groups, of each source one at least on average."""
+        largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
+        rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.share)
+        return max(1, -(-rows // self.share)) * self.share
+
+    def segments(self, stream: int, window: int) -> list[Segment]:
+        firsts = (first for _, first, _, _ in source_ranges(self.mix))
+        return [
+            Segment(first + segment.group, segment.start, segment.stop)
+            for first, order in zip(firsts, self._orders, strict=True)
+            for segment in order.segments(stream, window)
+        ]
+
+    def take(self, stream: int, window: int) -> WindowDeal:
+        deals = [order.take(stream, window) for order in self._orders]
+        starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
+        rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
+        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # of batches, source by source
+        first = window * self.steps_per_window
+        # Batches source by source have the steps `place`, by which those of one source ascend.
+        place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
+        sizes_by_step, begins = np.empty_like(sizes), np.empty_like(sizes)
+        sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]
+        until = offsets_of(sizes_by_step)
+        return WindowDeal(rows[np.repeat(begins - until[:-1], sizes_by_step) + np.arange(until[-1])], until)
