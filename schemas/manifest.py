@@ -15,7 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from schemas import checksums, storage
-from schemas.errors import StorageError, TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
 
@@ -264,8 +264,10 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         if length > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
-    except (FileNotFoundError, StorageError) as error:
-        if isinstance(error, StorageError) and not storage.exists(url):  # a file has nothing below it
+    except TableError:
+        raise
+    except (FileNotFoundError, InputError) as error:
+        if isinstance(error, InputError) and not storage.exists(url):  # else it is below a file, where nothing is
             raise
         raise TableError(_absent(url, kind)) from None
     if isinstance(body, Exception):

@@ -156,7 +156,7 @@ def mine_arrays(
         for side in sides
     }
     stated["positives"] = _identity(files_of(options.positives)) if options.positives else None
-    stated |= {"metric": options.metric, "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
+    stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
     request = Request("data", None, stated, section="options")
     find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
     places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
