@@ -157,7 +157,7 @@ def mine_arrays(
     }
     stated["positives"] = _identity(files_of(options.positives)) if options.positives else None
     stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
-    request = Request("data", None, stated, section="options")
+    request = Request("data", None, stated, section="arrays")
     find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
     places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
     mining = options.model_copy(update={**places, "width": options.width or WIDTH})
@@ -287,5 +287,5 @@ def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapp
         digest = put(side, side.name, side.table, side.schemas[0], {}, training_points=sides[0].vectors.rows)
         put(side, kind, side.embeddings, side.schemas[1], {side.name: digest}, what=side.name)
         digests[side.table.removeprefix("data/")] = digest
-    manifest = Manifest(kind="data", parents=digests, parameters={"format": "vectors", "options": dict(stated)})
+    manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
     Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)
