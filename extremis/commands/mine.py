@@ -80,10 +80,10 @@ def mine(
     stated = {**locals(), "fields": fields and text_of(fields)}
     with _as_files(data, run) as (data, run):
         if _has_vectors([data, run], stated):
-            options: MineOptions = options_of(ArrayOptions, stated)
             from pipelines.arrays.mine import mine_arrays
 
-            manifests = mine_arrays(data, run, options, beam_options, say)
+            options: MineOptions = (of_arrays := options_of(ArrayOptions, stated))
+            manifests = mine_arrays(data, run, of_arrays, beam_options, say)
         else:
             options = options_of(MineOptions, stated)
             require_watchable(watch, options, epoch)
@@ -121,7 +121,8 @@ def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
     if not found and not stated["watch"]:  # a watched RUN may not be there yet
         from pipelines.arrays.files import urls_of
 
-        found = any(map(urls_of, places))
+        urls = [urls_of(place) for place in places]
+        found = all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
     if found and flags:
         raise InputError(

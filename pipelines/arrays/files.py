@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ class RowFile:
     dimension: int
     places: Sequence[tuple[int, int]] = ()
     names: tuple[str, ...] = ()  # none: a matrix
-    order: str = "<"  # of bytes
+    order: Literal["<", ">"] = "<"  # of bytes
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
         """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked and as they are stored."""

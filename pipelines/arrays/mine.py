@@ -30,7 +30,7 @@ from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow, storage
 from schemas.errors import InputError
 from schemas.layout import staging
-from schemas.manifest import Manifest, columns_of, is_published, unpublish
+from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
 from schemas.owners.build import Build, building
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
@@ -151,7 +151,7 @@ def mine_arrays(
             f"{queries}: vectors of {dimensions[0]} dimensions, and those of {documents} have {dimensions[1]}. "
             "Embed both with one model."
         )
-    stated = {
+    stated: dict[str, Any] = {
         side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
         for side in sides
     }
@@ -212,7 +212,11 @@ def _import(
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
         say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
     keys = [Keys.of(side.keyed) for side in sides]
-    pairs = read_positives(options.positives, *keys, say) if options.positives else Ragged.empty(sides[0].vectors.rows)
+    pairs = (
+        read_positives(options.positives, keys[0], keys[1], say)
+        if options.positives
+        else Ragged.empty(sides[0].vectors.rows)
+    )
     urls = [file.url for side in sides for file in side.vectors.files]
     with choose_runner(beam_options, urls) as runner, building(out, "mined") as build:
         watch = Watch(staging(build.url), say)
@@ -261,7 +265,7 @@ def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Su
             done += count
             plan.meter.count(_STEP, count)
     plan.meter.count(_STEP, 0, rows.entry.bytes + vectors.entry.bytes)
-    entries = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
+    entries: dict[str, tuple[Shard, ...]] = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
     mentions = {"labels": len(pairs.column(0).flatten())} if side.name == "queries" else {}
     return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
 

@@ -414,7 +414,8 @@ class TestBadInput:
             refused(call(*words), "part-00.npy", "extremis mine")
         with pytest.raises(InputError, match="no vectors here"):
             extremis.mine(data, tmp_path / "run", metric="cosine", out=tmp_path / "out", progress=False)
-        with pytest.raises(InputError, match="no complete dump to mine"):
-            extremis.mine(data, tmp_path / "run", progress=False)
+        for folder in (data, data / "queries/train"):
+            with pytest.raises(InputError, match="no complete dump to mine"):
+                extremis.mine(folder, tmp_path / "run", progress=False)
         with pytest.raises(InputError, match="never unpickled"):
             extremis.mine(np.array([None]), self.GOOD, out=tmp_path / "out", progress=False)
