@@ -222,7 +222,7 @@ def _open(url: str, names: Names, vectors: bool) -> RowFile:
     form = url.rpartition(".")[2]
     try:
         if form == "parquet":
-            with open_parquet(url) as file:
+            with open_parquet(url, buffer_size=storage.READ_BYTES) as file:
                 batch = next(file.iter_batches(1), None)
                 return _of_columns(url, file.schema_arrow, file.metadata.num_rows, batch, names, vectors)
         with lines.open_file(url) as stream:
