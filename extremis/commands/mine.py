@@ -11,7 +11,7 @@ from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, S
 from extremis.console import say, say_lines
 from extremis.miner import end_with_trainer, require_watchable
 from pipelines.options import ArrayOptions, MineOptions
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
 
 _OF_ARRAYS = ("positives", "metric", "fields", "query_texts", "document_texts")
 _OF_RUNS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
@@ -117,12 +117,12 @@ def _as_files(*vectors: Any) -> Iterator[list[str]]:
 
 def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
     """Return whether vectors in files are mined, and no dump. Raises InputError for options of the other."""
-    found = any(stated[name] for name in _OF_ARRAYS)
-    if not found and not stated["watch"]:  # a watched RUN may not be there yet
-        from pipelines.arrays.files import urls_of
+    from pipelines.arrays.files import urls_of
 
+    found = any(stated[name] for name in _OF_ARRAYS)
+    with contextlib.suppress(StorageError):  # --watch waits for it
         urls = [urls_of(place) for place in places]
-        found = all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
+        found = found or all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
     if found and flags:
         raise InputError(

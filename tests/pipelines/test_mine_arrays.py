@@ -410,7 +410,7 @@ class TestBadInput:
     def test_options_and_places_of_the_other_kind(self, tmp_path, data):
         place = write(tmp_path / "q", "npy", self.GOOD)
         refused(call("mine", place, place), "--out")
-        for flag in (["--epoch", "3"], ["--by", "labels"], ["--for-epoch", "2"], ["--watch", "--metric", "inner"]):
+        for flag in (["--epoch", "3"], ["--by", "labels"], ["--for-epoch", "2"], ["--watch"]):
             refused(self.mine(tmp_path, place, *flag), f"{flag[0]}: ", "vectors in files")
         refused(call("mine", data, place / "part-00.npy", "--out", tmp_path / "out"), f"{data}: no vectors here")
         for words in (["train", "astra", place / "part-00.npy", tmp_path / "run"], ["inspect", place / "part-00.npy"]):
