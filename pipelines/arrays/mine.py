@@ -1,0 +1,295 @@
+"""`extremis mine QUERIES VECTORS`: hard negatives from vectors in files, of any model.
+
+    ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then they are mined as any tables)
+
+OUT/data is a data set whose queries and labels have no tokens; OUT/embeddings has their vectors, aligned with them.
+"""
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.arrays.files import KEY, TEXT, VECTOR, Names, RowFiles, open_files
+from pipelines.arrays.positives import Keys, files_of, read_positives
+from pipelines.common.exchange import Files, Packet, receive
+from pipelines.common.flow import Flow
+from pipelines.common.progress import Meter, Progress, Watch, silent
+from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.formats import lines
+from pipelines.formats.names import parse_fields_by_table
+from pipelines.mine import mine
+from pipelines.options import ArrayOptions, default_row_group_rows, default_shards
+from pipelines.runners.runner import choose_runner, for_workers
+from schemas import arrow, storage
+from schemas.errors import InputError
+from schemas.layout import staging
+from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
+from schemas.owners.build import Build, building
+from schemas.owners.claim import claimed
+from schemas.owners.place import require_place
+from schemas.ragged import Ragged
+from schemas.reuse import Request, find_reusable
+from schemas.shard_files.parquet import list_array, writing_shard
+from schemas.sizes import require_room
+from schemas.storage import join
+
+WIDTH = 50  # K, unless it is stated
+_GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # of vectors; a text counts as _TEXT_BYTES
+_TEXT_BYTES = 256
+_STEP = "import vectors"
+_REMEDY = "Give another --out, or --overwrite to replace it."
+
+
+@dataclass(frozen=True)
+class Side:
+    """Queries, or the documents as `labels` among `of` of them: files of vectors, with keys and texts or beside such.
+
+    Below OUT, `table` has its rows and `embeddings` their vectors.
+    """
+
+    name: str
+    of: int
+    vectors: RowFiles
+    beside: RowFiles | None
+
+    @property
+    def table(self) -> str:
+        return "data/labels" if self.name == "labels" else "data/queries/train"
+
+    @property
+    def embeddings(self) -> str:
+        return f"embeddings/{self.name}"
+
+    @property
+    def keyed(self) -> RowFiles:
+        """Files that have the keys and texts, if there are any."""
+        return self.beside or self.vectors
+
+    @property
+    def schemas(self) -> tuple[pa.Schema, pa.Schema]:
+        """Columns of the rows, and of their vectors."""
+        shape = self.vectors.dimension, self.vectors.stored
+        if self.name == "labels":
+            types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
+            return arrow.without_nulls(types), arrow.vectors(*shape)
+        types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.of))}
+        types |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
+        return arrow.without_nulls(types), arrow.embeddings(*shape)
+
+    @property
+    def vector_bytes(self) -> int:
+        return self.vectors.dimension * np.dtype(self.vectors.stored).itemsize
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a row group, whose size in memory is bounded."""
+        return max(1, min(default_row_group_rows(self.vectors.rows), _GROUP_BYTES // self.vector_bytes))
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """Rows [start, stop) of each shard: whole row groups, but for the last."""
+        rows = self.vectors.rows
+        shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
+        step = -(-rows // (shards * self.group_rows)) * self.group_rows
+        return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+    def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
+        """Yield the columns of rows [start, stop), a row group at a time; a row without a key has its number."""
+        keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.beside else None
+        for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
+            ids = pa.array(np.arange(start, start + rows.num_rows))
+            columns = {self.schemas[0].names[0]: ids, KEY: ids.cast(pa.string()), TEXT: pa.array([""] * len(ids))}
+            for table in (rows, next(keyed)) if keyed else (rows,):
+                columns |= dict(zip(table.column_names, table.columns, strict=True))
+            yield columns
+            start += rows.num_rows
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """Plan of one import, whose workers write below `url`."""
+
+    url: str
+    sides: Sequence[Side]
+    cosine: bool
+    meter: Meter = field(default=Meter(), compare=False)
+
+
+def mine_arrays(
+    queries: str,
+    documents: str,
+    options: ArrayOptions,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Manifest]:
+    """Mine negatives of each vector at `queries` among those at `documents`: the manifest of the table at OUT/queries.
+
+    Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT of the same
+    content and options is returned as it is; what was cut off is gone on from. Raises InputError (bad input: file, row
+    and remedy; OUT holds something else; wrong options), StorageError; a table is there whole or not.
+    """
+    say, place = progress or silent, functools.partial(for_workers, beam_options)
+    options, queries, documents = options.for_workers(place), place(queries), place(documents)
+    if options.out is None:
+        raise InputError("--out: say where the tables of these vectors go, with --out URL.")
+    out = options.out
+    choose_runner(beam_options)  # refuses wrong options before anything is read
+    require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
+    names, of_labels = parse_fields_by_table(options.fields or "", Names())
+    opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
+    sides = [Side(name, opened[1][0].rows, *files) for name, files in zip(("queries", "labels"), opened, strict=True)]
+    dimensions = [side.vectors.dimension for side in sides]
+    if len({*dimensions}) > 1:
+        raise InputError(
+            f"{queries}: vectors of {dimensions[0]} dimensions, and those of {documents} have {dimensions[1]}. "
+            "Embed both with one model."
+        )
+    stated: dict[str, Any] = {
+        side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
+        for side in sides
+    }
+    stated["positives"] = _identity(files_of(options.positives)) if options.positives else None
+    stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
+    request = Request("data", None, stated, section="arrays")
+    find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
+    places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
+    mining = options.model_copy(update={**places, "width": options.width or WIDTH})
+    # RUN is a folder without a run: nothing is read from it, and the tables go to OUT.
+    go_on = functools.partial(mine, join(out, "data"), join(out, "embeddings"), None, mining, beam_options, say)
+    if find() is not None:
+        return go_on()
+    with claimed(out, "mined", say):
+        if find() is None:  # else the last owner has made it
+            _import(out, sides, stated, options, beam_options, say)
+        return go_on()
+
+
+def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
+    """Open vectors, and keys and texts beside them. Raises InputError: not as many rows, or no column of a name."""
+    vectors = open_files(source, names)
+    beside = open_files(texts, names, vectors=False) if texts else None
+    if beside and beside.rows != vectors.rows:
+        raise InputError(f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give as many.")
+    found = beside or vectors
+    for role in (KEY, TEXT):
+        name = getattr(names, role)
+        if name != role and not found.has(role):
+            there = ", ".join(found.files[0].names) or "vectors alone"
+            raise InputError(f"--fields {role}={name}: no such column in {found.source}; found: {there}. Fix the name.")
+    return vectors, beside
+
+
+def _identity(urls: Sequence[str]) -> dict[str, Any]:
+    """Return number, bytes and digest of the files, wherever they are."""
+    with ThreadPoolExecutor() as pool:
+        known = list(pool.map(lines.identify, urls))
+    digest = storage.sha256(json.dumps([sha256 for _, sha256 in known]).encode())
+    return {"file": f"{len(urls)} file(s)", "bytes": sum(size for size, _ in known), "sha256": digest}
+
+
+def _import(
+    out: str,
+    sides: Sequence[Side],
+    stated: Mapping[str, Any],
+    options: ArrayOptions,
+    beam_options: Sequence[str],
+    say: Progress,
+) -> None:
+    """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
+    if is_published(join(out, "queries")) and not options.overwrite:
+        raise InputError(f"{out}: holds hard negatives that were mined from something else. {_REMEDY}")
+    needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
+    require_room(out, needs, "Give another --out.")
+    for side in sides:
+        has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
+        shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
+        say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
+    keys = [Keys.of(side.keyed) for side in sides]
+    pairs = (
+        read_positives(options.positives, keys[0], keys[1], say)
+        if options.positives
+        else Ragged.empty(sides[0].vectors.rows)
+    )
+    urls = [file.url for side in sides for file in side.vectors.files]
+    with choose_runner(beam_options, urls) as runner, building(out, "mined") as build:
+        watch = Watch(staging(build.url), say)
+        watch.expect({_STEP: sum(side.vectors.rows for side in sides)})
+        runner.check(urls[:1], build.url, say)
+        flow, summary = Flow(), join(staging(build.url), "summary.json")
+        plan = ImportPlan(build.url, sides, options.metric == "cosine", watch.meter)
+        shards = flow.create("Shards", Files(join(staging(build.url), "pairs")).send(_pairs_by_shard(sides, pairs)))
+        write_sum(shards.map("Import rows", import_rows, plan), summary)
+        runner.run(flow, watch)
+        unpublish(join(out, "data"))
+        storage.remove(join(out, "queries"), recursive=True)
+        _publish(build, sides, read_summary(summary), stated)
+        watch.summarize()
+
+
+def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+    """Yield ((side, shard), column): positives of the queries, and how often each document is one."""
+    labels = sides[1]
+    for shard, (start, stop) in enumerate(sides[0].bounds):
+        column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))
+        yield (0, shard), pa.record_batch([column], ["label_ids"])
+    frequency = np.bincount(pairs.entries, minlength=labels.of)
+    for shard, (start, stop) in enumerate(labels.bounds):
+        yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
+
+
+def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
+    """Write one shard of rows, and one of their vectors. Raises InputError that names file and row; StorageError."""
+    (number, shard), packet = element
+    plan.meter.start(_STEP)
+    side = plan.sides[number]
+    (start, stop), cut = side.bounds[shard], (shard, len(side.bounds))
+    (pairs,) = receive([packet])
+    of_rows, of_vectors = (
+        writing_shard(join(plan.url, table), *cut, schema, side.group_rows)
+        for table, schema in zip((side.table, side.embeddings), side.schemas, strict=True)
+    )
+    done = 0
+    with of_rows as rows, of_vectors as vectors:
+        for columns in side.read(start, stop, plan.cosine):
+            count = len(columns[KEY])
+            columns |= dict(zip(pairs.schema.names, pairs.slice(done, count).columns, strict=True))
+            for file, schema in zip((rows, vectors), side.schemas, strict=True):
+                file.write(pa.table([columns[name] for name in schema.names], schema=schema))
+            done += count
+            plan.meter.count(_STEP, count)
+    plan.meter.count(_STEP, 0, rows.entry.bytes + vectors.entry.bytes)
+    entries: dict[str, tuple[Shard, ...]] = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
+    mentions = {"labels": len(pairs.column(0).flatten())} if side.name == "queries" else {}
+    return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
+
+
+def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> None:
+    def put(side: Side, kind: str, path: str, schema: pa.Schema, parents: dict[str, str], **parameters: Any) -> str:
+        rows = side.vectors.rows
+        manifest = Manifest(
+            kind=kind,
+            columns=columns_of(schema),
+            shards=summary.shards_of(path),
+            rows=rows,
+            row_group_rows=side.group_rows,
+            id_range=(0, rows),
+            parents=parents,
+            parameters=parameters,
+            counters=dict(summary.counters.get(path, {})),
+        )
+        return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest).digest
+
+    digests = {}
+    for side, kind in zip(sides, ("embeddings", "vectors"), strict=True):
+        digest = put(side, side.name, side.table, side.schemas[0], {}, training_points=sides[0].vectors.rows)
+        put(side, kind, side.embeddings, side.schemas[1], {side.name: digest}, what=side.name)
+        digests[side.table.removeprefix("data/")] = digest
+    manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
+    Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)
