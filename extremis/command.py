@@ -158,7 +158,7 @@ class Command:
                 raise InputError(f"{name}: no option {option!r}; {meant}There are {', '.join(self.parameters)}.")
         stated = inspect.signature(self.function).bind(*arguments, **options).arguments
         progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
-        objects = {key: value for key, value in stated.items() if key == "input" and not _is_place(value)}
+        objects = {key: value for key, value in stated.items() if self._options[key][0] is Any and not _is_place(value)}
         words = [*_words(self.line, stated | dict.fromkeys(objects, "-")), *beam_options]
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None

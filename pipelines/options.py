@@ -152,7 +152,8 @@ class DumpOptions(Options):
 
     def for_workers(self, place: Callable[[str], str]) -> Self:
         """Return these options with `place` of each URL that workers get."""
-        urls = {name: getattr(self, name, None) for name in ("queries", "out", "vectors", "keep_index")}
+        places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
+        urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
 
@@ -167,7 +168,9 @@ class MineOptions(DumpOptions):
         default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."
     )
     # The negatives of a row.
-    width: int | None = Field(default=None, ge=1, description="K, hard negatives per query. Default: the trainer's.")
+    width: int | None = Field(
+        default=None, ge=1, description="K, hard negatives per query. Default: the trainer's; 50 of arrays."
+    )
     ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
     skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
     window: int | None = Field(default=None, ge=1, description="Negatives come from ranks [skip-top, window).")
@@ -203,6 +206,25 @@ class MineOptions(DumpOptions):
     )
     # The output.
     keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
+
+
+class ArrayOptions(MineOptions):
+    """Options of `extremis mine` of vectors in files."""
+
+    positives: str | None = Field(
+        default=None, description="Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels."
+    )
+    metric: Literal["inner", "cosine"] = Field(
+        default="inner", description="Inner product, or cosine: vectors get length 1."
+    )
+    fields: str | None = Field(
+        default=None,
+        description="Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id for documents alone.",
+    )
+    query_texts: str | None = Field(
+        default=None, description="Parquet or Arrow with keys and texts of QUERIES, row by row, which lacks columns."
+    )
+    document_texts: str | None = Field(default=None, description="The same for VECTORS.")
 
 
 class ClusterOptions(DumpOptions):

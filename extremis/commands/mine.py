@@ -1,20 +1,32 @@
-"""`extremis mine`: hard-negative tables from the dumps of a run."""
+"""`extremis mine`: hard-negative tables from the dumps of a run, or from vectors of any model."""
 
-from os import fspath
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from os import PathLike, fspath
 from typing import Any, Literal
 
-from extremis.command import Progress, command, options_of
-from extremis.commands.shared import BeamOptions, Device, NotNegative, Place, Size, StartTimeout, Url
+from extremis.command import Progress, command, options_of, text_of
+from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Size, StartTimeout, Url
 from extremis.console import say, say_lines
 from extremis.miner import end_with_trainer, require_watchable
-from pipelines.options import MineOptions
+from pipelines.options import ArrayOptions, MineOptions
+from schemas.errors import InputError
+
+_OF_ARRAYS = ("positives", "metric", "fields", "query_texts", "document_texts")
+_OF_RUNS = ("epoch", "watch", "queries", "vectors", "for_epoch", "by")
 
 
-@command(MineOptions)
+@command(ArrayOptions)
 def mine(
-    data: Place,
-    run: Place,
+    data: Any,
+    run: Any,
     *,
+    positives: Url | None = None,
+    metric: Literal["inner", "cosine"] | None = None,
+    fields: Fields | None = None,
+    query_texts: Url | None = None,
+    document_texts: Url | None = None,
     epoch: NotNegative | None = None,
     watch: bool = False,
     queries: Url | None = None,
@@ -47,35 +59,77 @@ def mine(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Make hard-negative tables from the dumps of RUN.
+    """Make hard-negative tables from the dumps of RUN, or from vectors of any model.
 
-    Everything after -- goes to Beam.
+    In place of DATA and RUN stand the vectors of queries and of documents: .npy, safetensors, Parquet or Arrow, a file
+    or a folder of them, or in Python an array. The table is OUT/queries, its data set OUT/data. Everything after --
+    goes to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
         watch: Process every dump as it is completed, until the run is finished.
 
     Examples:
+      extremis mine q.npy d.npy --positives pairs.csv --out mined/
       extremis mine data/ runs/1                       the newest dump
       extremis mine data/ runs/1 --watch               beside a trainer, wherever it runs
       extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
       extremis mine data/ runs/1 --by labels --out negatives/theta
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
     """
-    options = options_of(MineOptions, locals())
-    require_watchable(watch, options, epoch)
-    from pipelines import mine as mining
+    stated = {**locals(), "fields": fields and text_of(fields)}
+    with _as_files(data, run) as (data, run):
+        if _has_vectors(data, run, stated):
+            options: MineOptions = options_of(ArrayOptions, stated)
+            from pipelines.arrays.mine import mine_arrays
+
+            manifests = mine_arrays(data, run, options, beam_options, say)
+        else:
+            options = options_of(MineOptions, stated)
+            require_watchable(watch, options, epoch)
+            from pipelines import mine as mining
+
+            if watch:
+                end_with_trainer()
+                return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say_lines)}
+            manifests = mining.mine(data, run, epoch, options, beam_options, say)
+    tables = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
     from schemas.storage import join
 
-    data, run = fspath(data), fspath(run)
-    if watch:
-        end_with_trainer()
-        return {"run": run, "tables": mining.watch(data, run, options, beam_options, progress=say_lines)}
-    manifests = mining.mine(data, run, epoch, options, beam_options, say)
-    tables = {name: _report(name, manifest, options.target_recall) for name, manifest in manifests.items()}
     table = join(options.out, next(iter(tables))) if options.out else f"{data} --run {run}"
     say(f"next: extremis inspect {table}")
     return {"run": run, "tables": tables}
+
+
+@contextlib.contextmanager
+def _as_files(*vectors: Any) -> Iterator[list[str]]:
+    """Yield where `vectors` can be read: a URL as it is, of an array a file that is there until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
+        urls = [fspath(each) if isinstance(each, str | PathLike) else "" for each in vectors]
+        for name, each in enumerate(vectors):
+            if not urls[name]:
+                import numpy as np
+
+                urls[name] = f"{folder}/{('queries', 'vectors')[name]}.npy"
+                np.save(urls[name], np.ascontiguousarray(each), allow_pickle=False)
+        yield urls
+
+
+def _has_vectors(data: str, run: str, stated: dict[str, Any]) -> bool:
+    """Return whether vectors in files are mined, and no dump. Raises InputError for options of the other."""
+    arrays, runs = ([name for name in names if stated[name]] for names in (_OF_ARRAYS, _OF_RUNS))
+    if stated["watch"]:  # RUN may not be there yet
+        found = bool(arrays)
+    else:
+        from pipelines.arrays.files import urls_of
+
+        found = bool(arrays) or any(urls_of(each) for each in (data, run))
+    if found and runs:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in runs)
+        raise InputError(
+            f"{flags}: of dumps of a RUN, and vectors in files are mined here. Leave it out, or name DATA and RUN."
+        )
+    return found
 
 
 def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:

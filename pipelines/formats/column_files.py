@@ -96,7 +96,7 @@ def _damaged_arrow(url: str, error: Exception) -> InputError:
 
 def parquet_names(url: str) -> list[str]:
     """Return the names of the columns, from the footer. Raises InputError, StorageError."""
-    with _open_parquet(url) as file:
+    with open_parquet(url) as file:
         return list(file.schema_arrow.names)
 
 
@@ -109,7 +109,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
 
 def _parquet_batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with _open_parquet(url) as file:
+    with open_parquet(url) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
         try:
             for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
@@ -133,13 +133,14 @@ def check_columns(url: str, *required: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _open_parquet(url: str) -> Iterator[pq.ParquetFile]:
+def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; with a `buffer_size` no column chunk is in memory whole. Raises InputError, StorageError."""
     try:
         length = storage.size(url)
     except FileNotFoundError:
         raise InputError(f"{url}: no such file.") from None
     try:
-        file = pq.ParquetFile(storage.RangeReader(url, length), pre_buffer=True)
+        file = pq.ParquetFile(storage.RangeReader(url, length), pre_buffer=not buffer_size, buffer_size=buffer_size)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged_parquet(url, error) from None
     with file:

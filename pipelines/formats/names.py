@@ -8,12 +8,15 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pipelines.formats.base import Text
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _FILTERS = {
     "train": ("filter_labels_train.txt", "trn_filter_labels.txt"),
@@ -110,6 +113,9 @@ class Fields:
         return self.text if self.text != ABSENT else self.title
 
 
+Named = TypeVar("Named", bound="DataclassInstance")  # as Fields: names of fields
+
+
 def in_use(*names: str) -> list[str]:
     """Return those of the names of fields that are in use."""
     return [name for name in names if name != ABSENT]
@@ -131,7 +137,7 @@ def text_key(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def parse_fields_by_table(text: str, usual: Fields = Fields()) -> tuple[Fields, Fields | None]:
+def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
     """Read `key=id,labels.key=code`: the names in points and pairs, and those in the table of labels.
 
     The latter are the former, changed by what begins with `labels.`; None: the same. Raises as `parse_fields`.
@@ -142,13 +148,13 @@ def parse_fields_by_table(text: str, usual: Fields = Fields()) -> tuple[Fields, 
     return fields, parse_fields(",".join(of_labels), fields) if of_labels else None
 
 
-def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen
+def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
     """Read `key=id,text=query`, the names that differ from the usual ones.
 
     A column is one field: what is stated takes it from a field that is called so as usual. A key alone may be the text
     as well. Raises InputError: no such field or name, or one name for two fields.
     """
-    names = [field.name for field in dataclasses.fields(Fields)]
+    names = [field.name for field in dataclasses.fields(usual)]
     changes = dict[str, str]()
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -166,4 +172,4 @@ def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen
             if other in changes:
                 raise InputError(f"--fields: {name} and {other} are both {changed[name]!r}. Name a column once.")
             changed[other] = ABSENT
-    return Fields(**changed)
+    return dataclasses.replace(usual, **changed)
