@@ -19,8 +19,9 @@ from trainer.tuples.options import TupleOptions
 
 @dataclass(frozen=True)
 class Tables:
-    """Queries, their negatives and the labels; of a mining of arrays also its folder, which holds embeddings."""
+    """Queries, their negatives and the labels of `data`; of a mining of arrays its folder, which holds embeddings."""
 
+    data: str
     queries: Table
     negatives: Table
     labels: Table
@@ -52,7 +53,7 @@ class Tables:
         queries = Table.open(layout.queries(split), "queries")
         negatives = Source("queries", queries).with_negatives(url).negatives
         assert negatives is not None
-        tables = cls(queries, negatives, Table.open(layout.labels, "labels"), mining, options)
+        tables = cls(data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
         tables._require(options, negatives.width("label_ids"))
         return tables
 
@@ -103,7 +104,7 @@ class Tables:
         return self._held[place]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tables, (self.queries, self.negatives, self.labels, self.mining, self.options)  # without maps
+        return Tables, (self.data, self.queries, self.negatives, self.labels, self.mining, self.options)  # without maps
 
     def _require(self, options: TupleOptions, width: int) -> None:
         if (options.negatives or 0) > width:
