@@ -66,7 +66,7 @@ def make_examples(
     `spread`: examples of one row are not next to each other.
     """
     options, width, counts = tables.options, tables.width, positives.counts
-    several = tables.negatives.parameters.get("ranges", 1) > 1  # ranges of labels, each of them best first
+    several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each of them best first
     best = np.argsort(-tables.scores("scores", rows) if several else hard == PAD, axis=1, kind="stable")[:, :width]
     negatives, scores = np.take_along_axis(hard, best, axis=1), None
     found = (negatives != PAD).sum(axis=1)
@@ -126,7 +126,7 @@ def _pairs(some: Examples) -> Columns:
     places = np.where(is_positive, some.positive, negative)
     columns = some.anchors() | {"other": some.texts(places)}
     return columns | (
-        {"label": is_positive.astype(np.int64)} if some.scores is None else {"score": some.scores[places]}
+        {"label": is_positive.astype(np.int64)} if some.scores is None else {"score": pa.array(some.scores[places], from_pandas=True)}
     )
 
 
@@ -160,7 +160,7 @@ def _flagembedding(some: Examples) -> Columns:
 
 
 def _lists(values: pa.Array | np.ndarray, counts: np.ndarray) -> pa.ListArray:
-    flat = pa.array(values) if isinstance(values, np.ndarray) else values
+    flat = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values  # NaN is null
     return pa.ListArray.from_arrays(pa.array(offsets_of(counts).astype(np.int32)), flat)
 
 

@@ -21,6 +21,6 @@ class TupleOptions(Options):
         default=False, description="Examples for each positive of a row. Default: one positive, another each epoch."
     )
     scores: Literal["search", "teacher"] | None = Field(
-        default=None, description="Scores in the place of labels: those of the search, or a teacher's."
+        default=None, description="Scores in the place of labels: the search's, or a teacher's (null of positives)."
     )
     seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")

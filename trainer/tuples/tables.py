@@ -88,7 +88,12 @@ class Tables:
         return self._hold(self.negatives, column, open_matrix)[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
-        """Return float32 scores of the positives of `rows` [B], like their values. Raises TableError, StorageError."""
+        """Return float32 scores of the positives of `rows` [B], like their values; NaN of a teacher, who has none.
+
+        Raises TableError, StorageError.
+        """
+        if self.options.scores == "teacher":
+            return np.full(len(positives.entries), np.nan, np.float32)
         vectors = []
         sides = {"queries": ("embeddings", rows[positives.row_of()]), "labels": ("vectors", positives.entries)}
         for name, (parent, ids) in sides.items():

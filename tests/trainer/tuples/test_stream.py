@@ -175,6 +175,19 @@ def test_scores_of_flagembedding(world: World) -> None:
         np.testing.assert_array_equal(np.float32(example["neg_scores"]), found)
 
 
+def test_a_teacher_has_scored_negatives_alone(world: World) -> None:
+    for example in open_stream(world, form="lists", scores="teacher", negatives=2):
+        first, *others = example["scores"]
+        assert first is None
+        found = world.scores[world.queries.index(example["anchor"])][: len(others)].astype(np.float32)
+        np.testing.assert_allclose(others, 2 * found, rtol=1e-3)
+
+
+def test_negatives_of_several_label_ranges_are_the_best_of_all(tmp_path: Path) -> None:
+    several = build(tmp_path / "mined", ranges=2)
+    assert Counter(map(frozen, open_stream(several, negatives=2, each_positive=True))) == expected(several, "tuples", 2)
+
+
 def test_keys_stand_in_for_texts(world: World) -> None:
     for example in open_stream(world, form="tuples", keys=True, negatives=2):
         row = int(example["anchor"][1:])
@@ -209,11 +222,11 @@ class TestRefusals:
         places = tmp_path / "table", tmp_path / "data"
         self.refused(*places, match="keeps no texts of its queries. Make it again with --keep-text, or give --keys")
         assert list(TupleStream(*map(str, places), keys=True, negatives=1))
+        self.refused(*places, match="no teacher has scored", scores="teacher", keys=True)
 
     def test_more_than_there_is(self, world: World) -> None:
         self.refused(world.root, match=r"--negatives 6: .*queries has 5 for each row", negatives=6)
         self.refused(world.root, match="form: input should be 'triplets'", form="quartets")
-        self.refused(world.root, match="no teacher has scored", scores="teacher")
         self.refused(world.table, world.data, match="come of a mining of arrays", scores="search")
 
     def test_a_state_of_others(self, world: World, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class World:
         return [label for label in self.negatives[row].tolist() if label != PAD]
 
 
-def build(root: Path, *, rows: int = 60, labels: int = 30, width: int = 5, seed: int = 0, teacher: bool = False) -> World:
+def build(root: Path, *, rows: int = 60, labels: int = 30, width: int = 5, seed: int = 0, ranges: int = 1) -> World:
     """Publish OUT of a mining of arrays; some rows have no positive, and some fewer negatives."""
     draw, layout = np.random.default_rng(seed), DataLayout(str(root / "data"))
     positives = [np.sort(draw.choice(labels, draw.integers(0, 4), replace=False)).tolist() for _ in range(rows)]
@@ -83,9 +83,12 @@ def build(root: Path, *, rows: int = 60, labels: int = 30, width: int = 5, seed:
         "label_ids": matrix_array(negatives, kind),
         "scores": matrix_array(scores, pa.float16()),
     }
-    if teacher:
-        mined["teacher"] = matrix_array((scores * np.float16(2)).astype(np.float16), pa.float16())
-    write_table(str(root / "queries"), "negatives", cut(_plain(mined), 3), 7, parents=parents)
+    mined["teacher"] = matrix_array((scores * np.float16(2)).astype(np.float16), pa.float16())
+    parameters = {"ranges": [[0, labels]] * ranges}
+    write_table(str(root / "queries"), "negatives", cut(_plain(mined), 3), 7, parents=parents, parameters=parameters)
+    if ranges > 1:
+        best = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")
+        negatives, scores = (np.take_along_axis(each, best, axis=1) for each in (negatives, scores))
     of_positives = [[float(dots[row, label]) for label in some] for row, some in enumerate(positives)]
     return World(root, positives, negatives, scores, of_positives, texts["query"], texts["label"])
 
