@@ -1,4 +1,4 @@
-"""A SentenceTransformer under its own Trainer: each epoch ends with embedding and mining, the next has new negatives."""
+"""A SentenceTransformer under its Trainer; each epoch ends with embedding and mining, the next has new negatives."""
 
 import argparse
 import json

@@ -99,7 +99,9 @@ def test_tevatron_and_flagembedding_find_the_fields_that_they_need(world: World,
         assert isinstance(line["query_id"], str)
         assert isinstance(line["query"], str)
         for passage in [*line["positive_passages"], *line["negative_passages"]]:
-            assert {name: type(value) for name, value in passage.items()} == dict.fromkeys(("docid", "title", "text"), str)
+            assert {name: type(value) for name, value in passage.items()} == dict.fromkeys(
+                ("docid", "title", "text"), str
+            )
         assert line["positive_passages"]
         assert line["negative_passages"]
     write_tuples(TupleStream(world.root, form="flagembedding", scores="search"), str(tmp_path / "flag.jsonl"))
@@ -114,7 +116,7 @@ def test_tevatron_and_flagembedding_find_the_fields_that_they_need(world: World,
 def test_what_fails_leaves_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = TupleStream.blocks
 
-    def broken(stream: TupleStream, shuffle: bool = True):  # noqa: ANN202
+    def broken(stream: TupleStream, shuffle: bool = True):
         yield from list(blocks(stream, shuffle))[:2]
         raise InputError("the rest is damaged")
 
@@ -127,11 +129,15 @@ def test_what_fails_leaves_nothing(world: World, tmp_path: Path, monkeypatch: py
 
 def test_the_command(world: World, tmp_path: Path) -> None:
     out = tmp_path / "shards"
-    done = call("tuples", world.table, out, "--data", world.data, "--form", "pairs", "--shuffle", "--seed", "4", "--json")
+    done = call(
+        "tuples", world.table, out, "--data", world.data, "--form", "pairs", "--shuffle", "--seed", "4", "--json"
+    )
     expected = list(TupleStream(world.root, form="pairs", seed=4))
     assert Table.open(str(out)).read().to_pylist() == expected
     assert done.json["examples"] == len(expected)
-    again = call("tuples", world.table, out, "--data", world.data, "--form", "pairs", "--shuffle", "--seed", "4", "--json")
+    again = call(
+        "tuples", world.table, out, "--data", world.data, "--form", "pairs", "--shuffle", "--seed", "4", "--json"
+    )
     assert again.json["digest"] == done.json["digest"]
     refused(call("tuples", world.root, out, "--form", "lists"), "made otherwise", "form was 'pairs'", "--overwrite")
     call("tuples", world.root, out, "--form", "lists", "--overwrite")

@@ -43,7 +43,11 @@ def test_an_epoch_has_each_example_once(world: World, form: str, n: int, seed: i
     one = list(open_stream(world, **options))
     assert not Counter(map(frozen, one)) - expected(world, form, n)
     if form in ("tuples", "lists"):
-        rows = [row for row, some in enumerate(world.positives) if some and len(world.found(row)) >= (n if form == "tuples" else 1)]
+        rows = [
+            row
+            for row, some in enumerate(world.positives)
+            if some and len(world.found(row)) >= (n if form == "tuples" else 1)
+        ]
         assert sorted(example["anchor"] for example in one) == sorted(world.queries[row] for row in rows)
 
 
@@ -202,8 +206,7 @@ def test_a_table_and_its_data_are_opened_by_name_and_a_run_by_its_newest(world: 
 class TestRefusals:
     def refused(self, *places: object, match: str, kind: type[Exception] = InputError, **options: object) -> None:
         with pytest.raises(kind, match=match):
-            stream = TupleStream(*map(str, places), **options)
-            list(stream)
+            list(TupleStream(*map(str, places), **options))
 
     def test_no_table(self, world: World, tmp_path: Path) -> None:
         self.refused(tmp_path / "nowhere", match="no table here", kind=TableError)
@@ -212,7 +215,12 @@ class TestRefusals:
 
     def test_other_data(self, world: World, tmp_path: Path) -> None:
         other = build(tmp_path / "mined", seed=1)
-        self.refused(world.table, other.data, match=r"made from other queries than those of .*mined/data \(train\)", kind=TableError)
+        self.refused(
+            world.table,
+            other.data,
+            match=r"made from other queries than those of .*mined/data \(train\)",
+            kind=TableError,
+        )
         self.refused(world.table, tmp_path / "nowhere", match="no table here", kind=TableError)
 
     def test_no_texts(self, tmp_path: Path) -> None:
@@ -240,8 +248,9 @@ class TestRefusals:
     def test_no_example(self, tmp_path: Path) -> None:
         worlds = (build(tmp_path / str(seed), rows=3, width=3, seed=seed) for seed in range(100))
         empty = next(world for world in worlds if not expected(world, "tuples", 3))
+        stream = open_stream(empty, negatives=3)
         with pytest.raises(InputError, match="no row has a positive and enough negatives for tuples"):
-            len(open_stream(empty, negatives=3))
+            len(stream)
 
 
 def test_the_public_names() -> None:

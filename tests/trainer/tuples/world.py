@@ -50,7 +50,9 @@ def build(root: Path, *, rows: int = 60, labels: int = 30, width: int = 5, seed:
     for row, some in enumerate(positives):
         others = draw.permutation(np.setdiff1d(np.arange(labels), some))[: draw.choice([0, width - 1, width, width])]
         negatives[row, : len(others)] = others
-    texts = {name: [f"{name} {i} {draw.choice(WORDS)}" for i in range(n)] for name, n in (("query", rows), ("label", labels))}
+    texts = {
+        name: [f"{name} {i} {draw.choice(WORDS)}" for i in range(n)] for name, n in (("query", rows), ("label", labels))
+    }
     vectors = {"query": draw.normal(size=(rows, 4)), "label": draw.normal(size=(labels, 4))}
     vectors = {name: matrix.astype(np.float32) for name, matrix in vectors.items()}
     dots = vectors["query"] @ vectors["label"].T
@@ -130,4 +132,3 @@ def expected(world: World, form: str, n: int) -> Counter:
 
 def frozen(example: dict) -> str:
     return repr(sorted(example.items()))
-
