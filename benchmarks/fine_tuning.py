@@ -6,8 +6,8 @@
 Three trainings from the same weights with MultipleNegativesRankingLoss, on pairs of a text and one of its labels:
 in-batch negatives alone; those of `sentence_transformers.util.mine_hard_negatives`, mined once; and tables of `extremis
 mine`, mined anew before each epoch by the model as it is then (examples/sentence_transformers_trainer.py). Both miners
-leave out negatives within 5 % of the weakest positive. RAW: a folder with trn, tst and lbl as JSON lines of the XC
-repository. Seconds are those of mining and training.
+leave out negatives within 5 % of the weakest positive. Labels are those of the points and of the test queries. RAW: a
+folder with trn, tst and lbl as JSON lines of the XC repository. Seconds are those of mining and training.
 """
 
 import argparse
@@ -48,6 +48,10 @@ def main() -> None:
         [(text_of(record), record["target_ind"]) for record in records(arguments.raw / f"{name}.json.gz", most)]
         for name, most in (("trn", rows), ("tst", arguments.test))
     )
+    known = sorted({label for _, targets in (*points, *test) for label in targets})
+    places = {label: place for place, label in enumerate(known)}
+    labels = [labels[label] for label in known]
+    points, test = ([(text, [places[label] for label in of]) for text, of in some] for some in (points, test))
     pairs = [{"anchor": text, "positive": labels[label]} for text, targets in points for label in targets]
     figures: dict[str, dict[str, float]] = {"before": score(open_model(model), labels, test)}
     trainings = {"in_batch": in_batch, "mined_once": mined_once, "refreshed": refreshed}
