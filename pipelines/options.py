@@ -214,8 +214,8 @@ class ArrayOptions(MineOptions):
     positives: str | None = Field(
         default=None, description="Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels."
     )
-    metric: Literal["inner", "cosine"] = Field(
-        default="inner", description="Inner product, or cosine: vectors get length 1."
+    metric: Literal["inner", "cosine"] | None = Field(
+        default=None, description="Inner product, or cosine: vectors get length 1. Default: inner."
     )
     fields: str | None = Field(
         default=None,

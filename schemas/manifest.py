@@ -15,7 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_serializer, model_validator
 
 from schemas import checksums, storage
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
 
@@ -264,7 +264,11 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         if length > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
-    except FileNotFoundError:
+    except TableError:
+        raise
+    except (FileNotFoundError, InputError) as error:
+        if isinstance(error, InputError) and not storage.exists(url):  # else it is below a file, where nothing is
+            raise
         raise TableError(_absent(url, kind)) from None
     if isinstance(body, Exception):
         raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
@@ -404,6 +408,11 @@ def _parse(data: bytes) -> tuple[Any, bool]:
 
 def _absent(url: str, kind: str | None) -> str:
     """Say what is at `url` in the place of a table of `kind`, and what to do."""
+    if storage.exists(url):
+        return (
+            f"{url}: a file, and no table, which is a folder with a {MANIFEST}. Name it; `extremis shard` makes "
+            "DATA of raw data, and `extremis mine QUERIES VECTORS --out OUT` mines vectors in files."
+        )
     names = storage.list_names(url)
     if RUN_FILE in names:
         if kind == "export":

@@ -79,11 +79,11 @@ def mine(
     """
     stated = {**locals(), "fields": fields and text_of(fields)}
     with _as_files(data, run) as (data, run):
-        if _has_vectors(data, run, stated):
-            options: MineOptions = options_of(ArrayOptions, stated)
+        if _has_vectors([data, run], stated):
             from pipelines.arrays.mine import mine_arrays
 
-            manifests = mine_arrays(data, run, options, beam_options, say)
+            options: MineOptions = (of_arrays := options_of(ArrayOptions, stated))
+            manifests = mine_arrays(data, run, of_arrays, beam_options, say)
         else:
             options = options_of(MineOptions, stated)
             require_watchable(watch, options, epoch)
@@ -105,29 +105,28 @@ def mine(
 def _as_files(*vectors: Any) -> Iterator[list[str]]:
     """Yield where `vectors` can be read: a URL as it is, of an array a file that is there until the block ends."""
     with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
-        urls = [fspath(each) if isinstance(each, str | PathLike) else "" for each in vectors]
-        for name, each in enumerate(vectors):
-            if not urls[name]:
+        urls = []
+        for name, each in zip(("queries", "vectors"), vectors, strict=True):
+            urls.append(fspath(each) if isinstance(each, str | PathLike) else f"{folder}/{name}.npy")
+            if urls[-1] is not each and not isinstance(each, PathLike):
                 import numpy as np
 
-                urls[name] = f"{folder}/{('queries', 'vectors')[name]}.npy"
-                np.save(urls[name], np.ascontiguousarray(each), allow_pickle=False)
+                np.save(urls[-1], np.ascontiguousarray(each))
         yield urls
 
 
-def _has_vectors(data: str, run: str, stated: dict[str, Any]) -> bool:
+def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
     """Return whether vectors in files are mined, and no dump. Raises InputError for options of the other."""
-    arrays, runs = ([name for name in names if stated[name]] for names in (_OF_ARRAYS, _OF_RUNS))
-    if stated["watch"]:  # RUN may not be there yet
-        found = bool(arrays)
-    else:
+    found = any(stated[name] for name in _OF_ARRAYS)
+    if not found and not stated["watch"]:  # a watched RUN may not be there yet
         from pipelines.arrays.files import urls_of
 
-        found = bool(arrays) or any(urls_of(each) for each in (data, run))
-    if found and runs:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in runs)
+        urls = [urls_of(place) for place in places]
+        found = all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
+    if found and flags:
         raise InputError(
-            f"{flags}: of dumps of a RUN, and vectors in files are mined here. Leave it out, or name DATA and RUN."
+            f"{flags}: for dumps of a RUN, and vectors in files are mined here. Leave out one or the other."
         )
     return found
 

@@ -234,7 +234,8 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
     if data is not None:
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
-        results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}")
+        if data.parameters.get("options"):  # none where vectors in files were mined
+            results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         Table.open(url)  # raises: a DATA that was cut off; its parts are above
     if check:

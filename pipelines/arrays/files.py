@@ -1,15 +1,16 @@
 """Files of vectors, keys and texts, read by ranges of rows: `.npy`, safetensors, Parquet, Arrow and Feather.
 
-Nothing is unpickled. Memory is bounded by a batch of rows; of an Arrow file by one of its record batches.
+Nothing is unpickled. Memory is bounded by a batch of rows, or by a record batch of an Arrow file.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import IO, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,19 +26,17 @@ from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import matrix_array
 from schemas.storage import join
 
-FORMS = ("npy", "safetensors", "parquet", "arrow", "feather")
 KEY, TEXT, VECTOR = "key", "text", "vector"
-_SUFFIX = re.compile(rf"\.({'|'.join(FORMS)})$")
+_SUFFIX = re.compile(r"\.(npy|safetensors|parquet|arrow|feather)$")
 _STORED = {"float16": "float16", "float32": "float32", "float64": "float32", "bfloat16": "float32"}
 _TENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
 _MOST_HEADER = 100 << 20  # bytes, as the safetensors library has it
-_OPENERS = 8  # files at a time
-_FLOATS = "Write the vectors as rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
+_FLOATS = "Write rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
 
 
 @dataclass(frozen=True)
 class Names:
-    """Name of each field in files with columns; in safetensors that of the tensor."""
+    """Name of each field in files with columns; that of vectors also among tensors."""
 
     key: str = KEY
     text: str = TEXT
@@ -46,99 +45,97 @@ class Names:
 
 @dataclass(frozen=True)
 class RowFile:
-    """File of `rows` rows; `columns`: which fields it has, by their names there, among all `names`.
+    """File of `rows` rows: `columns` maps key, text and vector, as far as it has them, to names among all `names`.
 
     `dtype`, `dimension`: of its vectors. `places`: (first row, byte) of a matrix, or of each batch of an Arrow file.
     """
 
     url: str
     rows: int
-    names: tuple[str, ...]
     columns: Mapping[str, str]
-    dtype: str = ""
-    dimension: int = 0
-    places: tuple[tuple[int, int], ...] = ()
-    swapped: bool = False  # big-endian
+    dtype: str
+    dimension: int
+    places: Sequence[tuple[int, int]] = ()
+    names: tuple[str, ...] = ()  # none: a matrix
+    order: Literal["<", ">"] = "<"  # of bytes
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) of the fields `wanted`, about `step` at a time. Raises InputError, StorageError."""
+        """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked and as they are stored."""
         columns = {role: name for role, name in self.columns.items() if role in wanted}
-        named = list(columns.values())
-        read = self._batches(start, stop, step, named) if self.names else self._matrices(start, stop, step)
-        for first, values in read:
-            made = {
-                role: self._vectors(first, values[name], cosine)
-                if role == VECTOR
-                else self._strings(first, values[name], name, role)
-                for role, name in columns.items()
-            }
-            yield pa.table(made)
+        for first, rows in (self._batches if self.names else self._matrices)(start, stop, step, [*columns.values()]):
+            yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
 
-    def fault(self, row: int, what: str, remedy: str) -> InputError:
+    def fault(self, row: int, what: str) -> InputError:
         """Return the error over row `row` of the file."""
-        return InputError(f"{self.url}, row {row:,}: {what}. {remedy}")
+        return InputError(f"{self.url}, row {row:,}: {what}")
 
-    def _matrices(self, start: int, stop: int, step: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    def _matrices(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, Any]]:
         wide = self.dtype == "bfloat16"
-        kind = np.dtype(np.uint16 if wide else self.dtype).newbyteorder(">" if self.swapped else "<")
+        kind = np.dtype("uint16" if wide else self.dtype).newbyteorder(self.order)
         place, size = self.places[0][1], kind.itemsize * self.dimension
         for low in range(start, stop, step):
-            high = min(low + step, stop)
-            data = storage.read_range(self.url, place + low * size, place + high * size)
-            numbers = np.frombuffer(data, kind).reshape(-1, self.dimension)
-            yield low, {VECTOR: (numbers.astype(np.uint32) << 16).view(np.float32) if wide else numbers}
+            data = storage.read_range(self.url, place + low * size, place + min(low + step, stop) * size)
+            x = np.frombuffer(data, kind).reshape(-1, self.dimension)
+            yield low, {VECTOR: (x.astype(np.uint32) << 16).view(np.float32) if wide else x}
 
-    def _batches(self, start: int, stop: int, step: int, named: list[str]) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, batch) of files with columns."""
-        read = _arrow_batches(self, start) if self.places else _parquet_batches(self, start, stop, step, named)
-        for first, batch in read:
+    def _batches(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, Any]]:
+        parquet = self.url.endswith(".parquet")
+        for first, batch in self._parquet(start, stop, step, columns) if parquet else self._arrow(start, stop):
             for low in range(max(start, first), min(stop, first + batch.num_rows), step):
                 yield low, batch.slice(low - first, min(step, stop - low))
-            if first + batch.num_rows >= stop:
-                return
 
-    def _vectors(self, first: int, values: Any, cosine: bool) -> pa.Array:
-        """Return vectors [n, D] of rows from `first` on, checked, of length 1 for cosine, as they are stored."""
-        x = values if isinstance(values, np.ndarray) else self._unlisted(first, values)
+    def _parquet(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with open_parquet(self.url, buffer_size=storage.READ_BYTES) as file:
+            rows = offsets_of(np.array([file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]))
+            for group in np.flatnonzero((rows[:-1] < stop) & (rows[1:] > start)).tolist():
+                first = int(rows[group])
+                for batch in file.iter_batches(step, row_groups=[group], columns=columns, use_threads=False):
+                    yield first, batch
+                    first += batch.num_rows
+
+    def _arrow(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with lines.open_file(self.url) as stream:
+            schema = _open_stream(stream)
+            for (first, place), (end, _) in itertools.pairwise([*self.places, (self.rows, 0)]):
+                if first < stop and end > start:
+                    stream.seek(place)
+                    yield first, _next_batch(stream, schema)
+
+    def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
+        """Return a column of rows from `first` on as it is stored. Raises InputError that names a row."""
+        if role == VECTOR:
+            return self._vectors(
+                first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine
+            )
+        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        is_text = pa.types.is_string(plain.type) or pa.types.is_large_string(plain.type)
+        if not (is_text or pa.types.is_string_view(plain.type) or pa.types.is_integer(plain.type)):
+            raise InputError(f"{self.url}: the {role}s are of type {plain.type}. Write strings or whole numbers.")
+        if role == KEY and plain.null_count:
+            raise self.fault(first + plain.is_null().index(True).as_py(), "no key. Give every row a key.")
+        return plain.cast(pa.string()).fill_null("")
+
+    def _matrix(self, first: int, lists: pa.Array) -> np.ndarray:
+        sizes = pc.list_value_length(lists).fill_null(-1).to_numpy()
+        for row in np.flatnonzero(sizes != self.dimension)[:1]:
+            had = f"{sizes[row]:,} numbers" if sizes[row] >= 0 else "nothing"
+            raise self.fault(first + row, f"a vector of {had}, where others have {self.dimension:,}. Write as many.")
+        return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
+
+    def _vectors(self, first: int, x: np.ndarray, cosine: bool) -> pa.Array:
         stored = np.dtype(_STORED[self.dtype])
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
-        if (wrong := np.flatnonzero(~np.isfinite(kept).all(axis=1))).size:
-            raise self.fault(
-                first + int(wrong[0]),
-                f"its vector is not finite in {stored} (NaN, infinite or too large)",
-                "Leave the row out, or embed it again.",
-            )
+        for row in np.flatnonzero(~np.isfinite(kept).all(axis=1))[:1]:
+            what = f"its vector is not finite in {stored} (NaN, infinite or too large)"
+            raise self.fault(first + row, f"{what}. Embed it again, or leave the row out.")
         if cosine:
-            exact = x.astype(np.float64)
-            norms = np.sqrt((exact * exact).sum(axis=1))
-            if (norms == 0).any():
-                zero = first + int(np.flatnonzero(norms == 0)[0])
-                raise self.fault(zero, "its vector is zero, which has no cosine", "Leave the row out, or use inner.")
-            kept = (exact / norms[:, None]).astype(stored)
+            x = x.astype(np.float64)
+            norms = np.sqrt((x * x).sum(axis=1, keepdims=True))
+            for row in np.flatnonzero(norms == 0)[:1]:
+                raise self.fault(first + row, "its vector is zero, which has no cosine. Leave the row out.")
+            kept = (x / norms).astype(stored)
         return matrix_array(kept, pa.from_numpy_dtype(stored))
-
-    def _unlisted(self, first: int, lists: pa.Array) -> np.ndarray:
-        sizes = pc.list_value_length(lists).fill_null(-1).to_numpy()
-        if (wrong := np.flatnonzero(sizes != self.dimension)).size:
-            row, size = int(wrong[0]), int(sizes[wrong[0]])
-            said = "no vector" if size < 0 else f"a vector of {size:,} numbers, where the first has {self.dimension:,}"
-            raise self.fault(first + row, said, "Write vectors of one dimension.")
-        return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
-
-    def _strings(self, first: int, values: pa.Array, name: str, role: str) -> pa.Array:
-        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-        if role == TEXT:
-            plain = plain.fill_null("") if not pa.types.is_null(plain.type) else pa.array([""] * len(plain))
-        elif plain.null_count:
-            row = first + int(np.flatnonzero(plain.is_null().to_numpy(zero_copy_only=False))[0])
-            raise self.fault(row, f"no {name}", "Give every row a key.")
-        kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
-        if not any(is_kind(plain.type) for is_kind in kinds):
-            raise InputError(
-                f"{self.url}: the column {name} is of type {plain.type}; a {role} is a string or a number."
-            )
-        return plain.cast(pa.string())
 
 
 @dataclass(frozen=True)
@@ -147,10 +144,11 @@ class RowFiles:
 
     source: str
     files: tuple[RowFile, ...]
-    first: np.ndarray = field(init=False, compare=False)  # first row of each file, and N
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "first", offsets_of(np.array([file.rows for file in self.files])))
+    @cached_property
+    def first(self) -> np.ndarray:
+        """First row of each file, and N behind them."""
+        return offsets_of(np.array([file.rows for file in self.files]))
 
     @property
     def rows(self) -> int:
@@ -189,12 +187,11 @@ class RowFiles:
 
 
 def urls_of(source: str) -> list[str]:
-    """List the files of vectors at `source`: a file, a prefix, or a pattern with `*` and `?`; sorted by name."""
-    if _SUFFIX.search(source) and "*" not in source and "?" not in source:
-        names = storage.list_names(source) if not storage.exists(source) else []  # a folder may be called so, too
-        return [join(source, name) for name in names if _SUFFIX.search(name)] or [source]
-    root, names = listing(source) if "*" in source or "?" in source else (source, storage.list_names(source))
-    return [join(root, name) for name in names if _SUFFIX.search(name) and not name.startswith((".", "_"))]
+    """List the files of vectors at `source`, by the ends of their names: a file, a prefix, or a pattern."""
+    wild = "*" in source or "?" in source
+    root, names = listing(source) if wild else (source, storage.list_names(source))
+    urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
+    return urls or [source] * bool(_SUFFIX.search(source) and not wild)
 
 
 def open_files(source: str, names: Names, vectors: bool = True) -> RowFiles:
@@ -204,174 +201,123 @@ def open_files(source: str, names: Names, vectors: bool = True) -> RowFiles:
     """
     urls = urls_of(source)
     if not urls:
-        forms = ", ".join(f".{form}" for form in FORMS)
-        found = listed(storage.list_names(source)) if not storage.exists(source) else "one file of another kind"
         raise InputError(
-            f"{source}: no vectors here; found: {found}. Expected a file whose name ends in {forms}, or a folder."
+            f"{source}: no vectors here; found: {listed(storage.list_names(source))}. Expected a file whose name ends "
+            "in .npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
         )
-    with ThreadPoolExecutor(_OPENERS) as pool:
-        opened = list(pool.map(lambda url: _open(url, names, vectors), urls))
-    files = tuple(file for file in opened if file.rows)
+    with ThreadPoolExecutor() as pool:
+        files = tuple(file for file in pool.map(lambda url: _open(url, names, vectors), urls) if file.rows)
     if not files:
         raise InputError(f"{source}: no rows here. Is the path right?")
-    for other in files[1:]:
-        for what in ("dimension", "dtype", "columns"):
-            if (a := getattr(files[0], what)) != (b := getattr(other, what)):
-                a, b = (", ".join(map(str, each)) if what == "columns" else each for each in (a, b))
-                raise InputError(f"{other.url}: {what} {b}, but {a} in {files[0].url}. Write all files alike.")
+    for file, what in itertools.product(files, ("dimension", "dtype", "columns")):
+        of_first, own = getattr(files[0], what), getattr(file, what)
+        if own != of_first:
+            own, of_first = (", ".join(each) if what == "columns" else each for each in (own, of_first))
+            raise InputError(f"{file.url}: {what} {own}, but {of_first} in {files[0].url}. Write all files alike.")
     return RowFiles(source, files)
 
 
 def _open(url: str, names: Names, vectors: bool) -> RowFile:
+    """Open one file. Raises InputError: not of the form that its name says, or without what is read from it."""
     form = url.rpartition(".")[2]
-    if form == "parquet":
-        file = _open_parquet(url, names, vectors)
-    elif form in ("arrow", "feather"):
-        file = _open_arrow(url, names, vectors)
-    elif not vectors:
-        raise InputError(f"{url}: expected keys and texts in columns, of a .parquet, .arrow or .feather file.")
-    else:
+    try:
+        if form == "parquet":
+            with open_parquet(url, buffer_size=storage.READ_BYTES) as file:
+                batch = next(file.iter_batches(1), None)
+                return _of_columns(url, file.schema_arrow, file.metadata.num_rows, batch, names, vectors)
         with lines.open_file(url) as stream:
-            file = _open_npy(url, stream) if form == "npy" else _open_safetensors(url, stream, names)
-    if file.columns.get(VECTOR) and file.rows and not file.dimension:
-        raise InputError(f"{url}: vectors of no numbers. {_FLOATS}")
-    return file
+            if form in ("arrow", "feather"):
+                return _open_arrow(url, stream, names, vectors)
+            if not vectors:
+                raise InputError(f"{url}: has no columns of keys and texts. Write them as Parquet or Arrow.")
+            return _open_npy(url, stream) if form == "npy" else _open_safetensors(url, stream, names)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{url}: not a .{form} file, or a damaged one: {reason}. Write it again.") from None
 
 
 def _open_npy(url: str, stream: IO[bytes]) -> RowFile:
     layout = np.lib.format
-    try:
-        version = layout.read_magic(stream)
-        header = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
-        shape, fortran, dtype = header(stream)
-    except ValueError as error:
-        raise InputError(f"{url}: not a .npy file, or a damaged one: {str(error)[:200]}. Save it again.") from None
+    version = layout.read_magic(stream)
+    read_header = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
+    shape, by_column, dtype = read_header(stream)
     if dtype.hasobject:
         raise InputError(f"{url}: an array of Python objects, which are never unpickled. {_FLOATS}")
-    if dtype.name not in _STORED or len(shape) != 2:
-        raise InputError(f"{url}: an array of {dtype} {list(shape)}, where rows of numbers [N, D] are read. {_FLOATS}")
-    if fortran and min(shape) > 1:
+    if by_column and len(shape) == 2 and min(shape) > 1:
         raise InputError(f"{url}: stored column by column. Save it as numpy.ascontiguousarray(array).")
-    return _matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<") != dtype)
+    return _of_matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<").str == dtype.str)
 
 
 def _open_safetensors(url: str, stream: IO[bytes], names: Names) -> RowFile:
     size = int.from_bytes(stream.read(8), "little")
-    try:
-        if size > _MOST_HEADER:
-            raise ValueError(f"a header of {size:,} bytes")
-        tensors = json.loads(stream.read(size))
-        tensors.pop("__metadata__", None)
-        shapes = {name: (each["dtype"], tuple(map(int, each["shape"]))) for name, each in tensors.items()}
-        fitting = {name for name, (dtype, shape) in shapes.items() if dtype in _TENSORS and len(shape) == 2}
-        name = names.vector if names.vector in fitting or len(fitting) != 1 else fitting.pop()
-        begin = int(tensors[name]["data_offsets"][0]) if name in shapes else 0
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        raise InputError(f"{url}: not safetensors, or damaged: {str(error)[:200]}. Save it again.") from None
-    dtype, shape = shapes.get(name, ("", ()))
-    if dtype not in _TENSORS or len(shape) != 2:
-        found = ", ".join(f"{each} ({kind} {list(sizes)})" for each, (kind, sizes) in shapes.items()) or "nothing"
-        raise InputError(
-            f"{url}: no tensor {name!r} of rows of floats; found: {found}. Name it with --fields vector=NAME."
-        )
-    return _matrix(url, shape, _TENSORS[dtype], 8 + size + begin, False)
+    if size > _MOST_HEADER:
+        raise ValueError(f"a header of {size:,} bytes")
+    header = json.loads(stream.read(size))
+    tensors = {name: (each["dtype"], tuple(each["shape"])) for name, each in header.items() if name != "__metadata__"}
+    fitting = [name for name, (dtype, shape) in tensors.items() if dtype in _TENSORS and len(shape) == 2]
+    name = fitting[0] if len(fitting) == 1 and names.vector not in tensors else names.vector
+    if name not in fitting:
+        found = listed([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
+        raise InputError(f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Name it: --fields vector=NAME.")
+    dtype, shape = tensors[name]
+    return _of_matrix(url, shape, _TENSORS[dtype], 8 + size + int(header[name]["data_offsets"][0]), True)
 
 
-def _matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, swapped: bool) -> RowFile:
-    rows, dimension = shape
+def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little: bool) -> RowFile:
+    if dtype not in _STORED or len(shape) != 2 or shape[1] < 1:
+        raise InputError(f"{url}: an array of {dtype} {list(shape)}, where rows of numbers [N, D] are read. {_FLOATS}")
     item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    if rows < 0 or dimension < 0 or storage.size(url) < place + rows * dimension * item:
-        raise InputError(f"{url}: cut off, or damaged: too short for {rows:,} × {dimension:,} numbers. Copy it again.")
-    return RowFile(url, rows, (), {VECTOR: VECTOR}, dtype, dimension, ((0, place),), swapped)
+    if storage.size(url) < place + shape[0] * shape[1] * item:
+        raise ValueError(f"too short for {shape[0]:,} × {shape[1]:,} numbers")
+    return RowFile(url, shape[0], {VECTOR: VECTOR}, dtype, shape[1], [(0, place)], order="<" if little else ">")
 
 
-def _open_parquet(url: str, names: Names, vectors: bool) -> RowFile:
-    with open_parquet(url) as file:
-        found = _described(url, file.schema_arrow, names, vectors)
-        first = next(file.iter_batches(1, columns=[found.columns[VECTOR]]), None) if vectors else None
-        return _sized(found, file.metadata.num_rows, first)
-
-
-def _parquet_batches(
-    file: RowFile, start: int, stop: int, step: int, named: list[str]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    with open_parquet(file.url, buffer_size=storage.READ_BYTES) as opened:
-        first = 0
-        for group in range(opened.num_row_groups):
-            rows = opened.metadata.row_group(group).num_rows
-            if first < stop and first + rows > start:
-                low = first
-                for batch in opened.iter_batches(step, row_groups=[group], columns=named, use_threads=False):
-                    yield low, batch
-                    low += batch.num_rows
-            first += rows
-
-
-def _open_arrow(url: str, names: Names, vectors: bool) -> RowFile:
+def _open_arrow(url: str, stream: IO[bytes], names: Names, vectors: bool) -> RowFile:
     """Note where each record batch lies: of a file with a footer, or of a stream, as Hugging Face `datasets` saves."""
-    with lines.open_file(url) as stream:
+    schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
+    while True:
+        place = stream.tell()
         try:
-            schema, source = _arrow_schema(stream)
-            found, places, rows, first = _described(url, schema, names, vectors), list[tuple[int, int]](), 0, None
-            while True:
-                place = stream.tell()
-                try:
-                    batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
-                except EOFError:
-                    break
-                places.append((rows, place))
-                first, rows = first or batch, rows + batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"{url}: no Arrow file with plain columns, or damaged: {str(error)[:200]}. Save it again."
-            ) from None
-    return replace(_sized(found, rows, first), places=tuple(places))
+            batch = _next_batch(stream, schema)
+        except EOFError:
+            return _of_columns(url, schema, rows, some, names, vectors, places)
+        places.append((rows, place))
+        rows, some = rows + batch.num_rows, some or batch.slice(0, 1) or None
 
 
-def _arrow_schema(stream: IO[bytes]) -> tuple[pa.Schema, pa.PythonFile]:
+def _open_stream(stream: IO[bytes]) -> pa.Schema:
     stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
-    source = pa.PythonFile(stream, mode="r")
-    return pa.ipc.read_schema(source), source
+    return pa.ipc.read_schema(pa.PythonFile(stream, mode="r"))
 
 
-def _arrow_batches(file: RowFile, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    ends = [first for first, _ in file.places[1:]] + [file.rows]
-    with lines.open_file(file.url) as stream:
-        schema, source = _arrow_schema(stream)
-        for (first, place), end in zip(file.places, ends, strict=True):
-            if end > start:
-                stream.seek(place)
-                yield first, pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.PythonFile(stream, mode="r")), schema)
 
 
-def _described(url: str, schema: pa.Schema, names: Names, vectors: bool) -> RowFile:
-    """Return the file without its rows. Raises InputError: no column of vectors."""
+def _of_columns(
+    url: str,
+    schema: pa.Schema,
+    rows: int,
+    some: pa.RecordBatch | None,
+    names: Names,
+    vectors: bool,
+    places: Sequence[tuple[int, int]] = (),
+) -> RowFile:
+    """Describe a file with columns; `some` of its rows tell the dimension. Raises InputError: no column of vectors."""
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
-    found = RowFile(url, 0, tuple(schema.names), columns)
     if not vectors:
-        return found
-    of_floats = [each.name for each in schema if _is_floats(each.type)]
-    name = names.vector if names.vector in schema.names or len(of_floats) != 1 else of_floats[0]
-    if name not in of_floats:
-        there = ", ".join(f"{each.name} ({each.type})" for each in list(schema)[:20])
+        return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    are_lists = {each.name: any(is_kind(each.type) for is_kind in lists) for each in schema}
+    fitting = [each.name for each in schema if are_lists[each.name] and pa.types.is_floating(each.type.value_type)]
+    name = fitting[0] if len(fitting) == 1 and names.vector not in schema.names else names.vector
+    if name not in fitting:
+        found = listed([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} of lists of float16, float32 or float64; found: {there}. "
-            "Name it with --fields vector=NAME."
+            f"{url}: no column {name!r} of lists of floats; found: {found}. Name it: --fields vector=NAME."
         )
-    kind = schema.field(name).type
-    dimension = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
-    dtype = np.dtype(kind.value_type.to_pandas_dtype()).name
-    return replace(found, columns={**columns, VECTOR: name}, dtype=dtype, dimension=dimension)
-
-
-def _sized(found: RowFile, rows: int, first: pa.RecordBatch | None) -> RowFile:
-    """Add the rows, and where the type does not tell it, the dimension, which is that of the first row."""
-    dimension = found.dimension
-    if first is not None and first.num_rows and not dimension and VECTOR in found.columns:
-        dimension = pc.list_value_length(first.column(found.columns[VECTOR]))[0].as_py() or 0
-    return replace(found, rows=rows, dimension=dimension)
-
-
-def _is_floats(kind: pa.DataType) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return lists and pa.types.is_floating(kind.value_type)
+    dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
+    if rows and not dimension:
+        raise InputError(f"{url}, row 0: no vector. {_FLOATS}")
+    dtype = np.dtype(schema.field(name).type.value_type.to_pandas_dtype()).name
+    return RowFile(url, rows, {**columns, VECTOR: name}, dtype, dimension, places, tuple(schema.names))

@@ -1,6 +1,6 @@
 """`extremis mine QUERIES VECTORS`: hard negatives from vectors in files, of any model.
 
-    ranges of rows ─▶ read, check and write as tables ─▶ sum up ─▶ publish          (then mine them as any other tables)
+    ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then they are mined as any tables)
 
 OUT/data is a data set whose queries and labels have no tokens; OUT/embeddings has their vectors, aligned with them.
 """
@@ -29,8 +29,8 @@ from pipelines.options import ArrayOptions, default_row_group_rows, default_shar
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow, storage
 from schemas.errors import InputError
-from schemas.layout import DataLayout, staging
-from schemas.manifest import Manifest, columns_of, is_published, unpublish
+from schemas.layout import staging
+from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
 from schemas.owners.build import Build, building
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
@@ -41,76 +41,75 @@ from schemas.sizes import require_room
 from schemas.storage import join
 
 WIDTH = 50  # K, unless it is stated
-_GROUP_BYTES = 8 << 20  # of the vectors of a row group
-_SHARD_BYTES, _TEXT_BYTES = 128 << 20, 256
+_GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # of vectors; a text counts as _TEXT_BYTES
+_TEXT_BYTES = 256
 _STEP = "import vectors"
 _REMEDY = "Give another --out, or --overwrite to replace it."
 
 
 @dataclass(frozen=True)
 class Side:
-    """Queries or documents: files of vectors, with keys and texts in them, or in `texts` row by row.
+    """Queries, or the documents as `labels` among `of` of them: files of vectors, with keys and texts or beside such.
 
-    `table` and `embeddings` are paths below OUT; `labels`: L, documents, which decides the type of the queries' labels.
+    Below OUT, `table` has its rows and `embeddings` their vectors.
     """
 
-    table: str
-    embeddings: str
-    id_column: str
-    labels: int
+    name: str
+    of: int
     vectors: RowFiles
-    texts: RowFiles | None
+    beside: RowFiles | None
+
+    @property
+    def table(self) -> str:
+        return "data/labels" if self.name == "labels" else "data/queries/train"
+
+    @property
+    def embeddings(self) -> str:
+        return f"embeddings/{self.name}"
 
     @property
     def keyed(self) -> RowFiles:
-        """Files that have the keys, if there are any."""
-        return self.texts or self.vectors
-
-    @property
-    def rows(self) -> int:
-        """N, or L."""
-        return self.vectors.rows
+        """Files that have the keys and texts, if there are any."""
+        return self.beside or self.vectors
 
     @property
     def schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        """Schemas of the table and of its vectors."""
-        names = {self.id_column: pa.int64(), KEY: pa.string()}
-        if self.id_column == "query_id":
-            names |= {"label_ids": pa.list_(arrow.label_type(self.labels))}
-            names |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
-        else:
-            names |= {TEXT: pa.string(), "frequency": pa.int64()}
-        make = arrow.embeddings if self.id_column == "query_id" else arrow.vectors
-        return arrow.without_nulls(names), make(self.vectors.dimension, self.vectors.stored)
+        """Columns of the rows, and of their vectors."""
+        shape = self.vectors.dimension, self.vectors.stored
+        if self.name == "labels":
+            types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
+            return arrow.without_nulls(types), arrow.vectors(*shape)
+        types = {"query_id": pa.int64(), KEY: pa.string(), "label_ids": pa.list_(arrow.label_type(self.of))}
+        types |= {TEXT: pa.string()} if self.keyed.has(TEXT) else {}
+        return arrow.without_nulls(types), arrow.embeddings(*shape)
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of one vector in its table."""
         return self.vectors.dimension * np.dtype(self.vectors.stored).itemsize
 
     @property
     def group_rows(self) -> int:
         """Rows of a row group, whose size in memory is bounded."""
-        return max(1, min(default_row_group_rows(self.rows), _GROUP_BYTES // self.vector_bytes))
+        return max(1, min(default_row_group_rows(self.vectors.rows), _GROUP_BYTES // self.vector_bytes))
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Rows [start, stop) of each shard, whole row groups but for the last."""
-        size = self.rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT))
-        shards = default_shards(self.rows, size, _SHARD_BYTES)
-        step = -(-self.rows // (shards * self.group_rows)) * self.group_rows
-        return [(start, min(start + step, self.rows)) for start in range(0, self.rows, step)]
+        """Rows [start, stop) of each shard: whole row groups, but for the last."""
+        rows = self.vectors.rows
+        shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
+        step = -(-rows // (shards * self.group_rows)) * self.group_rows
+        return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
-    def read(self, start: int, stop: int, cosine: bool) -> Iterator[tuple[np.ndarray, pa.Table]]:
-        """Yield (ids, columns) of rows [start, stop), a row group at a time; a row without a key has its number."""
-        beside = self.texts.read(start, stop, self.group_rows, {KEY, TEXT}) if self.texts else None
+    def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
+        """Yield the columns of rows [start, stop), a row group at a time; a row without a key has its number."""
+        keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.beside else None
         for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
-            ids = np.arange(start, start + rows.num_rows)
-            columns = {KEY: pa.array(ids).cast(pa.string()), TEXT: pa.array([""] * len(ids))}
-            for found in (rows, next(beside)) if beside else (rows,):
-                columns |= dict(zip(found.column_names, found.columns, strict=True))
-            yield ids, pa.table(columns)
-            start += len(ids)
+            ids = pa.array(np.arange(start, start + rows.num_rows))
+            columns = {self.schemas[0].names[0]: ids, KEY: ids.cast(pa.string()), TEXT: pa.array([""] * len(ids))}
+            for table in (rows, next(keyed)) if keyed else (rows,):
+                columns |= dict(zip(table.column_names, table.columns, strict=True))
+            yield columns
+            start += rows.num_rows
 
 
 @dataclass(frozen=True)
@@ -118,14 +117,9 @@ class ImportPlan:
     """Plan of one import, whose workers write below `url`."""
 
     url: str
-    sides: tuple[Side, Side]
+    sides: Sequence[Side]
     cosine: bool
     meter: Meter = field(default=Meter(), compare=False)
-
-    @property
-    def summary(self) -> str:
-        """URL of what the workers report."""
-        return join(staging(self.url), "summary.json")
 
 
 def mine_arrays(
@@ -147,47 +141,34 @@ def mine_arrays(
         raise InputError("--out: say where the tables of these vectors go, with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
-    names, of_labels = parse_fields_by_table(options.fields or "", Names())
-    sources = ((queries, options.query_texts, names), (documents, options.document_texts, of_labels or names))
     require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
-    opened = [_open(*source) for source in sources]
-    sides = (
-        Side("data/queries/train", "embeddings/queries", "query_id", opened[1][0].rows, *opened[0]),
-        Side("data/labels", "embeddings/labels", "label_id", opened[1][0].rows, *opened[1]),
-    )
-    (a, b) = (side.vectors for side in sides)
-    if a.dimension != b.dimension:
-        raise InputError(f"{a.source}: vectors of {a.dimension} dimensions, those of {b.source} have {b.dimension}.")
-    read = {"queries": sides[0], "vectors": sides[1]}
-    urls = {
-        name: [file.url for each in (side.vectors, side.texts) if each for file in each.files]
-        for name, side in read.items()
+    names, of_labels = parse_fields_by_table(options.fields or "", Names())
+    opened = _open(queries, options.query_texts, names), _open(documents, options.document_texts, of_labels or names)
+    sides = [Side(name, opened[1][0].rows, *files) for name, files in zip(("queries", "labels"), opened, strict=True)]
+    dimensions = [side.vectors.dimension for side in sides]
+    if len({*dimensions}) > 1:
+        raise InputError(
+            f"{queries}: vectors of {dimensions[0]} dimensions, and those of {documents} have {dimensions[1]}. "
+            "Embed both with one model."
+        )
+    stated: dict[str, Any] = {
+        side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
+        for side in sides
     }
-    urls |= {"positives": files_of(options.positives)} if options.positives else {}
-    stated = {
-        **{name: _identity(some) for name, some in urls.items()},
-        "metric": options.metric,
-        "fields": [vars(each[2]) for each in sources],
-    }
-    request = Request("data", None, stated, section="options")
-    find = functools.partial(
-        find_reusable, DataLayout(join(out, "data")).root, request, _REMEDY, overwrite=options.overwrite
-    )
-    mining = options.model_copy(
-        update={
-            "queries": join(out, sides[0].embeddings),
-            "vectors": join(out, sides[1].embeddings),
-            "width": options.width or WIDTH,
-        }
-    )
-    # RUN is a folder that no run is in: nothing is read from it, and the tables go to OUT.
-    carry_on = functools.partial(mine, join(out, "data"), join(out, "embeddings"), None, mining, beam_options, say)
+    stated["positives"] = _identity(files_of(options.positives)) if options.positives else None
+    stated |= {"metric": options.metric or "inner", "fields": vars(names), "fields_of_labels": vars(of_labels or names)}
+    request = Request("data", None, stated, section="arrays")
+    find = functools.partial(find_reusable, join(out, "data"), request, _REMEDY, overwrite=options.overwrite)
+    places = {name: join(out, side.embeddings) for name, side in zip(("queries", "vectors"), sides, strict=True)}
+    mining = options.model_copy(update={**places, "width": options.width or WIDTH})
+    # RUN is a folder without a run: nothing is read from it, and the tables go to OUT.
+    go_on = functools.partial(mine, join(out, "data"), join(out, "embeddings"), None, mining, beam_options, say)
     if find() is not None:
-        return carry_on()
+        return go_on()
     with claimed(out, "mined", say):
         if find() is None:  # else the last owner has made it
-            _import(out, sides, stated, options, [*urls["queries"], *urls["vectors"]], beam_options, say)
-        return carry_on()
+            _import(out, sides, stated, options, beam_options, say)
+        return go_on()
 
 
 def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
@@ -195,14 +176,13 @@ def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFi
     vectors = open_files(source, names)
     beside = open_files(texts, names, vectors=False) if texts else None
     if beside and beside.rows != vectors.rows:
-        raise InputError(
-            f"{texts}: {beside.rows:,} rows of keys or texts, but {vectors.rows:,} vectors in {source}. Give as many."
-        )
+        raise InputError(f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give as many.")
     found = beside or vectors
-    for role, name in vars(names).items():
-        if role != VECTOR and name != getattr(Names(), role) and not found.has(role):
+    for role in (KEY, TEXT):
+        name = getattr(names, role)
+        if name != role and not found.has(role):
             there = ", ".join(found.files[0].names) or "vectors alone"
-            raise InputError(f"--fields {role}={name}: {found.source} has no such column; found: {there}.")
+            raise InputError(f"--fields {role}={name}: no such column in {found.source}; found: {there}. Fix the name.")
     return vectors, beside
 
 
@@ -216,112 +196,100 @@ def _identity(urls: Sequence[str]) -> dict[str, Any]:
 
 def _import(
     out: str,
-    sides: tuple[Side, Side],
+    sides: Sequence[Side],
     stated: Mapping[str, Any],
     options: ArrayOptions,
-    urls: Sequence[str],
     beam_options: Sequence[str],
     say: Progress,
 ) -> None:
-    """Make and publish the tables at OUT; the data set last. Raises InputError, StorageError."""
+    """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
         raise InputError(f"{out}: holds hard negatives that were mined from something else. {_REMEDY}")
-    sizes = {"vectors": sum(side.rows * side.vector_bytes for side in sides)}
-    require_room(out, sizes, "Give another --out.")
+    needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
+    require_room(out, needs, "Give another --out.")
     for side in sides:
-        shape = f"{side.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
-        keys = "keys" if side.keyed.has(KEY) else "no keys: the row number is the key"
-        say(f"{side.vectors.source}: {shape}, {keys}" + (", texts" if side.keyed.has(TEXT) else ""))
+        has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
+        shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
+        say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
     keys = [Keys.of(side.keyed) for side in sides]
-    pairs = read_positives(options.positives, *keys, say) if options.positives else Ragged.empty(sides[0].rows)
+    pairs = (
+        read_positives(options.positives, keys[0], keys[1], say)
+        if options.positives
+        else Ragged.empty(sides[0].vectors.rows)
+    )
+    urls = [file.url for side in sides for file in side.vectors.files]
     with choose_runner(beam_options, urls) as runner, building(out, "mined") as build:
         watch = Watch(staging(build.url), say)
-        watch.expect({_STEP: sum(side.rows for side in sides)})
-        plan = ImportPlan(build.url, sides, options.metric == "cosine", watch.meter)
+        watch.expect({_STEP: sum(side.vectors.rows for side in sides)})
         runner.check(urls[:1], build.url, say)
-        flow = Flow()
-        items = flow.create("Ranges", Files(join(staging(build.url), "pairs")).send(_pairs_by_shard(sides, pairs)))
-        write_sum(items.map("Import rows", import_rows, plan), plan.summary)
+        flow, summary = Flow(), join(staging(build.url), "summary.json")
+        plan = ImportPlan(build.url, sides, options.metric == "cosine", watch.meter)
+        shards = flow.create("Shards", Files(join(staging(build.url), "pairs")).send(_pairs_by_shard(sides, pairs)))
+        write_sum(shards.map("Import rows", import_rows, plan), summary)
         runner.run(flow, watch)
         unpublish(join(out, "data"))
         storage.remove(join(out, "queries"), recursive=True)
-        _publish(build, sides, read_summary(plan.summary), stated)
+        _publish(build, sides, read_summary(summary), stated)
         watch.summarize()
 
 
-def _pairs_by_shard(sides: tuple[Side, Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
+def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
     """Yield ((side, shard), column): positives of the queries, and how often each document is one."""
-    queries, labels = sides
-    for shard, (start, stop) in enumerate(queries.bounds):
-        values, offsets = pairs.slice(start, stop)
-        column = list_array(values, offsets, arrow.label_type(labels.rows))
+    labels = sides[1]
+    for shard, (start, stop) in enumerate(sides[0].bounds):
+        column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))
         yield (0, shard), pa.record_batch([column], ["label_ids"])
-    frequency = np.bincount(pairs.entries, minlength=labels.rows)
+    frequency = np.bincount(pairs.entries, minlength=labels.of)
     for shard, (start, stop) in enumerate(labels.bounds):
         yield (1, shard), pa.record_batch([pa.array(frequency[start:stop], pa.int64())], ["frequency"])
 
 
 def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write one shard of a table, and that of its vectors. Raises InputError that names file and row; StorageError."""
+    """Write one shard of rows, and one of their vectors. Raises InputError that names file and row; StorageError."""
     (number, shard), packet = element
-    side = plan.sides[number]
     plan.meter.start(_STEP)
-    (start, stop), count, group = side.bounds[shard], len(side.bounds), side.group_rows
-    of_rows, of_vectors = side.schemas
+    side = plan.sides[number]
+    (start, stop), cut = side.bounds[shard], (shard, len(side.bounds))
     (pairs,) = receive([packet])
-    with (
-        writing_shard(join(plan.url, side.table), shard, count, of_rows, group) as rows,
-        writing_shard(join(plan.url, side.embeddings), shard, count, of_vectors, group) as vectors,
-    ):
-        for ids, columns in side.read(start, stop, plan.cosine):
-            some = pairs.slice(int(ids[0]) - start, len(ids))
-            known = {side.id_column: pa.array(ids), **dict(zip(some.schema.names, some.columns, strict=True))}
-            for schema, file in ((of_rows, rows), (of_vectors, vectors)):
-                file.write(
-                    pa.table(
-                        [known.get(n, columns[n] if n not in known else None) for n in schema.names], schema=schema
-                    )
-                )
-            plan.meter.count(_STEP, len(ids))
-    plan.meter.count(_STEP, 0, rows.entry.bytes + vectors.entry.bytes)
-    entries = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
-    mentions = len(pairs.column(0).flatten()) if number == 0 else 0
-    return Summary(entries, {side.table: Counter(rows_out=stop - start, labels=mentions)})
-
-
-def _publish(build: Build, sides: tuple[Side, Side], summary: Summary, stated: Mapping[str, Any]) -> None:
-    parents: dict[str, str] = {}
-    facts = {"labels": sides[1].rows, "split": "train"}, {"training_points": sides[0].rows}
-    for side, parameters, what in zip(sides, facts, ("queries", "labels"), strict=True):
-        put = functools.partial(_put, build, side, summary)
-        digest = put(what, side.table, side.schemas[0], {}, parameters)
-        parents[side.table.removeprefix("data/")] = digest
-        kind = "embeddings" if what == "queries" else "vectors"
-        put(kind, side.embeddings, side.schemas[1], {what: digest}, {"what": what})
-    manifest = Manifest(kind="data", parents=parents, parameters={"format": "vectors", "options": dict(stated)})
-    Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)
-
-
-def _put(
-    build: Build,
-    side: Side,
-    summary: Summary,
-    kind: str,
-    path: str,
-    schema: pa.Schema,
-    parents: dict[str, str],
-    parameters: dict[str, Any],
-) -> str:
-    """Put one table in place; its digest."""
-    manifest = Manifest(
-        kind=kind,
-        columns=columns_of(schema),
-        shards=summary.shards_of(path),
-        rows=side.rows,
-        row_group_rows=side.group_rows,
-        id_range=(0, side.rows),
-        parents=parents,
-        parameters=parameters,
-        counters=dict(summary.counters.get(path, {})),
+    of_rows, of_vectors = (
+        writing_shard(join(plan.url, table), *cut, schema, side.group_rows)
+        for table, schema in zip((side.table, side.embeddings), side.schemas, strict=True)
     )
-    return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest).digest
+    done = 0
+    with of_rows as rows, of_vectors as vectors:
+        for columns in side.read(start, stop, plan.cosine):
+            count = len(columns[KEY])
+            columns |= dict(zip(pairs.schema.names, pairs.slice(done, count).columns, strict=True))
+            for file, schema in zip((rows, vectors), side.schemas, strict=True):
+                file.write(pa.table([columns[name] for name in schema.names], schema=schema))
+            done += count
+            plan.meter.count(_STEP, count)
+    plan.meter.count(_STEP, 0, rows.entry.bytes + vectors.entry.bytes)
+    entries: dict[str, tuple[Shard, ...]] = {side.table: (rows.entry,), side.embeddings: (vectors.entry,)}
+    mentions = {"labels": len(pairs.column(0).flatten())} if side.name == "queries" else {}
+    return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
+
+
+def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> None:
+    def put(side: Side, kind: str, path: str, schema: pa.Schema, parents: dict[str, str], **parameters: Any) -> str:
+        rows = side.vectors.rows
+        manifest = Manifest(
+            kind=kind,
+            columns=columns_of(schema),
+            shards=summary.shards_of(path),
+            rows=rows,
+            row_group_rows=side.group_rows,
+            id_range=(0, rows),
+            parents=parents,
+            parameters=parameters,
+            counters=dict(summary.counters.get(path, {})),
+        )
+        return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest).digest
+
+    digests = {}
+    for side, kind in zip(sides, ("embeddings", "vectors"), strict=True):
+        digest = put(side, side.name, side.table, side.schemas[0], {}, training_points=sides[0].vectors.rows)
+        put(side, kind, side.embeddings, side.schemas[1], {side.name: digest}, what=side.name)
+        digests[side.table.removeprefix("data/")] = digest
+    manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
+    Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)

@@ -1,16 +1,16 @@
 """Positives as pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
 
-A pair names its rows by key, or by number where rows have no keys. Keys and pairs are held as numbers, 64 bits each.
+A pair names its rows by key, or by number where no key is so called. Keys and pairs are held as 64-bit numbers.
 """
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pc_csv
+import pyarrow.csv as arrow_csv
 
 from pipelines.arrays.files import KEY, RowFiles
 from pipelines.common.progress import Progress
@@ -24,56 +24,56 @@ from schemas.ragged import Ragged
 from schemas.storage import join
 
 _BLOCK_ROWS = 1 << 16
-# Usual names of the three columns, in the order of most tools.
-_QUERIES = ("query", "query_key", "query-id", "query_id", "qid", "anchor")
-_DOCUMENTS = ("document", "label_key", "label", "corpus-id", "corpus_id", "doc_id", "docid", "pid", "positive")
-_SCORES = ("score", "relevance", "weight")
-_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+# Usual names of a query, a document and a score.
+_USUAL = (
+    ("query", "query_key", "query-id", "query_id", "qid", "anchor"),
+    ("document", "label_key", "label", "corpus-id", "corpus_id", "doc_id", "docid", "pid", "positive"),
+    ("score", "relevance", "weight"),
+)
+_EXPECTED = "Expected a query, a document and maybe a score in each row, or TREC's four columns."
+_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _ROW = r"^(0|[1-9]\d{0,17})$"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Rows of `rows` by key: `hashes` uint64 [N] ascending, with the row of each in `order`; None: by number alone."""
+    """Rows of `files` by key: `hashes` uint64 [N] ascending, of the rows `order` int64 [N]; without them by number."""
 
-    rows: RowFiles
+    files: RowFiles
     hashes: np.ndarray | None = None
     order: np.ndarray | None = None
     seed: int = 0
 
     @classmethod
-    def of(cls, rows: RowFiles) -> "Keys":
-        """Read all keys. Raises InputError that names a key's two rows where it is there twice."""
-        if not rows.has(KEY):
-            return cls(rows)
-        for seed in range(8):  # equal hashes of different keys are possible
-            parts = [hash_strings(part.column(KEY), seed) for part in rows.read(0, rows.rows, _BLOCK_ROWS, {KEY})]
-            order = np.argsort(hashes := np.concatenate(parts), kind="stable")
-            hashes = hashes[order]
-            same = np.flatnonzero(hashes[1:] == hashes[:-1])
-            for first, second in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
-                a, b = (next(rows.read(row, row + 1, 1, {KEY})).column(KEY)[0].as_py() for row in (first, second))
-                if a == b:
-                    (file, row), (other, there) = rows.place(second), rows.place(first)
-                    what = f"the key {a!r} is that of row {there:,} of {other.url}, too"
-                    raise file.fault(row, what, "Give each row a key of its own.")
-            if not same.size:
-                break
-        return cls(rows, hashes, order, seed)
+    def of(cls, files: RowFiles, seed: int = 0) -> "Keys":
+        """Read all keys, if there are any. Raises InputError that names both rows of a key that is there twice."""
+        if not files.has(KEY):
+            return cls(files)
+        parts = [hash_strings(rows.column(KEY), seed) for rows in files.read(0, files.rows, _BLOCK_ROWS, {KEY})]
+        order = np.argsort(hashes := np.concatenate(parts), kind="stable")
+        hashes = hashes[order]
+        for place in np.flatnonzero(hashes[1:] == hashes[:-1])[:1]:
+            rows = order[place : place + 2].tolist()
+            a, b = (next(files.read(row, row + 1, 1, {KEY})).column(KEY)[0].as_py() for row in rows)
+            if a != b:  # different keys of one hash
+                return cls.of(files, seed + 1)
+            (other, there), (file, row) = map(files.place, rows)
+            raise file.fault(row, f"the key {a!r} is that of row {there:,} of {other.url}. Give each row its own.")
+        return cls(files, hashes, order, seed)
 
     def find(self, named: pa.Array) -> np.ndarray:
         """Return the row of each of `named` [B] strings, int64; -1: there is none."""
         if self.hashes is None or self.order is None:
             is_row = pc.fill_null(pc.match_substring_regex(named, _ROW), False)
-            found = pc.if_else(is_row, named, "-1").cast(pa.int64()).to_numpy(zero_copy_only=False)
-            return np.where(found < self.rows.rows, found, -1)
+            rows = pc.if_else(is_row, named, "-1").cast(pa.int64()).to_numpy(zero_copy_only=False)
+            return np.where(rows < self.files.rows, rows, -1)
         sought = hash_strings(named, self.seed)
         nearest = np.minimum(np.searchsorted(self.hashes, sought), len(self.hashes) - 1)
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
-    def as_named_by(self, named: pa.Array) -> "Keys":
+    def for_names(self, named: pa.Array) -> "Keys":
         """Return these, or the numbers of rows where no one of `named` is a key and all are such numbers."""
-        numbers = Keys(self.rows)
+        numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 
 
@@ -82,85 +82,79 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
 
     Pairs with a score of 0 or less are left out. Raises InputError: an unknown key, no pairs, or no such form.
     """
-    stride, codes = documents.rows.rows, [np.empty(0, np.int64)]
+    stride, codes = documents.files.rows, [np.empty(0, np.int64)]
     for url in files_of(source):
-        count = left_out = 0
-        sides = None
+        count, sides = 0, [queries, documents]
         for first, columns in _read_pairs(url, queries, documents):
-            names = columns[:2]
-            sides = sides or [keys.as_named_by(named) for keys, named in zip((queries, documents), names, strict=True)]
-            rows = [keys.find(named) for keys, named in zip(sides, names, strict=True)]
-            for what, found, named, keys in zip(("query", "document"), rows, names, sides, strict=True):
-                if (wrong := np.flatnonzero(found < 0)).size:
-                    by = f"key of {keys.rows.source}" if keys.hashes is not None else "number of one of its rows"
+            if not count:
+                sides = [keys.for_names(named) for keys, named in zip(sides, columns, strict=False)]
+            rows = [keys.find(named) for keys, named in zip(sides, columns, strict=False)]
+            for what, found, named, keys in zip(("query", "document"), rows, columns, sides, strict=False):
+                for row in np.flatnonzero(found < 0)[:1].tolist():
+                    among = "the keys" if keys.hashes is not None else f"the {keys.files.rows:,} rows"
                     raise InputError(
-                        f"{url}, row {first + int(wrong[0]):,}: {what} {named[int(wrong[0])].as_py()!r} is no {by}, "
-                        f"which has {keys.rows.rows:,} rows. Take the pair out, or add the row."
+                        f"{url}, row {first + row:,}: the {what} {named[row].as_py()!r} is not among {among} of "
+                        f"{keys.files.source}. Take the pair out, or add the row."
                     )
-            kept = _scores(url, first, columns[2]) > 0 if len(columns) > 2 else np.ones(len(rows[0]), bool)
-            count, left_out = count + len(kept), left_out + int((~kept).sum())
-            codes.append((rows[0] * stride + rows[1])[kept])
+            good = _scores(url, first, columns[2]) > 0 if len(columns) > 2 else slice(None)
+            codes.append((rows[0] * stride + rows[1])[good])
+            count += len(rows[0])
         if not count:
-            raise InputError(f"{url}: no pairs of a query and a document here. Is the path right?")
-        by = " and ".join("number" if keys.hashes is None else "key" for keys in sides or ())
-        say(f"{url}: {count:,} pairs by {by}" + (f", {left_out:,} with a score of 0 or less left out" * bool(left_out)))
+            raise InputError(f"{url}: no pairs here. {_EXPECTED}")
+        by = " and ".join("row number" if keys.hashes is None else "key" for keys in sides)
+        say(f"{url}: {count:,} pairs by {by}")
     pairs = np.unique(np.concatenate(codes))
-    return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.rows.rows))
+    say(f"{source}: {len(pairs):,} different pairs with a score above 0, or without one")
+    return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.files.rows))
 
 
 def files_of(source: str) -> list[str]:
     """List the files of pairs at `source`: a file, or all of a folder, sorted by name."""
-    return [source] if storage.exists(source) else [join(source, name) for name in storage.list_names(source)]
+    return [join(source, name) for name in storage.list_names(source)] or [source]
 
 
 def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield (first row, columns of strings: query, document, and a score where there is one)."""
-    row = 0
     if url.endswith(".parquet"):
-        chosen = _choose(url, parquet_names(url))
+        row, chosen = 0, _choose(url, parquet_names(url))
         for batch in read_parquet(url, _BLOCK_ROWS, chosen):
             yield row, [batch.column(name).cast(pa.string()) for name in chosen]
             row += batch.num_rows
         return
     line = lines.first_line(url).decode(errors="replace")
     delimiter = next((mark for mark in "\t,;" if mark in line), " ")
-    fields = next(csv.reader([line], delimiter=delimiter), [])
-    named = [pa.array([name]) for name in fields[:2]]
-    has_header = len(named) == 2 and not any(
-        (keys.as_named_by(name).find(name) >= 0).any() for keys, name in zip((queries, documents), named, strict=True)
+    names = next(csv.reader([line], delimiter=delimiter), [])
+    pair = zip((queries, documents), ([pa.array([name]) for name in names]), strict=False)
+    is_header = all((keys.for_names(name).find(name) < 0).all() for keys, name in pair)
+    names = names if is_header else [str(number) for number in range(len(names))]
+    row, chosen = 1 + is_header, _choose(url, names)
+    options = (
+        arrow_csv.ReadOptions(column_names=names, skip_rows=int(is_header), use_threads=False),
+        arrow_csv.ParseOptions(delimiter=delimiter),
+        arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=chosen),
     )
-    names = fields if has_header else [str(number) for number in range(len(fields))]
-    chosen = _choose(url, names)
-    reading = pc_csv.ReadOptions(column_names=names, skip_rows=int(has_header), use_threads=False)
-    parsing = pc_csv.ParseOptions(delimiter=delimiter)
-    as_text = pc_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), include_columns=chosen)
     with lines.open_file(url) as file:
         try:
-            for batch in pc_csv.open_csv(file, reading, parsing, as_text):
-                yield row + 1 + int(has_header), batch.columns
+            for batch in arrow_csv.open_csv(file, *options):
+                yield row, batch.columns
                 row += batch.num_rows
         except pa.ArrowException as error:
-            raise InputError(f"{url}: {str(error)[:200]}. Expected {_EXPECTED}.") from None
-
-
-_EXPECTED = "a query, a document and maybe a score in each row, or TREC's four columns"
+            raise InputError(f"{url}: {' '.join(str(error).split())[:200]}. {_EXPECTED}") from None
 
 
 def _choose(url: str, names: Sequence[str]) -> list[str]:
     """Return the columns of query, document and score: by their usual names, or else by their places."""
-    usual = [next((name for name in names if name.lower() in some), "") for some in (_QUERIES, _DOCUMENTS, _SCORES)]
+    usual = [next((name for name in names if name.lower() in some), "") for some in _USUAL]
     if usual[0] and usual[1]:
         return [name for name in usual if name]
     if not 2 <= len(names) <= 4:
-        raise InputError(f"{url}: columns {listed(names)}. Expected {_EXPECTED}.")
-    return [names[0], *names[2:]] if len(names) == 4 else list(names)
+        raise InputError(f"{url}: the columns {listed(names)}. {_EXPECTED}")
+    return [names[0], *names[-2:]] if len(names) == 4 else list(names)
 
 
 def _scores(url: str, first: int, column: pa.Array) -> np.ndarray:
-    good = pc.fill_null(pc.match_substring_regex(column, _NUMBER), False).to_numpy(zero_copy_only=False)
-    if (wrong := np.flatnonzero(~good)).size:
-        raise InputError(
-            f"{url}, row {first + int(wrong[0]):,}: the score {column[int(wrong[0])].as_py()!r} is no number. "
-            f"Expected {_EXPECTED}."
-        )
-    return pc.utf8_trim_whitespace(column).cast(pa.float64()).to_numpy()
+    column = pc.utf8_trim_whitespace(column)
+    good = pc.fill_null(pc.match_substring_regex(column, _NUMBER), False)
+    for row in np.flatnonzero(~good.to_numpy(zero_copy_only=False))[:1].tolist():
+        raise InputError(f"{url}, row {first + row:,}: the score {column[row].as_py()!r} is no number. {_EXPECTED}")
+    return column.cast(pa.float64()).to_numpy()
