@@ -46,7 +46,7 @@ def write_tuples(
     else is there; StorageError.
     """
     tables = stream.tables
-    reads = [tables.negatives.url, tables.data]
+    reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
             raise InputError("--shards are of a folder, and OUT is a file of JSON lines. Leave it out.")

@@ -126,7 +126,9 @@ def _pairs(some: Examples) -> Columns:
     places = np.where(is_positive, some.positive, negative)
     columns = some.anchors() | {"other": some.texts(places)}
     return columns | (
-        {"label": is_positive.astype(np.int64)} if some.scores is None else {"score": pa.array(some.scores[places], from_pandas=True)}
+        {"label": is_positive.astype(np.int64)}
+        if some.scores is None
+        else {"score": pa.array(some.scores[places], from_pandas=True)}
     )
 
 

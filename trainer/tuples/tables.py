@@ -19,13 +19,14 @@ from trainer.tuples.options import TupleOptions
 
 @dataclass(frozen=True)
 class Tables:
-    """Queries, their negatives and the labels of `data`; of a mining of arrays its folder, which holds embeddings."""
+    """Queries, their negatives and the labels of `data`, found by `place`: of a mining of arrays, its folder."""
 
+    place: str
     data: str
     queries: Table
     negatives: Table
     labels: Table
-    mining: str | None
+    mining: bool
     options: TupleOptions
     _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # columns by table and name
 
@@ -36,8 +37,8 @@ class Tables:
         Raises InputError: no DATA named, or without texts; more negatives than the table has, or scores that it lacks;
         TableError: no such table, or of other data.
         """
-        mining = url if not is_published(url) and is_published(join(url, "data")) else None
-        if mining is not None:
+        place, mining = url, not is_published(url) and is_published(join(url, "data"))
+        if mining:
             url, data = join(url, "queries"), data or join(url, "data")
         if data is None:
             Table.open(url, "negatives")  # a place that is none has a message of its own
@@ -53,7 +54,7 @@ class Tables:
         queries = Table.open(layout.queries(split), "queries")
         negatives = Source("queries", queries).with_negatives(url).negatives
         assert negatives is not None
-        tables = cls(data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
+        tables = cls(place, data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
         tables._require(options, negatives.width("label_ids"))
         return tables
 
@@ -97,7 +98,7 @@ class Tables:
         vectors = []
         sides = {"queries": ("embeddings", rows[positives.row_of()]), "labels": ("vectors", positives.entries)}
         for name, (parent, ids) in sides.items():
-            table = Table.open(join(self.mining or "", "embeddings", name))
+            table = Table.open(join(self.place, "embeddings", name))
             self.negatives.require_made_from(parent, table)
             vectors.append(self._hold(table, "vector", open_matrix)[ids].astype(np.float32))
         return np.einsum("pd,pd->p", *vectors)
@@ -109,7 +110,8 @@ class Tables:
         return self._held[place]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tables, (self.data, self.queries, self.negatives, self.labels, self.mining, self.options)  # without maps
+        own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options
+        return Tables, own  # without maps
 
     def _require(self, options: TupleOptions, width: int) -> None:
         if (options.negatives or 0) > width:
@@ -122,7 +124,7 @@ class Tables:
                 f"{self.queries.url}: this DATA keeps no texts of its queries. Make it again with --keep-text, or give "
                 "--keys for keys in their place."
             )
-        if options.scores == "search" and self.mining is None:
+        if options.scores == "search" and not self.mining:
             raise InputError(
                 "--scores search: scores of positives come of a mining of arrays, which keeps its vectors. Give the "
                 "folder that it wrote, or leave --scores out."
