@@ -66,19 +66,28 @@ def write_tuples(
     if finished is not None:
         clean_up(out, _DOING)
         return finished
-    counters = {"examples": rows, "rows_left_out": left_out}
-    facts = {"rows": rows, "row_group_rows": 1024 if rows < 1_000_000 else 8192, "counters": counters}
+    group = 1024 if rows < 1_000_000 else 8192
     with building(out, _DOING) as build:
         entries, schema, edges = [], stream.schema, [rows * number // count for number in range(count + 1)]
         cut = _cut(stream.blocks(shuffle), edges)
         for shard, some in itertools.groupby(cut, key=lambda piece: piece[0]):
-            with writing_shard(build.url, shard, count, schema, facts["row_group_rows"]) as file:
+            with writing_shard(build.url, shard, count, schema, group) as file:
                 for _, examples in some:
                     file.write(examples)
                     on_examples(examples.num_rows)
             entries.append(file.entry)
-        made = {"columns": columns_of(schema), "shards": tuple(entries), "parents": tables.digests}
-        return build.publish(Manifest(kind=KIND, parameters=dict(request.parameters), **made, **facts))
+        return build.publish(
+            Manifest(
+                kind=KIND,
+                columns=columns_of(schema),
+                shards=tuple(entries),
+                rows=rows,
+                row_group_rows=group,
+                parents=tables.digests,
+                parameters=dict(request.parameters),
+                counters={"examples": rows, "rows_left_out": left_out},
+            )
+        )
 
 
 def _cut(blocks: Iterator[pa.Table], edges: list[int]) -> Iterator[tuple[int, pa.Table]]:

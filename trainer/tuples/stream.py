@@ -142,6 +142,7 @@ class TupleStream(IterableDataset):
                     raise InputError(
                         "set_epoch brought another table: make a new DataLoader, whose workers start with it."
                     )
+                assert isinstance(batch.hard, np.ndarray)
                 positives = Ragged(batch.positives, batch.positive_offsets)
                 yield at, make_examples(self.tables, batch.rows, positives, batch.hard, batch.epoch, spread=True)
 

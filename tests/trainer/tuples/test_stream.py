@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,10 +112,12 @@ def test_workers_of_ranks_have_shares_that_are_all(world: World, workers: int) -
 
 @pytest.mark.parametrize("stop", [3, 17])
 def test_workers_go_on_by_the_state_of_their_loader(world: World, stop: int) -> None:
-    StatefulDataLoader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 
-    def make() -> StatefulDataLoader:
-        return StatefulDataLoader(open_stream(world, form="triplets", negatives=3), batch_size=4, num_workers=2)
+    def make() -> Any:
+        return torchdata.StatefulDataLoader(
+            open_stream(world, form="triplets", negatives=3), batch_size=4, num_workers=2
+        )
 
     loader = make()
     batches = iter(loader)
