@@ -152,7 +152,7 @@ def test_what_is_in_the_way_stays(world: World, tmp_path: Path) -> None:
     for out, words in (
         (tmp_path / "notes", ("other files", "give another place")),
         (tmp_path / "rows.jsonl", ("a file here already", "--overwrite")),
-        (Path(world.data), ("the command reads this", "Give another place")),
+        (world.root, ("the command reads this", "Give another place")),
         (Path(world.data) / "inside", ("lies within", "which the command reads")),
         (world.root / "queries" / "inside", ("lies within", "which the command reads")),
         (tmp_path / "rows.parquet", ("expected a file .jsonl", "or a folder")),
