@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from extremis.commands.run import run as run
     from extremis.commands.shard import shard as shard
     from extremis.commands.train import train as train
+    from extremis.commands.tuples import tuples as tuples
     from extremis.console import Event as Event
     from extremis.model import Label as Label
     from extremis.model import Labels as Labels
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from schemas.errors import StorageError as StorageError
     from schemas.errors import TableError as TableError
     from schemas.manifest import code_version
+    from trainer.tuples.stream import TupleStream as TupleStream
 
     version = code_version
 
@@ -66,6 +68,7 @@ COMMANDS = {
     "fuse": "Look",
     "export": "Use",
     "predict": "Use",
+    "tuples": "Use",
     "embed": "Use",
     "demo": "Try",
 }
@@ -75,6 +78,7 @@ _PLACES = {
     **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),
     "Event": "extremis.console",
     "Result": "extremis.result",
+    "TupleStream": "trainer.tuples.stream",
 }  # a command's module has its name
 __all__ = sorted(["version", *COMMANDS, *_PLACES])
 

@@ -23,7 +23,7 @@ DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
 _OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
-KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion")
+KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 _LONGEST_PLACE = 4096  # characters

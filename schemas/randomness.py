@@ -27,7 +27,7 @@ class Purpose(IntEnum):
     HASH_FUNCTIONS = 11  # (HashFunctionsStream)
     HASH_TABLES = 12  # (epoch, step, HashTablesStream)
     ROUNDING = 13  # (step)
-    POSITIVES = 14  # (epoch, step)
+    POSITIVES = 14  # (epoch, step); of tuples (epoch, 0, 1)
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
     LINEAR_RANKER = 17  # order in which labels are fitted

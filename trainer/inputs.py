@@ -12,7 +12,7 @@ from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 
-Kind = Literal["tokens", "features", "both"]
+Kind = Literal["tokens", "features", "both", "none"]
 _TOKENS = ("input_ids",)
 _FEATURES = ("feature_ids", "feature_values")
 
@@ -48,8 +48,8 @@ class Inputs:
 
 
 def columns_of(kind: Kind) -> list[str]:
-    """Return the columns that `encoder.inputs` reads."""
-    return [*(_TOKENS if kind != "features" else ()), *(_FEATURES if kind != "tokens" else ())]
+    """Return the columns that `encoder.inputs` reads; `none` is of streams without an encoder."""
+    return [*(_TOKENS if kind in ("tokens", "both") else ()), *(_FEATURES if kind in ("features", "both") else ())]
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:

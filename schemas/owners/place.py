@@ -16,11 +16,12 @@ from schemas.table import Table
 MARK = ".kind"
 _OTHER = "other files"
 # What an owner does, by the kind of the table that comes of it.
-_DOING = {"data": "sharded", "export": "exported", "negatives": "mined", "index": "indexed"}
+_DOING = {"data": "sharded", "export": "exported", "negatives": "mined", "index": "indexed", "tuples": "handed over"}
 _DOING |= dict.fromkeys(("embeddings", "vectors"), "embedded")
 _LOOSE = (SPENT, COMPARED)  # beside tables, and in runs that failed
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
+_NAMES |= {"handed over": "tuples"}
 _RECIPE = RunLayout("").config.strip("/")
 
 

@@ -23,12 +23,14 @@ from schemas.errors import InputError
 from schemas.options import Options
 from tests.command import ROOT, call, environment, refused
 from tests.pages import DOCS, blocks
+from trainer.tuples.options import TupleOptions
 
 MODELS: dict[str, type[Options]] = {
     "shard": ShardOptions,
     "mine": MineOptions,
     "cluster": ClusterOptions,
     "embed": EmbedOptions,
+    "tuples": TupleOptions,
 }
 UNSAID = {"embed": {"batch"}, "shard": {"propensity_a", "propensity_b"}}  # fields that are no option by their names
 

@@ -30,6 +30,7 @@ COMMANDS: dict[str, Arguments] = {
         ("--overwrite",),
     ),
     "export": (("export", "data", "run", "OUT"), True, ("--overwrite",)),
+    "tuples": (("tuples", "run", "OUT", "--data", "data", "--keys"), True, ("--overwrite",)),
     "ablate": (("ablate", "data", "OUT", "--recipes", "random", *TRAIN), True, ("--retry",)),
     "predict": (("predict", "export", "texts.jsonl", "OUT", "--to", "csv"), False, ("--overwrite",)),
     "predict a split": (("predict", "export", "--data", "data", "OUT", "--to", "parquet"), False, ("--overwrite",)),

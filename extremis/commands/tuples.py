@@ -1,0 +1,71 @@
+"""`extremis tuples`: mined negatives as texts, for the trainers of others."""
+
+from os import fspath
+from typing import Any, Literal
+
+from extremis.command import Progress, command, options_of
+from extremis.commands.shared import NotNegative, Place, Positive
+from extremis.console import Bar, say
+from trainer.tuples.options import TupleOptions
+
+
+@command(TupleOptions)
+def tuples(
+    table: Place,
+    out: Place,
+    *,
+    data: Place | None = None,
+    form: Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembedding"] | None = None,
+    negatives: int | None = None,
+    keys: bool = False,
+    each_positive: bool = False,
+    scores: Literal["search", "teacher"] | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    epoch: NotNegative = 0,
+    shards: Positive | None = None,
+    overwrite: bool = False,
+    progress: Progress = True,
+) -> dict[str, Any]:
+    """Write the examples of a table of negatives to OUT, for the trainers of others.
+
+    TABLE is a table of negatives, the folder of a mining of arrays, or a RUN, whose newest table is taken. OUT ends in
+    .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder, which gets Parquet shards. Rows without a positive, or
+    with too few negatives, give no example.
+
+    triplets: anchor, positive, negative. tuples: anchor, positive, negative_1, negative_2, ... pairs: anchor, other,
+    label. lists: anchor, documents, labels. tevatron and flagembedding: the lines that these libraries read.
+
+    Options:
+        data: DATA that the table was mined from. Default: that of the mining of arrays.
+        shuffle: Shuffle by --seed and --epoch. Default: in the order of the table.
+        epoch: Epoch of the order, and of the choice of positives.
+        shards: Shards of a folder. Default: from the number of examples.
+        overwrite: Replace examples that are at OUT.
+
+    Examples:
+      extremis tuples mined/ triplets.jsonl.gz --form triplets
+      extremis tuples runs/1 tuples/ --data data/ --negatives 7 --shuffle
+      extremis tuples mined/ train.jsonl --form flagembedding --scores search
+    """
+    options, out = options_of(TupleOptions, locals()), fspath(out)
+    from trainer.tuples.files import is_file, write_tuples
+    from trainer.tuples.stream import TupleStream
+
+    is_file(out)
+    stream = TupleStream(table, data, **options.model_dump())
+    stream.set_epoch(epoch)
+    examples, left_out = stream.counted
+    with Bar("tuples", examples) as bar:
+        written = 0
+
+        def show(number: int) -> None:
+            nonlocal written
+            written += number
+            bar.update(written)
+
+        manifest = write_tuples(stream, out, shuffle, shards, overwrite, show)
+    left = f"; {left_out:,} rows give none" if left_out else ""
+    say(f"{out}: {examples:,} examples ({options.form}){left}")
+    facts = {"out": out, "form": options.form, "examples": examples, "rows_left_out": left_out}
+    return facts | ({} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)})

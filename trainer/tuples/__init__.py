@@ -1,0 +1,1 @@
+"""Mined tables as texts for anyone's trainer: triplets, tuples, labelled pairs, lists."""

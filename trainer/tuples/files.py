@@ -1,0 +1,112 @@
+"""Files of examples: JSON lines, compressed by the end of their name, or a table of Parquet shards."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.manifest import Manifest, columns_of
+from schemas.owners.build import building, clean_up
+from schemas.owners.place import require_file, require_place
+from schemas.reuse import Request, find_reusable
+from schemas.shard_files.parquet import writing_shard
+from trainer.tuples.stream import TupleStream
+
+KIND, _DOING = "tuples", "handed over"
+_ENDS = {".jsonl": None, ".json": None, ".jsonl.gz": "gzip", ".jsonl.bz2": "bz2", ".jsonl.zst": "zstd"}
+_SHARD = 1_000_000  # examples, at most, where their number is not stated
+_REMEDY = "Give --overwrite to replace it, or another OUT."
+
+
+def is_file(out: str) -> bool:
+    """Return whether `out` names a file of JSON lines. Raises InputError: a file of another form."""
+    if out.endswith((".parquet", ".csv", ".tsv", ".arrow", ".npz", ".gz", ".zst")) and not out.endswith((*_ENDS,)):
+        raise InputError(f"{out}: expected a file {', '.join(_ENDS)}, or a folder, which gets Parquet shards.")
+    return out.endswith((*_ENDS,))
+
+
+def write_tuples(
+    stream: TupleStream,
+    out: str,
+    shuffle: bool = False,
+    shards: int | None = None,
+    overwrite: bool = False,
+    on_examples: Callable[[int], None] = lambda examples: None,
+) -> Manifest | None:
+    """Write the stream's epoch to `out`: a file of JSON lines, or a table, whose manifest is returned.
+
+    In the order of the table's rows, or shuffled. Both are published when they are complete; a table that was made of
+    the same is returned as it is. `on_examples(number)` is called as they are written. Raises InputError: something
+    else is there; StorageError.
+    """
+    tables = stream.tables
+    reads = [tables.place, tables.data]
+    if is_file(out):
+        if shards is not None:
+            raise InputError("--shards are of a folder, and OUT is a file of JSON lines. Leave it out.")
+        require_file(out, reads, _REMEDY, overwrite)
+        end = next(end for end in _ENDS if out.endswith(end))
+        with storage.writing(out) as path, _output(path, _ENDS[end]) as file:
+            for examples in stream.blocks(shuffle):
+                file.write(b"".join(orjson.dumps(example) + b"\n" for example in examples.to_pylist()))
+                on_examples(examples.num_rows)
+        return None
+    require_place(out, _DOING, reads)
+    rows, left_out = stream.counted
+    count = min(rows, shards or -(-rows // _SHARD))
+    order = {"shuffle": shuffle, "epoch": stream.state_dict()["epoch"], "shards": count}
+    request = Request(KIND, tables.digests, {**stream.options.model_dump(), **order})
+    finished = find_reusable(out, request, _REMEDY, overwrite=overwrite)
+    if finished is not None:
+        clean_up(out, _DOING)
+        return finished
+    group = 1024 if rows < 1_000_000 else 8192
+    with building(out, _DOING) as build:
+        entries, schema, edges = [], stream.schema, [rows * number // count for number in range(count + 1)]
+        cut = _cut(stream.blocks(shuffle), edges)
+        for shard, some in itertools.groupby(cut, key=lambda piece: piece[0]):
+            with writing_shard(build.url, shard, count, schema, group) as file:
+                for _, examples in some:
+                    file.write(examples)
+                    on_examples(examples.num_rows)
+            entries.append(file.entry)
+        return build.publish(
+            Manifest(
+                kind=KIND,
+                columns=columns_of(schema),
+                shards=tuple(entries),
+                rows=rows,
+                row_group_rows=group,
+                parents=tables.digests,
+                parameters=dict(request.parameters),
+                counters={"examples": rows, "rows_left_out": left_out},
+            )
+        )
+
+
+def _cut(blocks: Iterator[pa.Table], edges: list[int]) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (shard, rows): shard i gets rows [edges[i], edges[i + 1]) of all blocks."""
+    first = 0
+    for block in blocks:
+        stop = first + block.num_rows
+        while first < stop:
+            shard = int(np.searchsorted(edges, first, side="right")) - 1
+            rows = min(stop, edges[shard + 1]) - first
+            yield shard, block.slice(block.num_rows - (stop - first), rows)
+            first += rows
+
+
+@contextlib.contextmanager
+def _output(path: str, compression: str | None) -> Iterator[Any]:
+    with pa.OSFile(path, "wb") as file:
+        if compression is None:
+            yield file
+        else:
+            with pa.CompressedOutputStream(file, compression) as packed:
+                yield packed

@@ -1,0 +1,176 @@
+"""Forms of examples: columns and names of sentence-transformers, and of Tevatron's and FlagEmbedding's JSON lines.
+
+Labels of a batch of rows have places: first the positives of all rows, then the negatives [R, n], row after row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from schemas import PAD
+from schemas.ragged import Ragged, offsets_of
+from schemas.randomness import Purpose, generator
+from trainer.negatives.draws import scrambled
+from trainer.tuples.tables import Tables
+
+Columns = dict[str, pa.Array]
+Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows, by positives, negatives and n
+
+
+@dataclass(frozen=True)
+class Examples:
+    """E examples: number `number` [E] of those that row `row` [E] gives.
+
+    `labels`, and their scores where they are asked for, by place; `positive` [E]: places of the positives;
+    `negative` [E, n]: places of the negatives, best first, of which the first `found` [E] count.
+    """
+
+    tables: Tables
+    rows: np.ndarray
+    positives: Ragged
+    labels: np.ndarray
+    scores: np.ndarray | None
+    row: np.ndarray
+    number: np.ndarray
+    positive: np.ndarray
+    negative: np.ndarray
+    found: np.ndarray
+
+    def anchors(self, name: str = "anchor") -> Columns:
+        return {name: self.tables.texts(self.tables.queries, self.rows[self.row])}
+
+    def texts(self, places: np.ndarray) -> pa.Array:
+        return self.tables.texts(self.tables.labels, self.labels[places])
+
+    def both(self) -> dict[str, Ragged]:
+        """Return the places of all positives of each example's row, and of its negatives."""
+        positives = Ragged(np.arange(len(self.positives.values)), self.positives.offsets).take(self.row)
+        kept = np.arange(self.negative.shape[1]) < self.found[:, None]
+        return {"pos": positives, "neg": Ragged.from_counts(self.negative[kept], self.found)}
+
+
+def count_examples(tables: Tables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
+    """Count the examples of each row, [R], by the numbers of its positives and negatives."""
+    each = positives if tables.options.each_positive else np.minimum(positives, 1)
+    return _FORMS[tables.options.form][0](each, np.minimum(negatives, tables.width), tables.width)
+
+
+def make_examples(
+    tables: Tables, rows: np.ndarray, positives: Ragged, hard: np.ndarray, epoch: int, spread: bool
+) -> pa.Table:
+    """Make the examples of `rows` [R], with their positives and negatives [R, K]. Raises TableError, StorageError.
+
+    `spread`: examples of one row are not next to each other.
+    """
+    options, width, counts = tables.options, tables.width, positives.counts
+    several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each of them best first
+    best = np.argsort(-tables.scores("scores", rows) if several else hard == PAD, axis=1, kind="stable")[:, :width]
+    negatives, scores = np.take_along_axis(hard, best, axis=1), None
+    found = (negatives != PAD).sum(axis=1)
+    if options.scores:
+        column = "teacher" if options.scores == "teacher" else "scores"
+        of_negatives = np.take_along_axis(tables.scores(column, rows), best, axis=1)
+        scores = np.concatenate([tables.positive_scores(rows, positives), of_negatives.reshape(-1)])
+    given = count_examples(tables, counts, found)
+    row = np.repeat(np.arange(len(rows)), given)
+    number = np.arange(len(row)) - offsets_of(given)[row]
+    if spread:
+        order = np.argsort(number, kind="stable")
+        row, number = row[order], number[order]
+    key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
+    drawn = _draw(key, rows.astype(np.uint64), counts.astype(np.uint64))
+    chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
+    positive = positives.offsets[row] + (chosen if options.each_positive else drawn[row])
+    negative = len(positives.values) + row[:, None] * width + np.arange(width)
+    labels = np.concatenate([positives.values, negatives.reshape(-1)]).astype(np.int64)
+    some = Examples(tables, rows, positives, labels, scores, row, number, positive, negative, found[row])
+    return pa.table(_FORMS[options.form][1](some))
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(key, rows, counts):  # type: ignore[no-untyped-def]
+    """Return a number below each of `counts` [R] for the row ids `rows` [R]."""
+    drawn = np.zeros(len(rows), np.int64)
+    for i in range(len(rows)):
+        if counts[i]:
+            drawn[i] = scrambled(key, rows[i], np.uint64(0)) % counts[i]
+    return drawn
+
+
+def _triplets(some: Examples) -> Columns:
+    negative = some.negative[np.arange(len(some.row)), some.number % some.found]
+    return _fixed(some, {"positive": some.positive, "negative": negative})
+
+
+def _tuples(some: Examples) -> Columns:
+    negatives = {f"negative_{number}": places for number, places in enumerate(some.negative.T, 1)}
+    return _fixed(some, {"positive": some.positive, **negatives})
+
+
+def _fixed(some: Examples, places: dict[str, np.ndarray]) -> Columns:
+    columns = some.anchors() | {name: some.texts(each) for name, each in places.items()}
+    if some.scores is None:
+        return columns
+    flat = np.column_stack([*places.values()]).reshape(-1)
+    return columns | {"scores": _lists(some.scores[flat], np.full(len(some.row), len(places)))}
+
+
+def _pairs(some: Examples) -> Columns:
+    counts = some.positives.counts[some.row]
+    first = counts if some.tables.options.each_positive else np.minimum(counts, 1)
+    is_positive = some.number < first
+    negative = some.negative[np.arange(len(some.row)), np.maximum(some.number - first, 0)]
+    places = np.where(is_positive, some.positive, negative)
+    columns = some.anchors() | {"other": some.texts(places)}
+    return columns | (
+        {"label": is_positive.astype(np.int64)}
+        if some.scores is None
+        else {"score": pa.array(some.scores[places], from_pandas=True)}
+    )
+
+
+def _one_list(some: Examples) -> Columns:
+    places = np.column_stack([some.positive, some.negative])
+    kept = np.arange(places.shape[1]) <= some.found[:, None]
+    flat, counts = places[kept], kept.sum(axis=1)
+    columns = some.anchors() | {"documents": _lists(some.texts(flat), counts)}
+    if some.scores is not None:
+        return columns | {"scores": _lists(some.scores[flat], counts)}
+    return columns | {"labels": _lists((flat < len(some.positives.values)).astype(np.int64), counts)}
+
+
+def _tevatron(some: Examples) -> Columns:
+    tables, columns = some.tables, some.anchors("query")
+    for name, (places, offsets) in some.both().items():
+        keys = tables.strings(tables.labels, "key", some.labels[places])
+        parts = [keys, pa.array([""] * len(keys), pa.string()), some.texts(places)]
+        passages = pa.StructArray.from_arrays(parts, ["docid", "title", "text"])
+        columns[{"pos": "positive_passages", "neg": "negative_passages"}[name]] = _lists(passages, np.diff(offsets))
+    return {"query_id": tables.strings(tables.queries, "key", some.rows[some.row]), **columns}
+
+
+def _flagembedding(some: Examples) -> Columns:
+    columns, scores = some.anchors("query"), {}
+    for name, (places, offsets) in some.both().items():
+        columns[name] = _lists(some.texts(places), np.diff(offsets))
+        if some.scores is not None:
+            scores[f"{name}_scores"] = _lists(some.scores[places], np.diff(offsets))
+    return columns | scores
+
+
+def _lists(values: pa.Array | np.ndarray, counts: np.ndarray) -> pa.ListArray:
+    flat = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values  # NaN is null
+    return pa.ListArray.from_arrays(pa.array(offsets_of(counts).astype(np.int32)), flat)
+
+
+_FORMS: dict[str, tuple[Count, Callable[[Examples], Columns]]] = {
+    "triplets": (lambda positives, negatives, n: positives * negatives, _triplets),
+    "tuples": (lambda positives, negatives, n: positives * (negatives == n), _tuples),
+    "pairs": (lambda positives, negatives, n: positives + negatives * (positives > 0), _pairs),
+    "lists": (lambda positives, negatives, n: positives * (negatives > 0), _one_list),
+    "tevatron": (lambda positives, negatives, n: np.minimum(positives, 1) * (negatives > 0), _tevatron),
+    "flagembedding": (lambda positives, negatives, n: np.minimum(positives, 1) * (negatives > 0), _flagembedding),
+}

@@ -1,0 +1,133 @@
+"""A table of negatives beside the DATA that it was mined from: texts and scores by row."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout
+from schemas.manifest import is_published
+from schemas.ragged import Ragged
+from schemas.storage import join
+from schemas.table import Table
+from trainer.stream import Source
+from trainer.tuples.columns import open_matrix, open_strings
+from trainer.tuples.options import TupleOptions
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Queries, their negatives and the labels of `data`, found by `place`: of a mining of arrays, its folder."""
+
+    place: str
+    data: str
+    queries: Table
+    negatives: Table
+    labels: Table
+    mining: bool
+    options: TupleOptions
+    _held: dict[tuple[str, str], Any] = field(default_factory=dict, compare=False)  # columns by table and name
+
+    @classmethod
+    def open(cls, url: str, data: str | None, options: TupleOptions) -> "Tables":
+        """Open the table at `url`, or that of a mining of arrays or of a RUN there, beside its DATA.
+
+        Raises InputError: no DATA named, or without texts; more negatives than the table has, or scores that it lacks;
+        TableError: no such table, or of other data.
+        """
+        place, mining = url, not is_published(url) and is_published(join(url, "data"))
+        if mining:
+            url, data = join(url, "queries"), data or join(url, "data")
+        if data is None:
+            Table.open(url, "negatives")  # a place that is none has a message of its own
+            raise InputError(f"{url}: name the DATA that this table was mined from, with --data.")
+        whole, layout, table = Table.open(data, "data"), DataLayout(data), Table.find(url, "negatives")
+        splits = {digest: name[8:] for name, digest in whole.parents.items() if name.startswith("queries/")}
+        split = "train" if table is None else splits.get(table.parents.get("queries", ""))
+        if split is None:
+            raise TableError(
+                f"{url}: made from other queries than those of {data} ({', '.join(sorted(splits.values()))}). Name the "
+                "DATA that this table was mined from, with --data."
+            )
+        queries = Table.open(layout.queries(split), "queries")
+        negatives = Source("queries", queries).with_negatives(url).negatives
+        assert negatives is not None
+        tables = cls(place, data, queries, negatives, Table.open(layout.labels, "labels"), mining, options)
+        tables._require(options, negatives.width("label_ids"))
+        return tables
+
+    @property
+    def source(self) -> Source:
+        """The queries with their negatives."""
+        return Source("queries", self.queries, self.negatives)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the tables, by name."""
+        return {"queries": self.queries.digest, "negatives": self.negatives.digest, "labels": self.labels.digest}
+
+    @property
+    def width(self) -> int:
+        """The number n of negatives that a row gives at most."""
+        return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
+
+    def texts(self, table: Table, rows: np.ndarray) -> pa.Array:
+        """Return the texts, or keys, of rows of the queries or labels. Raises InputError, TableError, StorageError."""
+        return self.strings(table, "key" if self.options.keys else "text", rows)
+
+    def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
+        """Return a column's strings of `rows` [n]. Raises InputError where all are empty, TableError, StorageError."""
+        held = self._hold(table, column, open_strings)
+        if not held.buffers()[2].size and table.rows:
+            raise InputError(f"{table.url}: no row has a {column}. Give --keys for keys in the place of texts.")
+        return held.take(pa.array(rows)).cast(pa.string())
+
+    def scores(self, column: str, rows: np.ndarray) -> np.ndarray:
+        """Return a column's scores of the negatives of `rows` [B], float32 [B, K]. Raises TableError, StorageError."""
+        return self._hold(self.negatives, column, open_matrix)[rows].astype(np.float32)
+
+    def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
+        """Return float32 scores of the positives of `rows` [B], like their values; NaN of a teacher, who has none.
+
+        Raises TableError, StorageError.
+        """
+        if self.options.scores == "teacher":
+            return np.full(len(positives.entries), np.nan, np.float32)
+        vectors = []
+        sides = {"queries": ("embeddings", rows[positives.row_of()]), "labels": ("vectors", positives.entries)}
+        for name, (parent, ids) in sides.items():
+            table = Table.open(join(self.place, "embeddings", name))
+            self.negatives.require_made_from(parent, table)
+            vectors.append(self._hold(table, "vector", open_matrix)[ids].astype(np.float32))
+        return np.einsum("pd,pd->p", *vectors)
+
+    def _hold(self, table: Table, column: str, read: Any) -> Any:
+        place = table.url, column
+        if place not in self._held:
+            self._held[place] = read(table, column)
+        return self._held[place]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = self.place, self.data, self.queries, self.negatives, self.labels, self.mining, self.options
+        return Tables, own  # without maps
+
+    def _require(self, options: TupleOptions, width: int) -> None:
+        if (options.negatives or 0) > width:
+            raise InputError(
+                f"--negatives {options.negatives}: {self.negatives.url} has {width} for each row. Ask for fewer, or "
+                f"mine it again with --width {options.negatives}."
+            )
+        if not options.keys and "text" not in self.queries.columns:
+            raise InputError(
+                f"{self.queries.url}: this DATA keeps no texts of its queries. Make it again with --keep-text, or give "
+                "--keys for keys in their place."
+            )
+        if options.scores == "search" and not self.mining:
+            raise InputError(
+                "--scores search: scores of positives come of a mining of arrays, which keeps its vectors. Give the "
+                "folder that it wrote, or leave --scores out."
+            )
+        if options.scores == "teacher" and "teacher" not in self.negatives.columns:
+            raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")
