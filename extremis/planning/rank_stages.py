@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from extremis.planning import made_data
 from extremis.planning.stage import Stage, Task, peak_bytes, size_of
@@ -187,7 +186,7 @@ class _Rank:
         if parts.model.head.has_rows:
             for some in parts.model.head.vectors.split(1 << 16):
                 unchanged = ~some.any(1)  # zeros would take no room
-                some[unchanged] = torch.randn_like(some[unchanged])
+                some[unchanged] = some[unchanged].normal_()
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
         for _ in waiting("a dump to be written", until="it is there"):
