@@ -177,6 +177,10 @@ class MineOptions(DumpOptions):
     relative_margin: float | None = Field(
         default=None, ge=0, description="The same, as a share of that positive's score."
     )
+    equal_texts: Literal["off", "equal", "near"] = Field(
+        default="equal",
+        description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
+    )
     # The search.
     index: str | None = Field(
         default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."

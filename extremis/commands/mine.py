@@ -31,6 +31,7 @@ def mine(
     window: int | None = None,
     margin: float | None = None,
     relative_margin: float | None = None,
+    equal_texts: Literal["off", "equal", "near"] | None = None,
     index: str | None = None,
     target_recall: float | None = None,
     nprobe: int | None = None,

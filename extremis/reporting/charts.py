@@ -21,6 +21,7 @@ FATES = {
     "kept": "kept",
     "positives_dropped": "positives",
     "filtered_dropped": "filter pairs",
+    "same_text_dropped": "a positive's text",
     "skipped_top": "top skipped",
     "beyond_window": "beyond the window",
     "above_margin": "above the margin",

@@ -18,7 +18,8 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Source, read_block
+from pipelines.common.vectors import Batch, Source, read_block
+from pipelines.mining.aliases import read_aliases
 from pipelines.mining.audit import (
     Audit,
     Profile,
@@ -50,7 +51,7 @@ _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
 _PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
-DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
+DROPS = ("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window", "above_margin")
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
@@ -289,7 +290,7 @@ def _search_batches(
     audited = _sampled_rows(plan, source, shard)
     searches = (
         (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
-        for batch in source.batches(shard, plan.batch, plan.dimension)
+        for batch in _batches(plan, source, shard)
         for each in blocks
     )
     ranges: dict[int, np.ndarray] = {}
@@ -304,6 +305,13 @@ def _search_batches(
             yield batch.ids, list(ranges.values()), weakest
             rows = _within(audited, batch.first, len(batch.queries))
             held.append((batch.queries[rows], batch.exclusions.take(rows)))
+
+
+def _batches(plan: MinePlan, source: Source, shard: int) -> Iterator[Batch]:
+    """Read a shard in batches, with the labels whose text equals a positive's among those to drop."""
+    for batch in source.batches(shard, plan.batch, plan.dimension):
+        aliases = read_aliases(plan.alias_url) if plan.aliases else None
+        yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
 
 def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:

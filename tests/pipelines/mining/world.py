@@ -48,6 +48,7 @@ class World:
     width: int = 5
     with_labels: bool = False
     step: int = 77
+    texts: list[str] | None = None  # of the labels
 
     @property
     def layout(self) -> RunLayout:
@@ -75,7 +76,7 @@ class World:
             {
                 "label_id": pa.array(np.arange(labels)),
                 "key": names,
-                "text": names,
+                "text": names if self.texts is None else pa.array(self.texts),
                 "input_ids": ragged([[i % 7] for i in range(labels)], TOKENS),
                 "frequency": pa.array(np.ones(labels, np.int64)),
             },

@@ -1,0 +1,227 @@
+"""What a row gets: the rules on candidates, alone and together, against brute force over all labels."""
+
+import shutil
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pipelines.common.vectors import equal_ranges
+from pipelines.mine import MineOptions, mine
+from pipelines.mining.aliases import find_aliases, near, normalized, read_aliases
+from pipelines.mining.steps import DROPS
+from schemas import storage
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest
+from schemas.options import check
+from schemas.ragged import Ragged
+from schemas.storage import join
+from schemas.table import Table
+from search.exclusions import Exclusions
+from tests.pipelines.mining.world import World, apart, brute_force, random_rows, random_world, read_negatives
+
+WORDS = [
+    "red",
+    "Red!",
+    " RED ",
+    "“red”",
+    "Straße",
+    "STRASSE",
+    "ﬁne",
+    "fine",
+    "a b",
+    "b  A.",
+    "",
+    " ",
+    "?!",
+    "C",
+    "C#",
+    "b",
+]
+FORMS = {"equal": normalized, "near": near}
+slow_starts = settings(
+    max_examples=20,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def shards(url: str) -> dict[str, bytes]:
+    return {name: storage.read_bytes(join(url, name)) for name in storage.list_names(url) if name.startswith("part")}
+
+
+def of_equal_text(world: World, source: str, rule: str = "equal") -> list[set[int]]:
+    """Return the labels of each row whose text equals a positive's: each pair of texts is compared."""
+    texts = [FORMS[rule](text) for text in world.texts or []]
+    own = [[label] for label in range(len(texts))] if source == "labels" else world.positives
+    same = [{b for b, text in enumerate(texts) if text and text == texts[a]} for a in range(len(texts))]
+    return [set[int]().union(*(same[label] for label in row)) for row in own]
+
+
+def excluded(world: World, source: str, rule: str | None = "equal") -> list[set[int]]:
+    plain = world.excluded(source)
+    return [a | b for a, b in zip(plain, of_equal_text(world, source, rule), strict=True)] if rule else plain
+
+
+def table(world: World, source: str = "queries", **options: object) -> tuple[np.ndarray, Manifest]:
+    """Label ids [N, K] and the manifest of a table that is mined anew, with its funnel checked."""
+    out = f"{world.run}-out"
+    storage.remove(out, recursive=True)
+    manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
+    counters = manifest.counters
+    assert counters["candidates"] == counters["kept"] + sum(counters[name] for name in (*DROPS, "outranked"))
+    return read_negatives(join(out, source), manifest)[1], manifest
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rule"),
+    [
+        ("Red", " red!", "equal"),
+        ("Straße", "STRASSE", "equal"),
+        ("ﬁne", "(Fine)", "equal"),
+        ("Ａ　ｂ", "a b", "equal"),
+        ("x²", "x2", "equal"),
+        ("the cat", "cat, the", "near"),
+        ("New-York", "york new", "near"),
+        ("C", "C#", None),
+        ("a b", "ab", None),
+    ],
+)
+def test_texts_are_equal_or_near(one, other, rule):
+    assert (normalized(one) == normalized(other)) is (rule == "equal")
+    assert (near(one) == near(other)) is (rule is not None or {one, other} == {"C", "C#"})
+
+
+@given(st.text(max_size=12))
+def test_a_normal_form_is_its_own(text):
+    assert normalized(normalized(text)) == normalized(text)
+    assert near(near(text)) == near(text)
+    assert unicodedata.is_normalized("NFKC", normalized(text))
+
+
+@slow_starts
+@given(texts=st.lists(st.sampled_from(WORDS), min_size=1, max_size=30), rule=st.sampled_from(sorted(FORMS)))
+def test_equal_texts_are_found_as_by_comparing_all_pairs(tmp_path, texts, rule):
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    world = random_world(str(tmp_path), rows=9, labels=len(texts), dimension=2, seed=len(texts), texts=texts, most=30)
+    world.write_data()
+    found = find_aliases(Table.open(DataLayout(world.data).labels), rule)
+    expected = of_equal_text(world, "queries", rule)
+    if found is None:
+        assert all(same <= {*own} for same, own in zip(expected, world.positives, strict=True))
+        return
+    found.write(str(tmp_path / "aliases"))
+    found = read_aliases(str(tmp_path / "aliases"))
+    read_aliases.cache_clear()
+    positives = Ragged.from_counts(np.concatenate(world.positives).astype(np.int32), [len(p) for p in world.positives])
+    same = found.add_to(Exclusions(positives, Ragged.empty(9), Ragged.empty(9))).same_text
+    for row, own in enumerate(world.positives):
+        got = {*same.values[same.offsets[row] : same.offsets[row + 1]].tolist()}
+        assert got | {*own} == expected[row] | {*own}
+
+
+@slow_starts
+@given(
+    seed=st.integers(0, 2**32),
+    labels=st.integers(2, 30),
+    width=st.integers(1, 8),
+    block_rows=st.integers(1, 30),
+    query_batch=st.integers(1, 20),
+    tasks=st.integers(1, 3),
+    together=st.integers(1, 3),
+    ranges=st.integers(1, 2),
+    rule=st.sampled_from(["equal", "near", "off"]),
+)
+def test_labels_of_a_positives_text_are_no_negatives(
+    tmp_path, seed, labels, width, block_rows, query_batch, tasks, together, ranges, rule
+):
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    generator = np.random.default_rng(seed)
+    world = World(
+        data=str(tmp_path / "data"),
+        run=str(tmp_path / "run"),
+        queries=generator.integers(-3, 4, (20, 3)),
+        vectors=generator.integers(-3, 4, (labels, 3)),
+        positives=random_rows(generator, 20, labels, 4),
+        filters=random_rows(generator, 20, labels, 3),
+        texts=[WORDS[i] for i in generator.integers(0, len(WORDS), labels)],
+        with_labels=True,
+    )
+    world.write_dump()
+    options = MineOptions(
+        width=width,
+        block_rows=block_rows,
+        query_batch=query_batch,
+        tasks_per_block=tasks,
+        ranges=ranges,
+        equal_texts=rule,
+        index="exact",
+    )
+    for source in ("queries", "labels"):
+        label_ids, manifest = table(world, source, **apart(world, options, together).model_dump(exclude={"out"}))
+        gone = excluded(world, source, None if rule == "off" else rule)
+        parts = [
+            [own | {*range(start)} | {*range(stop, labels)} for own in gone]
+            for start, stop in equal_ranges(0, labels, ranges)
+        ]
+        expected = np.hstack([brute_force(world.scores(source), part, width) for part in parts])
+        assert label_ids.tolist() == expected.tolist()
+        assert manifest.quality["recall_at_k"] in (1.0, None)
+
+
+def planted(root: str, share: float = 0.2, labels: int = 500, rows: int = 400, **fields: object) -> World:
+    """Labels of which `share` are another label with its text in capitals and a vector beside its own."""
+    world = random_world(root, rows=rows, labels=labels, dimension=8, most=3, **fields)
+    generator, copies = np.random.default_rng(1), int(share * labels)
+    of = generator.integers(0, labels - copies, copies)
+    world.vectors[-copies:] = world.vectors[of] + 0.05 * generator.standard_normal((copies, 8)).astype(np.float32)
+    world.texts = [f"Label {i}" for i in range(labels - copies)] + [f" LABEL {i}." for i in of]
+    nearest = [int(row[0]) if row else 0 for row in world.positives]
+    world.queries = world.vectors[nearest] + 0.3 * generator.standard_normal((rows, 8))
+    world.write_dump()
+    return world
+
+
+@pytest.mark.parametrize("index", ["exact", "IVF8,Flat"])
+def test_planted_aliases_are_gone_and_counted(tmp_path, index):
+    world = planted(str(tmp_path))
+    options = {"index": index, "width": 10, "target_recall": 1.0}
+    before, first = table(world, equal_texts="off", **options)
+    after, second = table(world, **options)
+    same = of_equal_text(world, "queries")
+    wrong = [
+        np.mean([len({*row} & gone) / 10 for row, gone in zip(t.tolist(), same, strict=True)]) for t in (before, after)
+    ]
+    assert wrong[0] > 0.01
+    assert wrong[1] == 0
+    assert (after >= 0).all()  # rows are fetched wider by what they lose
+    assert first.counters["same_text_dropped"] == 0
+    assert second.counters["same_text_dropped"] >= wrong[0] * before.size
+    rule = {"rule": "equal", "labels": Table.open(DataLayout(world.data).labels).digest}
+    assert (first.parameters["equal_texts"], second.parameters["equal_texts"]) == (None, rule)
+    if index == "exact":
+        assert (after == brute_force(world.scores("queries"), excluded(world, "queries"), 10)).all()
+
+
+def test_workers_blocks_and_groups_change_no_byte(tmp_path):
+    world = planted(str(tmp_path), shards=3)
+    tables = []
+    for number, flags in enumerate(([], ["--direct_num_workers=2", "--direct_running_mode=multi_threading"])):
+        options = MineOptions(index="exact", block_rows=90, query_batch=64, out=str(tmp_path / f"out-{number}"))
+        options = apart(world, options) if number else options
+        mine(world.data, world.run, options=options, beam_options=flags)
+        tables.append(shards(join(str(tmp_path / f"out-{number}"), "queries")))
+    assert len(tables[0]) == 3
+    assert tables[0] == tables[1]
+
+
+def test_without_equal_texts_a_table_is_as_it_was(tmp_path):
+    world = random_world(str(tmp_path), rows=40, labels=30, dimension=4, texts=["", *(f"label {i}" for i in range(29))])
+    world.texts[1] = ""  # type: ignore[index]
+    world.write_dump()
+    bytes_of = [(table(world, equal_texts=rule), shards(f"{world.run}-out/queries")) for rule in ("off", "equal")]
+    assert bytes_of[0][1] == bytes_of[1][1]
+    assert bytes_of[0][0][1].digest == bytes_of[1][0][1].digest
