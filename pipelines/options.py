@@ -177,6 +177,12 @@ class MineOptions(DumpOptions):
     relative_margin: float | None = Field(
         default=None, ge=0, description="The same, as a share of that positive's score."
     )
+    max_score: float | None = Field(default=None, description="Keep scores of at most this.")
+    min_score: float | None = Field(default=None, description="Keep scores of at least this.")
+    sample: Literal["top", "uniform", "softmax"] = Field(
+        default="top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
+    )
+    temperature: float | None = Field(default=None, ge=1e-6, description="Of the softmax of the scores. Default: 1.")
     equal_texts: Literal["off", "equal", "near"] = Field(
         default="equal",
         description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
@@ -207,6 +213,24 @@ class MineOptions(DumpOptions):
     )
     # The output.
     keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
+            raise ValueError(
+                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label could be a "
+                "negative. Give a smaller --min-score"
+            )
+        if self.sample != "top" and self.window is None:
+            raise ValueError(
+                f"--sample {self.sample} needs the number of ranks to draw from. Give --window W, or leave --sample out"
+            )
+        if self.temperature is not None and self.sample != "softmax":
+            raise ValueError(
+                f"--temperature {self.temperature:g} is that of --sample softmax, and --sample is {self.sample}. "
+                "Leave --temperature out"
+            )
+        return self
 
 
 class ClusterOptions(DumpOptions):

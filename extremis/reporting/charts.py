@@ -25,6 +25,9 @@ FATES = {
     "skipped_top": "top skipped",
     "beyond_window": "beyond the window",
     "above_margin": "above the margin",
+    "above_max_score": "above the highest score",
+    "below_min_score": "below the lowest score",
+    "not_drawn": "not drawn",
     "outranked": "outranked",
 }
 

@@ -34,7 +34,10 @@ _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
 # Options that decide the content of a table as they are; those of a search decide that of a kept index, too.
 SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
-_RANK_OPTIONS = ("skip_top", "window", "margin", "relative_margin", "audit_queries")
+_RANK_OPTIONS = (
+    *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
+    "audit_queries",
+)
 
 REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
@@ -185,6 +188,8 @@ class MinePlan(Blocks):
         options, inputs = self.options, self.inputs
         return {
             **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
+            # None for "top", as in tables that were made before there was another.
+            "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,
             "width": self.width,
             "ranges": [list(bounds) for bounds in equal_ranges(0, inputs.labels, options.ranges)],

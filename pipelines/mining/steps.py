@@ -51,7 +51,10 @@ _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
 _PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
-DROPS = ("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window", "above_margin")
+DROPS = (
+    *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
+    *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
+)
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
@@ -68,11 +71,12 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns]."""
+    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns], ids [S]."""
 
     entry: Shard
     padded: int
     sampled: np.ndarray
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
-    audit = _exact_rows(plan, groups, len(rows))
+    audit = _exact_rows(plan, groups, written.ids)
     facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
     write_record(join(plan.finished, plan.record(place)), written.entry, facts, **arrays)
@@ -335,19 +339,23 @@ def _write_shard(
     """Write a shard of the table."""
     plan.meter.start(MERGE)
     audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
+    sampled_ids = [np.empty(0, np.int64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
     url, size = plan.written(source), plan.table_bytes(source.queries.shards[shard].rows)
     with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
         for ids, ranges, weakest in batches:
-            keys = select(ranges, weakest, plan.options, plan.width, counts)
+            numbers = ids.to_numpy()
+            keys = select(numbers, ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
             out.write(_table(ids, keys, plan.schema))
-            sampled.append(keys[_within(audited, first, len(keys))])
+            rows = _within(audited, first, len(keys))
+            sampled.append(keys[rows])
+            sampled_ids.append(numbers[rows])
             first += len(keys)
             plan.meter.count(MERGE, len(keys))
     plan.meter.count(MERGE, 0, out.entry.bytes)
-    return WrittenShard(out.entry, padded, np.concatenate(sampled))
+    return WrittenShard(out.entry, padded, np.concatenate(sampled), np.concatenate(sampled_ids))
 
 
 def _merge_chunk(
@@ -371,15 +379,15 @@ def _merge_chunk(
     return list(ranges.values()), weakest
 
 
-def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], rows: int) -> Audit:
-    """Return the table's sampled rows as exact search would fill them: `exact` is keys [S, columns]."""
+def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
+    """Return the table's sampled rows, of queries `ids`, as exact search would fill them: `exact` [S, columns]."""
     by_range = [
         merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
         for of in range(plan.options.ranges)
     ]
     whole = merge_audits(by_range, plan.fetch)
-    weakest = weakest_positives(rows, whole)
-    return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.options, plan.width))
+    weakest = weakest_positives(len(ids), whole)
+    return whole._replace(exact=select(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width))
 
 
 def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:

@@ -1,7 +1,10 @@
 """What a row gets: the rules on candidates, alone and together, against brute force over all labels."""
 
+import itertools
+import math
 import shutil
 import unicodedata
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,15 +14,20 @@ from hypothesis import strategies as st
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.aliases import find_aliases, near, normalized, read_aliases
+from pipelines.mining.candidates import select
 from pipelines.mining.steps import DROPS
 from schemas import storage
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.options import check
 from schemas.ragged import Ragged
+from schemas.randomness import Purpose
 from schemas.storage import join
 from schemas.table import Table
+from search.candidates import pack, unpack
 from search.exclusions import Exclusions
+from tests.command import call, refused
 from tests.pipelines.mining.world import World, apart, brute_force, random_rows, random_world, read_negatives
 
 WORDS = [
@@ -123,26 +131,52 @@ def test_equal_texts_are_found_as_by_comparing_all_pairs(tmp_path, texts, rule):
         assert got | {*own} == expected[row] | {*own}
 
 
-@slow_starts
-@given(
-    seed=st.integers(0, 2**32),
-    labels=st.integers(2, 30),
-    width=st.integers(1, 8),
-    block_rows=st.integers(1, 30),
-    query_batch=st.integers(1, 20),
-    tasks=st.integers(1, 3),
-    together=st.integers(1, 3),
-    ranges=st.integers(1, 2),
-    rule=st.sampled_from(["equal", "near", "off"]),
-)
-def test_labels_of_a_positives_text_are_no_negatives(
-    tmp_path, seed, labels, width, block_rows, query_batch, tasks, together, ranges, rule
-):
-    shutil.rmtree(tmp_path, ignore_errors=True)
+def mixed(z: int) -> int:
+    """SplitMix64, in whole numbers."""
+    z = (z + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def place(options: MineOptions, row: int, label: int, score: float) -> float:
+    """Return the score with Gumbel noise of (seed, row, label) by which labels are drawn."""
+    key = mixed(mixed(mixed(mixed(mixed(mixed(options.seed) ^ Purpose.MINED_RANKS)) ^ row)) ^ label)
+    noise = -math.log(-math.log(((key >> 11) + 0.5) / 2**53))
+    return noise + (score / (options.temperature or 1.0) if options.sample == "softmax" else 0.0)
+
+
+def chosen(world: World, source: str, options: MineOptions) -> np.ndarray:
+    """The table by every rule, row by row, from the scores of all labels."""
+    gone = excluded(world, source, None if options.equal_texts == "off" else options.equal_texts)
+    own = [[label] for label in range(len(world.vectors))] if source == "labels" else world.positives
+    rows = []
+    for row, scores in enumerate(world.scores(source)):
+        ranked = sorted({*range(len(scores))} - gone[row], key=lambda label: (-scores[label], label))
+        left = ranked[options.skip_top : options.window]
+        if own[row] and (options.margin is not None or options.relative_margin is not None):
+            weakest = min(scores[label] for label in own[row])
+            limit = np.float32(weakest - (options.margin or 0) - (options.relative_margin or 0) * abs(weakest))
+            left = [label for label in left if scores[label] < limit]
+        left = [label for label in left if options.max_score is None or scores[label] <= options.max_score]
+        left = [label for label in left if options.min_score is None or scores[label] >= options.min_score]
+        columns: list[int] = []
+        for start, stop in equal_ranges(0, len(scores), options.ranges):
+            some = [label for label in left if start <= label < stop]
+            if options.sample != "top":
+                drawn = sorted(some, key=lambda label: -place(options, row, label, scores[label]))[: options.width]
+                some = [label for label in some if label in drawn]
+            columns += (some + [-1] * options.width)[: options.width]
+        rows.append(columns)
+    return np.asarray(rows)
+
+
+def random_choice_world(root: str, seed: int, labels: int) -> World:
+    """Small whole numbers: scores are exact, and ties common."""
     generator = np.random.default_rng(seed)
     world = World(
-        data=str(tmp_path / "data"),
-        run=str(tmp_path / "run"),
+        data=join(root, "data"),
+        run=join(root, "run"),
         queries=generator.integers(-3, 4, (20, 3)),
         vectors=generator.integers(-3, 4, (labels, 3)),
         positives=random_rows(generator, 20, labels, 4),
@@ -151,25 +185,102 @@ def test_labels_of_a_positives_text_are_no_negatives(
         with_labels=True,
     )
     world.write_dump()
-    options = MineOptions(
-        width=width,
-        block_rows=block_rows,
-        query_batch=query_batch,
-        tasks_per_block=tasks,
-        ranges=ranges,
-        equal_texts=rule,
-        index="exact",
-    )
+    return world
+
+
+def perhaps(strategy: st.SearchStrategy) -> st.SearchStrategy:
+    return st.none() | strategy
+
+
+@slow_starts
+@given(
+    seed=st.integers(0, 2**32),
+    labels=st.integers(2, 30),
+    choice=st.fixed_dictionaries(
+        {
+            "width": st.integers(1, 6),
+            "ranges": st.integers(1, 2),
+            "equal_texts": st.sampled_from(["equal", "near", "off"]),
+            "skip_top": st.integers(0, 3),
+            "margin": perhaps(st.integers(0, 4)),
+            "relative_margin": perhaps(st.sampled_from([0.0, 0.25, 0.5])),
+            "max_score": perhaps(st.integers(-2, 8)),
+            "min_score": perhaps(st.integers(-12, -3)),
+            "sample": st.sampled_from(["top", "uniform", "softmax"]),
+            "seed": st.sampled_from([0, 7, 2**62]),
+        }
+    ),
+    more=st.integers(0, 9),
+    cut=st.fixed_dictionaries(
+        {
+            "block_rows": st.integers(1, 30),
+            "query_batch": st.integers(1, 20),
+            "tasks_per_block": st.integers(1, 3),
+        }
+    ),
+    together=st.integers(1, 3),
+)
+def test_all_rules_together_give_what_brute_force_does(tmp_path, seed, labels, choice, more, cut, together):
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    world = random_choice_world(str(tmp_path), seed, labels)
+    window = choice["skip_top"] + choice["width"] + more  # without one, bounds may leave a row short
+    temperature = 3.0 if choice["sample"] == "softmax" else None
+    options = check(MineOptions, {**choice, **cut, "window": window, "temperature": temperature, "index": "exact"})
     for source in ("queries", "labels"):
         label_ids, manifest = table(world, source, **apart(world, options, together).model_dump(exclude={"out"}))
-        gone = excluded(world, source, None if rule == "off" else rule)
-        parts = [
-            [own | {*range(start)} | {*range(stop, labels)} for own in gone]
-            for start, stop in equal_ranges(0, labels, ranges)
-        ]
-        expected = np.hstack([brute_force(world.scores(source), part, width) for part in parts])
-        assert label_ids.tolist() == expected.tolist()
+        assert label_ids.tolist() == chosen(world, source, options).tolist()
         assert manifest.quality["recall_at_k"] in (1.0, None)
+
+
+@pytest.mark.parametrize("sample", ["uniform", "softmax"])
+def test_draws_follow_their_distribution(sample):
+    """K of F without replacement: the share of each rank, against sequential draws by the same weights."""
+    scores, rows, width = np.linspace(2, -2, 9, dtype=np.float32), 20_000, 3
+    keys = np.broadcast_to(pack(np.arange(9), scores), (rows, 9))
+    options = check(MineOptions, {"sample": sample, "window": 9, "seed": 3})
+    counts: Counter[str] = Counter()
+    kept = select(np.arange(rows), [keys], np.full(rows, np.inf, np.float32), options, width, counts)
+    assert (np.diff(kept.astype(np.float64), axis=1) > 0).all()  # best first
+    assert (counts["not_drawn"], counts["kept"]) == (6 * rows, 3 * rows)
+    got = np.bincount(unpack(kept)[0].reshape(-1), minlength=9) / rows
+    weights = np.exp(scores.astype(np.float64)) if sample == "softmax" else np.ones(9)
+    expected = np.zeros(9)
+    for some in itertools.permutations(range(9), width):
+        chance, left = 1.0, weights.sum()
+        for label in some:
+            chance *= weights[label] / left
+            left -= weights[label]
+        expected[list(some)] += chance
+    assert np.abs(got - expected).max() < 5 * 0.5 / np.sqrt(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_score": 0.5, "max_score": 0.4}, r"--min-score 0.5 is above --max-score 0.4.*Give a smaller"),
+        ({"sample": "uniform"}, r"--sample uniform needs the number of ranks .*--window W"),
+        ({"sample": "uniform", "window": 9, "temperature": 2}, r"--temperature 2 is that of --sample softmax"),
+        ({"sample": "softmax", "window": 9, "temperature": 0}, r"temperature: input should be greater"),
+        ({"max_score": float("nan")}, r"max_score: input should be a finite number"),
+        ({"sample": "worst"}, r"sample: input should be 'top', 'uniform' or 'softmax'"),
+        ({"equal_texts": "yes"}, r"equal_texts: input should be 'off', 'equal' or 'near'"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        check(MineOptions, options)
+
+
+def test_the_command_line_chooses_and_refuses(tmp_path):
+    world = planted(str(tmp_path), labels=60, rows=30)
+    chosen = ("--window", 20, "--sample", "softmax", "--temperature", 0.5, "--max-score", 3, "--min-score", -9)
+    done = call("mine", world.data, world.run, *chosen, "--equal-texts", "near", "--json")
+    assert done.status == 0, done.err
+    assert "labels have a text that another has" in done.err
+    assert done.json["tables"]["queries"]["counters"]["not_drawn"] > 0
+    refused(call("mine", world.data, world.run, "--sample", "uniform"), "--sample uniform needs", "--window W")
+    few = ("--window", 4, "--sample", "uniform", "--width", 5)
+    refused(call("mine", world.data, world.run, *few), "--window 4: ranks [0, 4) are fewer than K=5")
 
 
 def planted(root: str, share: float = 0.2, labels: int = 500, rows: int = 400, **fields: object) -> World:
