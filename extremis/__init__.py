@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from extremis.commands.export import export as export
     from extremis.commands.fuse import fuse as fuse
     from extremis.commands.inspect import inspect as inspect
+    from extremis.commands.merge import merge as merge
     from extremis.commands.mine import mine as mine
     from extremis.commands.plan import plan as plan
     from extremis.commands.predict import predict as predict
@@ -56,6 +57,7 @@ COMMANDS = {
     "run": "Train",
     "train": "Train",
     "mine": "Train",
+    "merge": "Train",
     "cluster": "Train",
     "recipes": "Train",
     "plan": "Train",

@@ -156,7 +156,16 @@ class DumpOptions(Options):
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
 
-class MineOptions(DumpOptions):
+class TextOptions(Options):
+    """Options on the labels' texts."""
+
+    equal_texts: Literal["off", "equal", "near"] = Field(
+        default="equal",
+        description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
+    )
+
+
+class MineOptions(DumpOptions, TextOptions):
     """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
@@ -183,10 +192,6 @@ class MineOptions(DumpOptions):
         default="top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
     )
     temperature: float | None = Field(default=None, ge=1e-6, description="Of the softmax of the scores. Default: 1.")
-    equal_texts: Literal["off", "equal", "near"] = Field(
-        default="equal",
-        description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
-    )
     # The search.
     index: str | None = Field(
         default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."
@@ -231,6 +236,15 @@ class MineOptions(DumpOptions):
                 "Leave --temperature out"
             )
         return self
+
+
+class MergeOptions(TextOptions):
+    """Options of `extremis merge`."""
+
+    by: Literal["turns", "score"] = Field(
+        default="turns", description="Order of a row: the best of each table in turns, or by score."
+    )
+    width: int | None = Field(default=None, ge=1, description="K, negatives of a row. Default: the most of a table.")
 
 
 class ClusterOptions(DumpOptions):

@@ -23,14 +23,16 @@ import pyarrow as pa
 
 from pipelines.options import MineOptions
 from pipelines.sharding.hashing import combine
-from schemas import storage
+from schemas import PAD, storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
 from schemas.randomness import Purpose
+from schemas.shard_files.parquet import matrix_array
 from search.candidates import EMPTY, best, unpack
 
 _LOW = np.uint64(0xFFFFFFFF)
 _PLANES = 8
+_LARGEST_SCORE = float(np.finfo(np.float16).max)
 _CODEC = pa.Codec("zstd", compression_level=1)
 
 
@@ -170,6 +172,18 @@ def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) 
     marks = np.zeros(keys.shape, bool)
     np.put_along_axis(marks, order, True, axis=1)
     return marks
+
+
+def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:
+    """Return rows of a table of negatives from keys [B, K] of queries [B]."""
+    label_ids, scores = unpack(keys)
+    clipped = np.where(label_ids == PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
+    columns = [
+        query_ids,
+        matrix_array(label_ids, schema.field("label_ids").type.value_type),
+        matrix_array(clipped.astype(np.float16), pa.float16()),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _key_at(ranked: np.ndarray, rank: int) -> np.ndarray:

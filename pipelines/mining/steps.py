@@ -30,24 +30,22 @@ from pipelines.mining.audit import (
     stack,
     weakest_positives,
 )
-from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
+from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select, write_chunks
 from pipelines.mining.plan import REMEDY, MinePlan, Place, Task
 from pipelines.mining.records import read_record, write_record
-from schemas import PAD
 from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
-from schemas.shard_files.parquet import matrix_array, writing_shard
+from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
 from search.block import Block
-from search.candidates import EMPTY, merge, unpack
+from search.candidates import EMPTY, merge
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
 from search.index import SearchParams, apply, build, read_index, set_up, tune, write_index
 from search.nearest import CPU, find_device
 
-_LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
 _PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
@@ -348,7 +346,7 @@ def _write_shard(
             numbers = ids.to_numpy()
             keys = select(numbers, ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
-            out.write(_table(ids, keys, plan.schema))
+            out.write(rows_of_table(ids, keys, plan.schema))
             rows = _within(audited, first, len(keys))
             sampled.append(keys[rows])
             sampled_ids.append(numbers[rows])
@@ -388,17 +386,6 @@ def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) 
     whole = merge_audits(by_range, plan.fetch)
     weakest = weakest_positives(len(ids), whole)
     return whole._replace(exact=select(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width))
-
-
-def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:
-    label_ids, scores = unpack(keys)
-    clipped = np.where(label_ids == PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
-    columns = [
-        query_ids,
-        matrix_array(label_ids, schema.field("label_ids").type.value_type),
-        matrix_array(clipped.astype(np.float16), pa.float16()),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _sampled_rows(plan: MinePlan, source: Source, shard: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from extremis.arguments import naming_arguments
 from extremis.cli import cli
 from extremis.command import Option, Progress, command, options_of
 from extremis.commands.shared import Fields, Settings
-from pipelines.options import ClusterOptions, EmbedOptions, MineOptions, ShardOptions
+from pipelines.options import ClusterOptions, EmbedOptions, MergeOptions, MineOptions, ShardOptions
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.command import ROOT, call, environment, refused
@@ -27,6 +27,7 @@ from tests.pages import DOCS, blocks
 MODELS: dict[str, type[Options]] = {
     "shard": ShardOptions,
     "mine": MineOptions,
+    "merge": MergeOptions,
     "cluster": ClusterOptions,
     "embed": EmbedOptions,
 }
