@@ -18,7 +18,7 @@ def merge(
     table: Place,
     out: Place,
     *,
-    others: Annotated[Sequence[str], Option(flags=("--with",), metavar="TABLE,...", parse=_TABLES)] = (),
+    others: Annotated[Sequence[str], Option(metavar="TABLE,...", parse=_TABLES)] = (),
     by: Literal["turns", "score"] | None = None,
     width: int | None = None,
     equal_texts: Literal["off", "equal", "near"] | None = None,
@@ -34,7 +34,7 @@ def merge(
         others: Tables to merge with TABLE, for example that of BM25 or of another model.
 
     Example:
-      extremis merge data/ negatives/ours/queries negatives/both --with negatives/bm25
+      extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
     """
     options, out = options_of(MergeOptions, locals()), fspath(out)
     from pipelines import merge as merging

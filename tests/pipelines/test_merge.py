@@ -170,9 +170,11 @@ class TestRefused:
 
     def test_one_table_and_too_large_a_width(self, world, tmp_path):
         good, out = foreign(world, str(tmp_path / "good"), self.rows(), 2), tmp_path / "out"
-        refused(call("merge", world.data, good, out), "one table alone", "--with TABLE,TABLE")
-        refused(call("merge", world.data, good, out, "--with", good, "--width", 5), "--width 5", "4 negatives of a row")
-        done = call("merge", world.data, good, out, "--with", good, "--width", 3, "--json")
+        refused(call("merge", world.data, good, out), "one table alone", "--others")
+        refused(
+            call("merge", world.data, good, out, "--others", good, "--width", 5), "--width 5", "4 negatives of a row"
+        )
+        done = call("merge", world.data, good, out, "--others", good, "--width", 3, "--json")
         assert done.status == 0, done.err
         assert done.json["counters"]["repeated"] == 2 * ROWS
         assert call("inspect", out).status == 0
