@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from extremis.commands.report import report as report
     from extremis.commands.run import run as run
     from extremis.commands.shard import shard as shard
+    from extremis.commands.teach import teach as teach
     from extremis.commands.train import train as train
     from extremis.console import Event as Event
     from extremis.model import Label as Label
@@ -58,6 +59,7 @@ COMMANDS = {
     "train": "Train",
     "mine": "Train",
     "merge": "Train",
+    "teach": "Train",
     "cluster": "Train",
     "recipes": "Train",
     "plan": "Train",

@@ -165,7 +165,18 @@ class TextOptions(Options):
     )
 
 
-class MineOptions(DumpOptions, TextOptions):
+class MarginOptions(Options):
+    """Options on the scores of a row's positives."""
+
+    margin: float | None = Field(
+        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
+    )
+    relative_margin: float | None = Field(
+        default=None, ge=0, description="The same, as a share of that positive's score."
+    )
+
+
+class MineOptions(DumpOptions, TextOptions, MarginOptions):
     """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
@@ -180,12 +191,6 @@ class MineOptions(DumpOptions, TextOptions):
     ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
     skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
     window: int | None = Field(default=None, ge=1, description="Negatives come from ranks [skip-top, window).")
-    margin: float | None = Field(
-        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
-    )
-    relative_margin: float | None = Field(
-        default=None, ge=0, description="The same, as a share of that positive's score."
-    )
     max_score: float | None = Field(default=None, description="Keep scores of at most this.")
     min_score: float | None = Field(default=None, description="Keep scores of at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
@@ -245,6 +250,14 @@ class MergeOptions(TextOptions):
         default="turns", description="Order of a row: the best of each table in turns, or by score."
     )
     width: int | None = Field(default=None, ge=1, description="K, negatives of a row. Default: the most of a table.")
+
+
+class TeachOptions(MarginOptions):
+    """Options of `extremis teach`."""
+
+    width: int | None = Field(default=None, ge=1, description="K, negatives of a row. Default: the table's.")
+    label: str | None = Field(default=None, description="Output that is the score, where the teacher has several.")
+    batch: int = Field(default=64, ge=1, description="Pairs that are scored at a time.")
 
 
 class ClusterOptions(DumpOptions):

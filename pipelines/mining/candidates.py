@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelines.options import MineOptions
+from pipelines.options import MarginOptions, MineOptions
 from pipelines.sharding.hashing import combine
 from schemas import PAD, storage
 from schemas.checksums import crc32
@@ -100,7 +100,7 @@ def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.nd
     return unpack_chunk(data, chunks.shapes[number], start)
 
 
-def has_margin(options: MineOptions) -> bool:
+def has_margin(options: MarginOptions) -> bool:
     """Tell whether the scores of positives matter."""
     return options.margin is not None or options.relative_margin is not None
 
@@ -111,7 +111,7 @@ def fetched(options: MineOptions, width: int) -> int:
     return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
-def limits(options: MineOptions, weakest: np.ndarray) -> np.ndarray:
+def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
     """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
@@ -174,15 +174,13 @@ def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) 
     return marks
 
 
-def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:
-    """Return rows of a table of negatives from keys [B, K] of queries [B]."""
+def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
+    """Return rows of a table of negatives from keys [B, K] of queries [B], and `more` scores [B, K]."""
     label_ids, scores = unpack(keys)
-    clipped = np.where(label_ids == PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
-    columns = [
-        query_ids,
-        matrix_array(label_ids, schema.field("label_ids").type.value_type),
-        matrix_array(clipped.astype(np.float16), pa.float16()),
-    ]
+    columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
+    for each in (scores, *more):
+        clipped = np.where(label_ids == PAD, -np.inf, np.clip(each, -_LARGEST_SCORE, _LARGEST_SCORE))
+        columns.append(matrix_array(clipped.astype(np.float16), pa.float16()))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -1,0 +1,130 @@
+"""`extremis teach`: the negatives of a table scored by a cross-encoder, which keeps, drops or weighs them.
+
+Beside `embed` the only pipeline that loads a model. Memory is bounded by the model and the texts of one row group.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.progress import Progress, silent
+from pipelines.common.summary import Summary
+from pipelines.mining.candidates import has_margin, limits, rows_of_table
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, taken_over, write_derived
+from pipelines.options import TeachOptions
+from pipelines.runners.runner import for_workers
+from schemas import arrow
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest
+from schemas.owners.place import require_place
+from schemas.ragged import Ragged
+from schemas.reuse import Request
+from schemas.table import Table
+from search.candidates import EMPTY, unpack
+from search.exclusions import Exclusions
+from trainer.device import open_device
+from trainer.encoders.teacher import Teacher, TeacherFiles
+
+# One model a worker process, however many threads and shards it has.
+_TEACHERS: dict[tuple[TeacherFiles, str], Teacher] = {}
+_LOADING = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachPlan(Derived):
+    """Plan of one run. `width` is K of the table."""
+
+    width: int
+    teacher: TeacherFiles
+    options: TeachOptions
+    device: str
+
+
+def teach(
+    data: str,
+    table: str,
+    teacher: str,
+    out: str,
+    options: TeachOptions | None = None,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> Manifest:
+    """Score the negatives of a table by the cross-encoder in the directory `teacher`: the table at OUT.
+
+    It has a column `teacher` (float16 [K], as `label_ids`). With a margin, negatives whose score is not below it are
+    dropped. Raises InputError (no teacher, one of several outputs, OUT holds something else), TableError (of other rows
+    or labels, no texts, damaged), StorageError.
+    """
+    data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
+    options = options or TeachOptions()
+    require_place(out, "mined", [data, table, teacher])
+    if not beam_options:  # workers elsewhere may have what this machine has not
+        open_device(device)
+    opened, labels = Table.open(table, "negatives"), Table.open(DataLayout(data).labels, "labels")
+    rows = open_rows(data, labels, [opened])
+    if "text" not in rows.columns:
+        raise TableError(f"{rows.url}: holds no texts, which a teacher reads. Make it again with --keep-text.")
+    files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
+    width = options.width or most
+    if width > most:
+        raise InputError(f"--width {width}: the table has {most} negatives of a row. Give less, or mine more.")
+    parameters = {**taken_over(opened), **options.model_dump(), "width": width, "labels": labels.rows}
+    parents = {"queries": rows.digest, "table-0": opened.digest, "labels": labels.digest, "teacher": files.digest}
+    schema = arrow.negatives(width, arrow.label_type(labels.rows), teacher=True)
+    plan = TeachPlan(rows, (opened,), labels, out, schema, width=width, teacher=files, options=options, device=device)
+    request = Request("negatives", parents, parameters)
+    return make_derived(plan, request, teach_shard, lambda plan: None, beam_options, progress or silent)
+
+
+def teach_shard(shard: int, plan: TeachPlan) -> Summary:
+    """Write shard `shard` of the table. Raises InputError, TableError, StorageError."""
+    teacher, options = shared_teacher(plan), plan.options
+
+    def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
+        keys, queries = offered[0], points.column("text").to_pylist()
+        negatives = unpack(keys)[0]
+        scores = np.full(keys.shape, -np.inf, np.float32)
+        some = negatives >= 0
+        scores[some] = _score(plan, teacher, queries, np.nonzero(some)[0], negatives[some])
+        counts.update(candidates=int(some.sum()), above_teacher_margin=0)
+        if has_margin(options):
+            positives: Ragged = Exclusions.of(points).positives
+            weakest = np.full(len(keys), np.inf, np.float32)
+            of = positives.row_of()
+            np.minimum.at(weakest, of, _score(plan, teacher, queries, of, positives.entries))
+            gone = some & (scores >= limits(options, weakest)[:, None])
+            counts.update(above_teacher_margin=int(gone.sum()))
+            keys = np.where(gone, EMPTY, keys)
+        places = keep_first(keys, plan.width, counts)
+        keys, scores = (np.take_along_axis(each, places, axis=1) for each in (keys, scores))
+        return rows_of_table(ids, keys, plan.schema, scores)
+
+    return write_derived(shard, plan, ["label_ids", "text"], make)
+
+
+def _score(plan: TeachPlan, teacher: Teacher, queries: list[str], rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Score pairs of a query, by its row, and a label: float32 [V]. Raises TableError where no label has a text."""
+    if not len(labels):
+        return np.empty(0, np.float32)
+    unique, at = np.unique(labels, return_inverse=True)
+    texts = plan.labels.rows_at(unique, ["text"]).column("text").to_pylist()
+    if not any(texts):
+        raise TableError(f"{plan.labels.url}: holds no texts, which a teacher reads. Make it again with them.")
+    pairs = [queries[row] for row in rows.tolist()], [texts[label] for label in at.tolist()]
+    return teacher.score(*pairs, plan.options.batch)
+
+
+def shared_teacher(plan: TeachPlan) -> Teacher:
+    """Load the plan's teacher, once a process; that of an earlier plan is let go."""
+    with _LOADING:
+        key = plan.teacher, plan.device
+        if key not in _TEACHERS:
+            _TEACHERS.clear()
+            _TEACHERS[key] = plan.teacher.open(open_device(plan.device))
+        return _TEACHERS[key]
