@@ -10,19 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.progress import Progress, silent
+from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.mining.aliases import find_aliases, read_aliases
 from pipelines.mining.candidates import rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, taken_over, write_derived
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, write_derived
 from pipelines.options import MergeOptions
 from pipelines.runners.runner import for_workers
-from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.place import require_place
-from schemas.reuse import Request
 from schemas.table import Table
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions, drop_excluded
@@ -30,9 +28,8 @@ from search.exclusions import Exclusions, drop_excluded
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan(Derived):
-    """Plan of one run. `width` is K of the table; `aliased`: there are labels of equal text."""
+    """Plan of one run. `aliased`: there are labels of equal text."""
 
-    width: int
     by: str
     aliased: bool
 
@@ -65,22 +62,16 @@ def merge(
         raise InputError(f"--width {width}: the tables have {sum(widths)} negatives of a row together. Give less.")
     aliases = find_aliases(labels, options.equal_texts)
     parameters = {
-        **taken_over(opened[0]),
         "merged": options.by,
-        "width": width,
-        "labels": labels.rows,
         "equal_texts": {"rule": options.equal_texts, "labels": labels.digest} if aliases else None,
     }
-    parents = {"queries": rows.digest, **{f"table-{number}": table.digest for number, table in enumerate(opened)}}
-    schema = arrow.negatives(width, arrow.label_type(labels.rows))
-    plan = MergePlan(rows, opened, labels, out, schema, width=width, by=options.by, aliased=aliases is not None)
-    request = Request("negatives", parents, parameters)
+    plan = MergePlan(rows, opened, labels, out, width, by=options.by, aliased=aliases is not None)
 
     def prepare(plan: MergePlan) -> None:
         if aliases is not None:
             aliases.write(plan.aliases)
 
-    return make_derived(plan, request, merge_shard, prepare, beam_options, progress or silent)
+    return make_derived(plan, {}, parameters, merge_shard, beam_options, progress, prepare)
 
 
 def merge_shard(shard: int, plan: MergePlan) -> Summary:

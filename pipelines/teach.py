@@ -3,6 +3,7 @@
 Beside `embed` the only pipeline that loads a model. Memory is bounded by the model and the texts of one row group.
 """
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.progress import Progress, silent
+from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.mining.candidates import has_margin, limits, rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, taken_over, write_derived
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, write_derived
 from pipelines.options import TeachOptions
 from pipelines.runners.runner import for_workers
 from schemas import arrow
@@ -23,26 +24,28 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.place import require_place
 from schemas.ragged import Ragged
-from schemas.reuse import Request
 from schemas.table import Table
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions
 from trainer.device import open_device
 from trainer.encoders.teacher import Teacher, TeacherFiles
 
-# One model a worker process, however many threads and shards it has.
-_TEACHERS: dict[tuple[TeacherFiles, str], Teacher] = {}
 _LOADING = threading.Lock()
+_opened = functools.lru_cache(maxsize=1)(TeacherFiles.open)  # a process, however many threads and shards it has
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeachPlan(Derived):
-    """Plan of one run. `width` is K of the table."""
+    """Plan of one run."""
 
-    width: int
     teacher: TeacherFiles
     options: TeachOptions
     device: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the table."""
+        return arrow.negatives(self.width, arrow.label_type(self.labels.rows), teacher=True)
 
 
 def teach(
@@ -74,17 +77,16 @@ def teach(
     width = options.width or most
     if width > most:
         raise InputError(f"--width {width}: the table has {most} negatives of a row. Give less, or mine more.")
-    parameters = {**taken_over(opened), **options.model_dump(), "width": width, "labels": labels.rows}
-    parents = {"queries": rows.digest, "table-0": opened.digest, "labels": labels.digest, "teacher": files.digest}
-    schema = arrow.negatives(width, arrow.label_type(labels.rows), teacher=True)
-    plan = TeachPlan(rows, (opened,), labels, out, schema, width=width, teacher=files, options=options, device=device)
-    request = Request("negatives", parents, parameters)
-    return make_derived(plan, request, teach_shard, lambda plan: None, beam_options, progress or silent)
+    plan = TeachPlan(rows, (opened,), labels, out, width, teacher=files, options=options, device=device)
+    parents = {"labels": labels.digest, "teacher": files.digest}
+    return make_derived(plan, parents, options.model_dump(), teach_shard, beam_options, progress)
 
 
 def teach_shard(shard: int, plan: TeachPlan) -> Summary:
     """Write shard `shard` of the table. Raises InputError, TableError, StorageError."""
-    teacher, options = shared_teacher(plan), plan.options
+    options = plan.options
+    with _LOADING:
+        teacher = _opened(plan.teacher, open_device(plan.device))
 
     def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
         keys, queries = offered[0], points.column("text").to_pylist()
@@ -118,13 +120,3 @@ def _score(plan: TeachPlan, teacher: Teacher, queries: list[str], rows: np.ndarr
         raise TableError(f"{plan.labels.url}: holds no texts, which a teacher reads. Make it again with them.")
     pairs = [queries[row] for row in rows.tolist()], [texts[label] for label in at.tolist()]
     return teacher.score(*pairs, plan.options.batch)
-
-
-def shared_teacher(plan: TeachPlan) -> Teacher:
-    """Load the plan's teacher, once a process; that of an earlier plan is let go."""
-    with _LOADING:
-        key = plan.teacher, plan.device
-        if key not in _TEACHERS:
-            _TEACHERS.clear()
-            _TEACHERS[key] = plan.teacher.open(open_device(plan.device))
-        return _TEACHERS[key]

@@ -1,10 +1,7 @@
-"""Tables of negatives that are made of others of the same rows: a shard of each at a time, claimed and published.
-
-shards of the rows ─▶ write ─▶ sum up ─▶ publish
-"""
+"""Tables of negatives that are made of others of the same rows: shard by shard, a row group of each at a time."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -15,7 +12,7 @@ from pipelines.common.flow import Flow
 from pipelines.common.progress import Meter, Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary, write_sum
 from pipelines.runners.runner import choose_runner
-from schemas import storage
+from schemas import arrow, storage
 from schemas.errors import TableError
 from schemas.layout import DataLayout, staging
 from schemas.manifest import Manifest, columns_of
@@ -39,8 +36,13 @@ class Derived:
     tables: tuple[Table, ...]
     labels: Table
     out: str
-    schema: pa.Schema
+    width: int
     meter: Meter = field(default=Meter(), compare=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the table."""
+        return arrow.negatives(self.width, arrow.label_type(self.labels.rows))
 
     @property
     def aliases(self) -> str:
@@ -53,21 +55,26 @@ Plan = TypeVar("Plan", bound=Derived)
 
 def make_derived(
     plan: Plan,
-    request: Request,
+    parents: Mapping[str, str],
+    parameters: Mapping[str, Any],
     write_shard: Callable[[int, Plan], Summary],
-    prepare: Callable[[Plan], Any],
     beam_options: Sequence[str],
-    say: Progress = silent,
+    say: Progress | None,
+    prepare: Callable[[Plan], Any] = lambda plan: None,
 ) -> Manifest:
-    """Make the table of `plan`, or return the one of `request` that is there; `prepare` writes what workers read.
+    """Make the table of `plan`, or return it where it is there; `prepare` writes what workers read.
 
-    Raises InputError, TableError, StorageError.
+    `parents` and `parameters` are recorded beside those of any such table. Raises InputError, TableError, StorageError.
     """
-    rows = plan.rows
+    rows, before, say = plan.rows, plan.tables[0].parameters, say or silent
+    tables = {f"table-{number}": table.digest for number, table in enumerate(plan.tables)}
+    taken = {name: before.get(name) for name in ("by", "epoch", "step", "use_from")}  # which run and epoch it is for
+    recorded = {**taken, **parameters, "width": plan.width, "labels": plan.labels.rows}
+    request = Request("negatives", {"queries": rows.digest, **tables, **parents}, recorded)
     if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:
         clean_up(plan.out, "mined")
         return finished
-    require_room(plan.out, {"tables": rows.rows * 6 * request.parameters["width"]}, "Give another OUT.")
+    require_room(plan.out, {"tables": rows.rows * 6 * plan.width}, "Give another OUT.")
     with choose_runner(beam_options, [rows.url, plan.out]) as runner, building(plan.out, "mined", say) as build:
         if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:  # the last owner may have made it
             return finished
@@ -163,8 +170,3 @@ def open_rows(data: str, labels: Table, tables: Sequence[Table]) -> Table:
         if len(table.parameters.get("ranges") or ()) > 1:
             raise TableError(f"{table.url}: has columns for each label range. Make it again without --ranges.")
     return rows
-
-
-def taken_over(table: Table) -> dict[str, Any]:
-    """Return the parameters of a table by which a run finds and reports it."""
-    return {name: table.parameters.get(name) for name in ("by", "epoch", "step", "use_from")}
