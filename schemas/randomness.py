@@ -31,7 +31,7 @@ class Purpose(IntEnum):
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
     LINEAR_RANKER = 17  # order in which labels are fitted
-    MINED_RANKS = 18  # hashed with the query and the label
+    MINED_RANKS = 20  # hashed with the query and the label
 
 
 class InitialWeights(IntEnum):
