@@ -106,15 +106,16 @@ def normalized(text: str) -> str:
     The characters # % & * @ stay, and a text of punctuation alone stays as it is.
     """
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    words = " ".join(text.casefold().split())
+        text = unicodedata.normalize("NFKC", text)
+    text = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
+    words = " ".join(text.split())
     return words.strip(_surrounding()) or words
 
 
 def near(text: str) -> str:
-    """Return the set of words of a text, in order; a word is of letters, digits and underscores."""
+    """Return the set of words of a text, in order; a word is of letters and digits."""
     text = normalized(text)
-    return " ".join(sorted({*re.findall(r"\w+", text)})) or text
+    return " ".join(sorted({*re.findall(r"[^\W_]+", text)})) or text
 
 
 @functools.cache
