@@ -74,14 +74,18 @@ def excluded(world: World, source: str, rule: str | None = "equal") -> list[set[
     return [a | b for a, b in zip(plain, of_equal_text(world, source, rule), strict=True)] if rule else plain
 
 
-def table(world: World, source: str = "queries", **options: object) -> tuple[np.ndarray, Manifest]:
-    """Label ids [N, K] and the manifest of a table that is mined anew, with its funnel checked."""
+def tables(world: World, **options: object) -> dict[str, tuple[np.ndarray, Manifest]]:
+    """Label ids [N, K] and the manifest of each table, mined anew, with their funnels checked."""
     out = f"{world.run}-out"
     storage.remove(out, recursive=True)
-    manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
-    counters = manifest.counters
-    assert counters["candidates"] == counters["kept"] + sum(counters[name] for name in (*DROPS, "outranked"))
-    return read_negatives(join(out, source), manifest)[1], manifest
+    made = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))
+    for counters in (manifest.counters for manifest in made.values()):
+        assert counters["candidates"] == counters["kept"] + sum(counters[name] for name in (*DROPS, "outranked"))
+    return {name: (read_negatives(join(out, name), manifest)[1], manifest) for name, manifest in made.items()}
+
+
+def table(world: World, **options: object) -> tuple[np.ndarray, Manifest]:
+    return tables(world, **options)["queries"]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +230,9 @@ def test_all_rules_together_give_what_brute_force_does(tmp_path, seed, labels, c
     window = choice["skip_top"] + choice["width"] + more  # without one, bounds may leave a row short
     temperature = 3.0 if choice["sample"] == "softmax" else None
     options = check(MineOptions, {**choice, **cut, "window": window, "temperature": temperature, "index": "exact"})
-    for source in ("queries", "labels"):
-        label_ids, manifest = table(world, source, **apart(world, options, together).model_dump(exclude={"out"}))
+    made = tables(world, **apart(world, options, together).model_dump(exclude={"out"}))
+    assert sorted(made) == ["labels", "queries"]
+    for source, (label_ids, manifest) in made.items():
         assert label_ids.tolist() == chosen(world, source, options).tolist()
         assert manifest.quality["recall_at_k"] in (1.0, None)
 
