@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from extremis.commands.export import export as export
     from extremis.commands.fuse import fuse as fuse
     from extremis.commands.inspect import inspect as inspect
+    from extremis.commands.merge import merge as merge
     from extremis.commands.mine import mine as mine
     from extremis.commands.plan import plan as plan
     from extremis.commands.predict import predict as predict
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
     from extremis.commands.report import report as report
     from extremis.commands.run import run as run
     from extremis.commands.shard import shard as shard
+    from extremis.commands.teach import teach as teach
     from extremis.commands.train import train as train
     from extremis.commands.tuples import tuples as tuples
     from extremis.console import Event as Event
@@ -58,6 +60,8 @@ COMMANDS = {
     "run": "Train",
     "train": "Train",
     "mine": "Train",
+    "merge": "Train",
+    "teach": "Train",
     "cluster": "Train",
     "recipes": "Train",
     "plan": "Train",

@@ -20,6 +20,7 @@ from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.vectors import Source
 from pipelines.mining import steps
+from pipelines.mining.aliases import find_aliases
 from pipelines.mining.audit import find_previous
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
@@ -126,6 +127,8 @@ def _make(
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
     plan = replace(plan, meter=watch.meter, index_url=index.url if index is not None else None)
+    if (aliases := find_aliases(inputs.texts, plan.options.equal_texts)) is not None:
+        aliases.write(plan.alias_url)
     _run_passes(plan, runner, watch, here, say)
     if index is not None:
         index.publish(describe_index(plan))

@@ -157,7 +157,27 @@ class DumpOptions(Options):
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
 
-class MineOptions(DumpOptions):
+class TextOptions(Options):
+    """Options on the labels' texts."""
+
+    equal_texts: Literal["off", "equal", "near"] = Field(
+        default="equal",
+        description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
+    )
+
+
+class MarginOptions(Options):
+    """Options on the scores of a row's positives."""
+
+    margin: float | None = Field(
+        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
+    )
+    relative_margin: float | None = Field(
+        default=None, ge=0, description="The same, as a share of that positive's score."
+    )
+
+
+class MineOptions(DumpOptions, TextOptions, MarginOptions):
     """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
@@ -174,12 +194,12 @@ class MineOptions(DumpOptions):
     ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
     skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
     window: int | None = Field(default=None, ge=1, description="Negatives come from ranks [skip-top, window).")
-    margin: float | None = Field(
-        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
+    max_score: float | None = Field(default=None, description="Keep scores of at most this.")
+    min_score: float | None = Field(default=None, description="Keep scores of at least this.")
+    sample: Literal["top", "uniform", "softmax"] = Field(
+        default="top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
     )
-    relative_margin: float | None = Field(
-        default=None, ge=0, description="The same, as a share of that positive's score."
-    )
+    temperature: float | None = Field(default=None, ge=1e-6, description="Of the softmax of the scores. Default: 1.")
     # The search.
     index: str | None = Field(
         default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."
@@ -206,6 +226,41 @@ class MineOptions(DumpOptions):
     )
     # The output.
     keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
+            raise ValueError(
+                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label could be a "
+                "negative. Give a smaller --min-score"
+            )
+        if self.sample != "top" and self.window is None:
+            raise ValueError(
+                f"--sample {self.sample} needs the number of ranks to draw from. Give --window W, or leave --sample out"
+            )
+        if self.temperature is not None and self.sample != "softmax":
+            raise ValueError(
+                f"--temperature {self.temperature:g} is that of --sample softmax, and --sample is {self.sample}. "
+                "Leave --temperature out"
+            )
+        return self
+
+
+class MergeOptions(TextOptions):
+    """Options of `extremis merge`."""
+
+    by: Literal["turns", "score"] = Field(
+        default="turns", description="Order of a row: the best of each table in turns, or by score."
+    )
+    width: int | None = Field(default=None, ge=1, description="K, negatives of a row. Default: the most of a table.")
+
+
+class TeachOptions(MarginOptions):
+    """Options of `extremis teach`."""
+
+    width: int | None = Field(default=None, ge=1, description="K, negatives of a row. Default: the table's.")
+    label: str | None = Field(default=None, description="Output that is the score, where the teacher has several.")
+    batch: int = Field(default=64, ge=1, description="Pairs that are scored at a time.")
 
 
 class ArrayOptions(MineOptions):

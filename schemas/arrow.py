@@ -66,13 +66,14 @@ def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
     return _vectors("label_id", dimension, dtype)
 
 
-def negatives(width: int, labels: pa.DataType) -> pa.Schema:
+def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.Schema:
     """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K].
 
-    Kept by label range, K is G equal groups of columns, each of them so.
+    Kept by label range, K is G equal groups of columns, each of them so. `teacher` is [K], a cross-encoder's scores.
     """
     scores = pa.list_(pa.float16(), width)
-    return without_nulls({"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores})
+    types = {"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores}
+    return without_nulls(types | ({"teacher": scores} if teacher else {}))
 
 
 def without_nulls(types: Mapping[str, pa.DataType]) -> pa.Schema:

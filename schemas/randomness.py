@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     LINEAR_RANKER = 17  # order in which labels are fitted
     TURNS = 18  # (epoch)
     SOURCE = 19  # (source), the seed of its own order
+    MINED_RANKS = 20  # hashed with the query and the label
 
 
 class InitialWeights(IntEnum):

@@ -1,8 +1,7 @@
-"""The post-filter of every search: a row's positives and filtered labels are no negatives."""
+"""The post-filter of every search: a row's positives, their equals by text and its filtered labels are no negatives."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +21,15 @@ class Parts(NamedTuple):
 
 
 WHOLE = Parts()
+_USUAL = 64  # labels that a row may lose: rows that fetch more are searched in smaller parts
 
 
-@dataclass(frozen=True)
-class Exclusions:
-    """Labels to drop from each of B rows."""
+class Exclusions(NamedTuple):
+    """Labels to drop from each of B rows. `same_text`: those whose text equals a positive's, positives among them."""
 
     positives: Ragged
     filtered: Ragged
+    same_text: Ragged
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
@@ -38,25 +38,25 @@ class Exclusions:
             positives = list_column(table, "label_ids")
         else:
             positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
-        return cls(positives, filters_of(table))
+        return cls(positives, filters_of(table), Ragged.empty(table.num_rows))
 
     @classmethod
     def empty(cls) -> "Exclusions":
         """Return those of no rows."""
-        return cls(Ragged.empty(0), Ragged.empty(0))
+        return cls(Ragged.empty(0), Ragged.empty(0), Ragged.empty(0))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
         """Return those of rows `rows` [B'] in that order."""
-        return Exclusions(self.positives.take(rows), self.filtered.take(rows))
+        return Exclusions(*(ids.take(rows) for ids in self))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
         """Count the labels of [start, stop) that each row loses, at most: int64 [B]."""
-        inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in (self.positives, self.filtered))
+        inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in self)
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
     def concat(self, other: "Exclusions") -> "Exclusions":
         """Return these rows, then those of `other`."""
-        return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
+        return Exclusions(*(ids.concat(more) for ids, more in zip(self, other, strict=True)))
 
 
 def start_search(
@@ -80,15 +80,16 @@ def start_search(
     def search_rows(part: tuple[np.ndarray, int]) -> Counter[str]:
         rows, fetch = part
         fetched = search(block, queries[rows], fetch, refine)
-        left, dropped = _drop_excluded(fetched, exclusions.take(rows))
+        left, dropped = drop_excluded(fetched, exclusions.take(rows))
         keys[rows] = best(left, width)
         return dropped
 
     # What is fetched follows from the whole batch, so that parts find what the batch would.
     tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
-    step = parts.most or max(1, len(queries))
+    most = parts.most or max(1, len(queries))
+    pieces = ((rows, n, max(1, most * min(n, width + _USUAL) // n)) for rows, n in tiers)
     drops = parts.run(
-        search_rows, [(rows[first : first + step], n) for rows, n in tiers for first in range(0, len(rows), step)]
+        search_rows, [(rows[at : at + step], n) for rows, n, step in pieces for at in range(0, len(rows), step)]
     )
 
     def finish() -> np.ndarray:
@@ -108,16 +109,16 @@ def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -
     return rows, score(queries[rows], block.vectors, positions[:, None])[:, 0]
 
 
-def _drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, Counter[str]]:
+def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, Counter[str]]:
+    """Return keys [B, F] with EMPTY for labels that are excluded, and counts of candidates and of drops by reason."""
     label_ids, _ = unpack(keys)
-    positive = exclusions.positives.contains(label_ids)
-    filtered = exclusions.filtered.contains(label_ids) & ~positive
-    dropped = Counter(
-        candidates=int((keys != EMPTY).sum()),
-        positives_dropped=int(positive.sum()),
-        filtered_dropped=int(filtered.sum()),
-    )
-    return np.where(positive | filtered, EMPTY, keys), dropped
+    dropped = Counter(candidates=int((keys != EMPTY).sum()))
+    gone = np.zeros(keys.shape, bool)
+    for ids, rule in zip(exclusions, ("positives_dropped", "filtered_dropped", "same_text_dropped"), strict=True):
+        hits = ids.contains(label_ids) & ~gone
+        dropped[rule] = int(hits.sum())
+        gone |= hits
+    return np.where(gone, EMPTY, keys), dropped
 
 
 def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:

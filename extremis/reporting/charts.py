@@ -21,9 +21,13 @@ FATES = {
     "kept": "kept",
     "positives_dropped": "positives",
     "filtered_dropped": "filter pairs",
+    "same_text_dropped": "a positive's text",
     "skipped_top": "top skipped",
     "beyond_window": "beyond the window",
     "above_margin": "above the margin",
+    "above_max_score": "above the highest score",
+    "below_min_score": "below the lowest score",
+    "not_drawn": "not drawn",
     "outranked": "outranked",
 }
 

@@ -7,10 +7,11 @@ label is beyond the group, so a plane has few bits to tell, and nothing is lost.
 lowest score among the row's positives in this group, infinity without any. Numbers are little-endian, as on every
 machine that Faiss runs on.
 
-Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-MarginPos and TopK-PercPos): ranks
-[skip_top, window) are counted over all labels that are neither positive nor filtered, best first. With a margin a
-negative is kept where its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives.
-Rows without positives keep theirs.
+Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos, TopK-PercPos):
+ranks [skip_top, window) are counted over all labels that are not excluded, best first. With a margin a negative is kept
+where its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives; rows without
+positives keep theirs. Absolute bounds are of every row, and inclusive. Of the candidates that pass K are the best, or
+drawn without replacement, by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
 """
 
 from collections import Counter
@@ -20,14 +21,18 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipelines.options import MineOptions
-from schemas import storage
+from pipelines.options import MarginOptions, MineOptions
+from pipelines.sharding.hashing import combine
+from schemas import PAD, storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
+from schemas.randomness import Purpose
+from schemas.shard_files.parquet import matrix_array
 from search.candidates import EMPTY, best, unpack
 
 _LOW = np.uint64(0xFFFFFFFF)
 _PLANES = 8
+_LARGEST_SCORE = float(np.finfo(np.float16).max)
 _CODEC = pa.Codec("zstd", compression_level=1)
 
 
@@ -95,17 +100,18 @@ def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.nd
     return unpack_chunk(data, chunks.shapes[number], start)
 
 
-def has_margin(options: MineOptions) -> bool:
+def has_margin(options: MarginOptions) -> bool:
     """Tell whether the scores of positives matter."""
     return options.margin is not None or options.relative_margin is not None
 
 
 def fetched(options: MineOptions, width: int) -> int:
-    """Return how many candidates of each label range let a row keep `width`, unless a margin drops more."""
-    return options.window or options.skip_top + width * (2 if has_margin(options) else 1)
+    """Return how many candidates of each label range let a row keep `width`, unless bounds drop more."""
+    bounded = has_margin(options) or options.max_score is not None
+    return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
-def limits(options: MineOptions, weakest: np.ndarray) -> np.ndarray:
+def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
     """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
@@ -114,16 +120,17 @@ def limits(options: MineOptions, weakest: np.ndarray) -> np.ndarray:
 
 
 def select(
+    ids: np.ndarray,
     ranges: Sequence[np.ndarray],
     weakest: np.ndarray,
     options: MineOptions,
     width: int,
     counts: Counter[str] | None = None,
 ) -> np.ndarray:
-    """Return the best `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
+    """Return `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
 
-    Each range's columns are best first, with EMPTY behind. `counts` gets each candidate under the first rule that drops
-    it, and those that are kept.
+    Each range's columns are best first, with EMPTY behind. `ids` int64 [B] of the queries key what is drawn. `counts`
+    gets each candidate under the first rule that drops it, and those that are kept.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
@@ -137,9 +144,44 @@ def select(
     if has_margin(options):
         highest = limits(options, weakest)
         ranges = [_drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin") for keys in ranges]
+    for rule, bound, beyond in (
+        ("above_max_score", options.max_score, np.greater),
+        ("below_min_score", options.min_score, np.less),
+    ):
+        if bound is not None:
+            ranges = [_drop(keys, beyond(unpack(keys)[1], np.float64(bound)), counts, rule) for keys in ranges]
+    if options.sample != "top":
+        drawn = [_drawn(keys, ids, options, width) for keys in ranges]
+        ranges = [_drop(keys, ~some, counts, "not_drawn") for keys, some in zip(ranges, drawn, strict=True)]
     kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
     counts["kept"] += int((kept != EMPTY).sum())
     return kept
+
+
+def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
+    """Mark the `width` keys [B, F] of each row that are drawn: what is drawn depends on seed, query and label alone."""
+    label_ids, scores = unpack(keys)
+    key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))
+    hashes = combine(combine(key, ids.astype(np.uint64))[:, None], label_ids.astype(np.uint64))
+    uniform = ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # within (0, 1)
+    places = -np.log(-np.log(uniform))
+    if options.sample == "softmax":
+        places += scores / np.float64(options.temperature or 1.0)
+    places[keys == EMPTY] = -np.inf
+    order = np.argsort(-places, axis=1, kind="stable")[:, :width]
+    marks = np.zeros(keys.shape, bool)
+    np.put_along_axis(marks, order, True, axis=1)
+    return marks
+
+
+def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
+    """Return rows of a table of negatives from keys [B, K] of queries [B], and `more` scores [B, K]."""
+    label_ids, scores = unpack(keys)
+    columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
+    for each in (scores, *more):
+        clipped = np.where(label_ids == PAD, -np.inf, np.clip(each, -_LARGEST_SCORE, _LARGEST_SCORE))
+        columns.append(matrix_array(clipped.astype(np.float16), pa.float16()))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _key_at(ranked: np.ndarray, rank: int) -> np.ndarray:

@@ -21,7 +21,7 @@ class MineInputs:
 
     `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
     product adds 1 to every score and says nothing about the pair, so it is left out. `requested`: what the trainer asks
-    for in the dump. `attempt`: the name below which all is written until it is put in place.
+    for in the dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table.
     """
 
     by: str
@@ -33,6 +33,7 @@ class MineInputs:
     root: str
     requested: dict[str, Any]
     attempt: str = ""
+    texts: Table | None = None
 
     @property
     def labels(self) -> int:
@@ -95,7 +96,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
     )
-    return MineInputs(by, sources, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
+    requested, texts = dict((dump or vectors).parameters), Table.find(DataLayout(data).labels, "labels")
+    return MineInputs(by, sources, vectors, drop_bias, epoch, use_from, root, requested, texts=texts)
 
 
 def complete_dumps(run: str) -> dict[int, str]:

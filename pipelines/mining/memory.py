@@ -43,6 +43,7 @@ class Sizes:
     table_group: int  # bytes of a row group of the finished table
     ranges: int = 1  # label ranges, of `fetch` candidates each
     weakest: int = 0  # bytes that a margin needs of each row and group
+    aliases: int = 0  # bytes of labels of equal text
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int 
         index=int(factory.bytes_per_vector(dimension) * rows) * blocks
         + (0 if factory.exact else factory.fixed_bytes(dimension) * blocks),
         training=4 * dimension * (sample + copies * trained),
-        queries=batch_bytes(factory, batch, sizes),
+        queries=batch_bytes(factory, batch, sizes) + sizes.aliases,
         reading=_MATRIX_PRODUCTS + max(sizes.vector_group, sizes.query_group + sizes.table_group),
     )
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
 from pipelines.common.vectors import Source, equal_ranges
+from pipelines.mining.aliases import find_aliases
 from pipelines.mining.candidates import fetched
 from pipelines.mining.inputs import MineInputs
 from pipelines.mining.memory import Blocks, settle, sizes_of
@@ -33,7 +34,10 @@ _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
 # Options that decide the content of a table as they are; those of a search decide that of a kept index, too.
 SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
-_RANK_OPTIONS = ("skip_top", "window", "margin", "relative_margin", "audit_queries")
+_RANK_OPTIONS = (
+    *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
+    "audit_queries",
+)
 
 REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
@@ -50,8 +54,8 @@ Task = tuple[int, bool, Sequence[Place]]
 class MinePlan(Blocks):
     """The search of one run, and where its tables go.
 
-    `width` is K of one range, `fetch` the candidates that a row needs of each block. `index_url`: where every block's
-    index is kept for good, None: nowhere.
+    `width` is K of one range, `fetch` the candidates that a row needs of each block. `aliases` is the number of labels
+    whose text another has. `index_url`: where every block's index is kept for good, None: nowhere.
     """
 
     inputs: MineInputs
@@ -61,6 +65,7 @@ class MinePlan(Blocks):
     params: SearchParams
     previous: dict[str, Table]
     options: MineOptions
+    aliases: int = 0
     index_url: str | None = None
     meter: Meter = field(default=Meter(), compare=False)
 
@@ -110,6 +115,11 @@ class MinePlan(Blocks):
         """Return the URL of the candidates of one group of blocks, which are kept until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates, folder, self._named(place, "keys"))
+
+    @property
+    def alias_url(self) -> str:
+        """URL of the labels of equal text, where there are any."""
+        return join(self.inputs.scratch, "aliases")
 
     def _named(self, place: Place, extension: str) -> str:
         source = self.sources[place[0]]
@@ -178,6 +188,8 @@ class MinePlan(Blocks):
         options, inputs = self.options, self.inputs
         return {
             **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
+            # None for "top", as in tables that were made before there was another.
+            "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,
             "width": self.width,
             "ranges": [list(bounds) for bounds in equal_ranges(0, inputs.labels, options.ranges)],
@@ -189,6 +201,10 @@ class MinePlan(Blocks):
             "step": inputs.requested.get("step"),
             "use_from": inputs.use_from,
             "labels": inputs.labels,
+            # None where no text is another's, as of tables that were made before texts were compared.
+            "equal_texts": {"rule": options.equal_texts, "labels": inputs.texts.digest}
+            if self.aliases and inputs.texts
+            else None,
         }
 
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
@@ -250,6 +266,11 @@ class MinePlan(Blocks):
             f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process, which has "
             f"{together} block(s) at a time"
         )
+        if self.aliases:
+            yield (
+                f"{inputs.name}: {self.aliases:,} labels have a text that another has, too: no negatives of a row "
+                "where one of that text is positive (--equal-texts)"
+            )
         needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
         yield (
@@ -284,7 +305,9 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     fetch = fetched(options, width)
     queries = [source.queries.manifest for source in inputs.sources]
     columns = width * options.ranges
+    aliases = find_aliases(inputs.texts, options.equal_texts)
     sizes = sizes_of(inputs.dimension, inputs.vectors.manifest, queries, options, fetch, columns)
+    sizes = replace(sizes, aliases=aliases.bytes if aliases else 0)
     # Every source counts, made already or not: a table is the same after an attempt that was cut off.
     rows = sum(manifest.rows for manifest in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
@@ -300,4 +323,5 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
         params=fixed,
         previous=previous,
         options=options,
+        aliases=len(aliases.labels) if aliases else 0,
     )

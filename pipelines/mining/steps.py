@@ -18,7 +18,8 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Source, read_block
+from pipelines.common.vectors import Batch, Source, read_block
+from pipelines.mining.aliases import read_aliases
 from pipelines.mining.audit import (
     Audit,
     Profile,
@@ -29,28 +30,29 @@ from pipelines.mining.audit import (
     stack,
     weakest_positives,
 )
-from pipelines.mining.candidates import Chunks, has_margin, read_chunk, select, write_chunks
+from pipelines.mining.candidates import Chunks, has_margin, read_chunk, rows_of_table, select, write_chunks
 from pipelines.mining.plan import REMEDY, MinePlan, Place, Task
 from pipelines.mining.records import read_record, write_record
-from schemas import PAD
 from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
-from schemas.shard_files.parquet import matrix_array, writing_shard
+from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
 from search.block import Block
-from search.candidates import EMPTY, merge, unpack
+from search.candidates import EMPTY, merge
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
 from search.index import SearchParams, apply, build, read_index, set_up, tune, write_index
 from search.nearest import CPU, find_device
 
-_LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
 _PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
-DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
+DROPS = (
+    *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
+    *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
+)
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
@@ -67,11 +69,12 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns]."""
+    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns], ids [S]."""
 
     entry: Shard
     padded: int
     sampled: np.ndarray
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
-    audit = _exact_rows(plan, groups, len(rows))
+    audit = _exact_rows(plan, groups, written.ids)
     facts = {"counters": counters, "params": tuned, "profile": asdict(profile)}
     arrays = {"sampled": written.sampled, **audit._asdict()} | ({} if shares is None else {"overlaps": shares})
     write_record(join(plan.finished, plan.record(place)), written.entry, facts, **arrays)
@@ -289,7 +292,7 @@ def _search_batches(
     audited = _sampled_rows(plan, source, shard)
     searches = (
         (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
-        for batch in source.batches(shard, plan.batch, plan.dimension)
+        for batch in _batches(plan, source, shard)
         for each in blocks
     )
     ranges: dict[int, np.ndarray] = {}
@@ -304,6 +307,13 @@ def _search_batches(
             yield batch.ids, list(ranges.values()), weakest
             rows = _within(audited, batch.first, len(batch.queries))
             held.append((batch.queries[rows], batch.exclusions.take(rows)))
+
+
+def _batches(plan: MinePlan, source: Source, shard: int) -> Iterator[Batch]:
+    """Read a shard in batches, with the labels whose text equals a positive's among those to drop."""
+    for batch in source.batches(shard, plan.batch, plan.dimension):
+        aliases = read_aliases(plan.alias_url) if plan.aliases else None
+        yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
 
 def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:
@@ -327,19 +337,23 @@ def _write_shard(
     """Write a shard of the table."""
     plan.meter.start(MERGE)
     audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
+    sampled_ids = [np.empty(0, np.int64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
     url, size = plan.written(source), plan.table_bytes(source.queries.shards[shard].rows)
     with with_room(url, "tables", size, REMEDY), writing_shard(url, shard, shards, plan.schema, group) as out:
         for ids, ranges, weakest in batches:
-            keys = select(ranges, weakest, plan.options, plan.width, counts)
+            numbers = ids.to_numpy()
+            keys = select(numbers, ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
-            out.write(_table(ids, keys, plan.schema))
-            sampled.append(keys[_within(audited, first, len(keys))])
+            out.write(rows_of_table(ids, keys, plan.schema))
+            rows = _within(audited, first, len(keys))
+            sampled.append(keys[rows])
+            sampled_ids.append(numbers[rows])
             first += len(keys)
             plan.meter.count(MERGE, len(keys))
     plan.meter.count(MERGE, 0, out.entry.bytes)
-    return WrittenShard(out.entry, padded, np.concatenate(sampled))
+    return WrittenShard(out.entry, padded, np.concatenate(sampled), np.concatenate(sampled_ids))
 
 
 def _merge_chunk(
@@ -363,26 +377,15 @@ def _merge_chunk(
     return list(ranges.values()), weakest
 
 
-def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], rows: int) -> Audit:
-    """Return the table's sampled rows as exact search would fill them: `exact` is keys [S, columns]."""
+def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
+    """Return the table's sampled rows, of queries `ids`, as exact search would fill them: `exact` [S, columns]."""
     by_range = [
         merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
         for of in range(plan.options.ranges)
     ]
     whole = merge_audits(by_range, plan.fetch)
-    weakest = weakest_positives(rows, whole)
-    return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.options, plan.width))
-
-
-def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:
-    label_ids, scores = unpack(keys)
-    clipped = np.where(label_ids == PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
-    columns = [
-        query_ids,
-        matrix_array(label_ids, schema.field("label_ids").type.value_type),
-        matrix_array(clipped.astype(np.float16), pa.float16()),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    weakest = weakest_positives(len(ids), whole)
+    return whole._replace(exact=select(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width))
 
 
 def _sampled_rows(plan: MinePlan, source: Source, shard: int) -> np.ndarray:

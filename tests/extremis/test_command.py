@@ -18,7 +18,7 @@ from extremis.arguments import naming_arguments
 from extremis.cli import cli
 from extremis.command import Option, Progress, command, options_of
 from extremis.commands.shared import Fields, Settings
-from pipelines.options import ClusterOptions, EmbedOptions, MineOptions, ShardOptions
+from pipelines.options import ClusterOptions, EmbedOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.command import ROOT, call, environment, refused
@@ -28,6 +28,8 @@ from trainer.tuples.options import TupleOptions
 MODELS: dict[str, type[Options]] = {
     "shard": ShardOptions,
     "mine": MineOptions,
+    "merge": MergeOptions,
+    "teach": TeachOptions,
     "cluster": ClusterOptions,
     "embed": EmbedOptions,
     "tuples": TupleOptions,

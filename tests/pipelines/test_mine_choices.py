@@ -11,6 +11,7 @@ import pytest
 from pipelines.common.vectors import equal_ranges
 from pipelines.mine import MineOptions, mine
 from pipelines.mining.kept_index import KeptIndex
+from pipelines.mining.steps import DROPS
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest
@@ -45,8 +46,7 @@ def ranking(world: World, width: int = 50) -> np.ndarray:
 
 
 def funnel_adds_up(counters: dict) -> bool:
-    lost = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin", "outranked")
-    return counters["candidates"] == counters["kept"] + sum(counters[name] for name in lost)
+    return counters["candidates"] == counters["kept"] + sum(counters[name] for name in (*DROPS, "outranked"))
 
 
 @pytest.mark.parametrize(("block_rows", "one_by_one"), [(50, False), (13, True)])

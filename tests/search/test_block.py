@@ -30,7 +30,7 @@ def built(spec, vectors, nprobe):
 
 
 def exclusions(positives, filters):
-    return Exclusions(ragged(positives), ragged(filters))
+    return Exclusions(ragged(positives), ragged(filters), Ragged.empty(len(positives)))
 
 
 @settings(deadline=None, max_examples=40)
@@ -125,7 +125,7 @@ def test_ragged_rows_are_taken_and_counted_as_lists_are(rows, data):
     assert [taken.values[a:b].tolist() for a, b in zip(taken.offsets[:-1], taken.offsets[1:], strict=True)] == [
         rows[i] for i in picked
     ]
-    counts = Exclusions(column, Ragged.empty(len(rows))).count_in(10, 40)
+    counts = Exclusions(column, Ragged.empty(len(rows)), Ragged.empty(len(rows))).count_in(10, 40)
     assert counts.tolist() == [sum(10 <= value < 40 for value in row) for row in rows]
 
 

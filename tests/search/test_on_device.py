@@ -24,7 +24,7 @@ def test_keys_are_those_of_a_cpu(rows: int, queries: int, width: int, ties: bool
     here, there = Block(5, vectors), Block(5, vectors, None, DEVICE)
     np.testing.assert_array_equal(search_exactly(there, x, width), search_exactly(here, x, width))
     positives = Ragged.from_matrix(draw.integers(5, 5 + rows, (queries, 2)))
-    exclusions = Exclusions(positives, Ragged.empty(queries))
+    exclusions = Exclusions(positives, Ragged.empty(queries), Ragged.empty(queries))
     expected = start_search(here, x, exclusions, width)()
     np.testing.assert_array_equal(start_search(there, x, exclusions, width)(), expected)
 

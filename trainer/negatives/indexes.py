@@ -77,7 +77,7 @@ class CopiedIndex(NegativeSource):
         queries = x.cpu().numpy()
         block, params = self._index(queries)
         positives = Ragged(batch.positives, batch.positive_offsets)
-        exclusions = Exclusions(positives, Ragged.empty(len(batch)))
+        exclusions = Exclusions(positives, Ragged.empty(len(batch)), Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
         keys = start_search(block, queries, exclusions, self._options.width, refine=params.factor)()
         return best_of_ranks(keys, self._options.width, self._group)

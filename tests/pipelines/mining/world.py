@@ -48,6 +48,8 @@ class World:
     width: int = 5
     with_labels: bool = False
     step: int = 77
+    texts: list[str] | None = None  # of the labels
+    query_texts: list[str] | None = None
 
     @property
     def layout(self) -> RunLayout:
@@ -60,7 +62,7 @@ class World:
     def write_data(self) -> dict[str, Manifest]:
         count, labels = len(self.queries), len(self.vectors)
         label_type = arrow.label_type(labels)
-        schema = arrow.queries(TOKENS, label_type, filters=self.filters is not None)
+        schema = arrow.queries(TOKENS, label_type, filters=self.filters is not None, text=self.query_texts is not None)
         columns = {
             "query_id": pa.array(np.arange(count)),
             "key": pa.array([f"q{i}" for i in range(count)]),
@@ -69,13 +71,15 @@ class World:
         }
         if self.filters is not None:
             columns["filter_label_ids"] = ragged(self.filters, label_type)
+        if self.query_texts is not None:
+            columns["text"] = pa.array(self.query_texts)
         table = pa.table(columns, schema=schema)
         names = pa.array([f"label {i}" for i in range(labels)])
         label_table = pa.table(
             {
                 "label_id": pa.array(np.arange(labels)),
                 "key": names,
-                "text": names,
+                "text": names if self.texts is None else pa.array(self.texts),
                 "input_ids": ragged([[i % 7] for i in range(labels)], TOKENS),
                 "frequency": pa.array(np.ones(labels, np.int64)),
             },

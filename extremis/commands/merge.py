@@ -1,0 +1,46 @@
+"""`extremis merge`: several tables of hard negatives as one."""
+
+from collections.abc import Sequence
+from os import fspath
+from typing import Annotated, Any, Literal
+
+from extremis.command import Option, Progress, comma_list, command, options_of
+from extremis.commands.shared import BeamOptions, Place, StartTimeout
+from extremis.console import say
+from pipelines.options import MergeOptions
+
+_TABLES = comma_list(str, "tables with commas between")
+
+
+@command(MergeOptions)
+def merge(
+    data: Place,
+    table: Place,
+    out: Place,
+    *,
+    others: Annotated[Sequence[str], Option(metavar="TABLE,...", parse=_TABLES)] = (),
+    by: Literal["turns", "score"] | None = None,
+    width: int | None = None,
+    equal_texts: Literal["off", "equal", "near"] | None = None,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+) -> dict[str, Any]:
+    """Merge tables of hard negatives of the same rows into one: each label once a row, positives never.
+
+    Everything after -- goes to Beam.
+
+    Options:
+        others: Tables to merge with TABLE, for example that of BM25 or of another model.
+
+    Example:
+      extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
+    """
+    options, out = options_of(MergeOptions, locals()), fspath(out)
+    from pipelines import merge as merging
+
+    tables = [fspath(each) for each in (table, *others)]
+    manifest = merging.merge(fspath(data), tables, out, options, beam_options, say)
+    say(f"{out}: {manifest.rows:,} rows of {manifest.parameters['width']} from {len(tables)} tables")
+    say(f"next: extremis inspect {out}")
+    return {"out": out, "digest": manifest.digest, "rows": manifest.rows, "counters": manifest.counters}

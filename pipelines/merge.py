@@ -1,0 +1,109 @@
+"""`extremis merge`: tables of hard negatives of the same rows, which several miners made, as one.
+
+Memory is bounded by one row group of each table, and the labels of equal text.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.progress import Progress
+from pipelines.common.summary import Summary
+from pipelines.mining.aliases import find_aliases, read_aliases
+from pipelines.mining.candidates import rows_of_table
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, write_derived
+from pipelines.options import MergeOptions
+from pipelines.runners.runner import for_workers
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest
+from schemas.owners.place import require_place
+from schemas.table import Table
+from search.candidates import EMPTY, unpack
+from search.exclusions import Exclusions, drop_excluded
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan(Derived):
+    """Plan of one run. `aliased`: there are labels of equal text."""
+
+    by: str
+    aliased: bool
+
+
+def merge(
+    data: str,
+    tables: Sequence[str],
+    out: str,
+    options: MergeOptions | None = None,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Manifest:
+    """Merge tables of hard negatives of rows of DATA into one at OUT, each label once a row, positives never.
+
+    A finished OUT of the same tables and options is returned as it is. Raises InputError (fewer than two tables, too
+    large a width, OUT holds something else), TableError (of other rows or labels, by label ranges, damaged),
+    StorageError.
+    """
+    data, out, *urls = (for_workers(beam_options, url) for url in (data, out, *tables))
+    options = options or MergeOptions()
+    require_place(out, "mined", [data, *urls])
+    if len(urls) < 2:
+        raise InputError("one table alone: nothing to merge. Name others with --others.")
+    opened = tuple(Table.open(url, "negatives") for url in urls)
+    labels = Table.open(DataLayout(data).labels, "labels")
+    rows = open_rows(data, labels, opened)
+    widths = [table.width("label_ids") for table in opened]
+    width = options.width or max(widths)
+    if width > sum(widths):
+        raise InputError(f"--width {width}: the tables have {sum(widths)} negatives of a row together. Give less.")
+    aliases = find_aliases(labels, options.equal_texts)
+    parameters = {
+        "merged": options.by,
+        "equal_texts": {"rule": options.equal_texts, "labels": labels.digest} if aliases else None,
+    }
+    plan = MergePlan(rows, opened, labels, out, width, by=options.by, aliased=aliases is not None)
+
+    def prepare(plan: MergePlan) -> None:
+        if aliases is not None:
+            aliases.write(plan.aliases)
+
+    return make_derived(plan, {}, parameters, merge_shard, beam_options, progress, prepare)
+
+
+def merge_shard(shard: int, plan: MergePlan) -> Summary:
+    """Write shard `shard` of the table. Raises TableError, StorageError."""
+    aliases = read_aliases(plan.aliases) if plan.aliased else None
+
+    def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
+        exclusions = Exclusions.of(points)
+        exclusions = aliases.add_to(exclusions) if aliases else exclusions
+        return rows_of_table(ids, merge_rows(offered, plan.by, exclusions, plan.width, counts), plan.schema)
+
+    return write_derived(shard, plan, ["label_ids", "filter_label_ids"], make)
+
+
+def merge_rows(
+    offered: Sequence[np.ndarray], by: str, exclusions: Exclusions, width: int, counts: Counter[str]
+) -> np.ndarray:
+    """Return keys [B, width] of keys [B, K] of each table: in turns, best first of each table, or by score.
+
+    Of a label that several tables have, the first stays. `counts` gets rows, and candidates by their fate.
+    """
+    if by == "score":
+        keys = np.sort(np.concatenate(offered, axis=1), axis=1)
+    else:
+        most = max(each.shape[1] for each in offered)
+        even = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=EMPTY) for each in offered]
+        keys = np.stack(even, axis=2).reshape(len(even[0]), -1)
+    labels, again = unpack(keys)[0], np.zeros(keys.shape, bool)
+    order = np.argsort(labels, axis=1, kind="stable")
+    ordered = np.take_along_axis(labels, order, axis=1)
+    np.put_along_axis(again, order[:, 1:], (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), axis=1)
+    left, dropped = drop_excluded(np.where(again, EMPTY, keys), exclusions)
+    counts.update(dropped)
+    counts.update(candidates=int(again.sum()), repeated=int(again.sum()))
+    return np.take_along_axis(left, keep_first(left, width, counts), axis=1)

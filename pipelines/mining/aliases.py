@@ -1,0 +1,124 @@
+"""Labels of equal text: where one of them is a row's positive, the others are no negatives of the row.
+
+The launching process hashes the normalised text of each label to 64 bits: 16 bytes a label while it looks for those
+that come twice. What workers read has the labels with such a text alone, 12 bytes each and 4 a text.
+"""
+
+import functools
+import re
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.sharding.hashing import hash_strings
+from schemas import storage
+from schemas.errors import StorageError
+from schemas.ragged import Ragged, offsets_of
+from schemas.table import Table
+from search.exclusions import Exclusions
+
+_AT_ONCE = 1 << 20
+_OF_NAMES = "#%&*@"  # C# is not C
+
+
+class Aliases(NamedTuple):
+    """M labels whose text another label has, G texts; uint32 all.
+
+    `labels` [M] ascending, each of text `texts` [M] in [0, G); `members` [M] are they by text, ascending within it, of
+    text g those of [edges[g], edges[g + 1]).
+    """
+
+    labels: np.ndarray
+    texts: np.ndarray
+    members: np.ndarray
+    edges: np.ndarray
+
+    def add_to(self, exclusions: Exclusions) -> Exclusions:
+        """Return the exclusions with every label whose text equals a positive's, the positive itself too."""
+        positives, ids = exclusions.positives, exclusions.positives.entries
+        at = np.minimum(np.searchsorted(self.labels, ids.astype(np.uint32)), len(self.labels) - 1)
+        hits = self.labels[at] == ids
+        groups = len(self.edges) - 1
+        rows, texts = np.divmod(np.unique(positives.row_of()[hits] * groups + self.texts[at[hits]]), groups)
+        same = Ragged(self.members, self.edges).take(texts)
+        counts = np.bincount(rows, same.counts, positives.rows).astype(np.int64)
+        return exclusions._replace(same_text=Ragged.from_counts(same.values.astype(np.int64), counts))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory while a worker reads them: the content of the file twice."""
+        return 2 * sum(part.nbytes for part in self)
+
+    def write(self, url: str) -> None:
+        """Write them for `read_aliases`. Raises StorageError."""
+        sizes = np.array([len(self.labels), len(self.edges)], "<u4")
+        storage.write_sealed(url, np.concatenate([sizes, *self]).astype("<u4").tobytes())
+
+
+@functools.lru_cache(maxsize=1)
+def read_aliases(url: str) -> Aliases:
+    """Read what `Aliases.write` wrote, once a process. Raises StorageError."""
+    try:
+        content = np.frombuffer(storage.read_sealed(url), "<u4")
+    except FileNotFoundError:
+        raise StorageError(f"{url}: the labels of equal text are gone. Run the same command again.") from None
+    return Aliases(*np.split(content[2:], np.arange(1, 4) * int(content[0])))
+
+
+def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
+    """Return the labels of a labels table whose texts are equal by `rule`: equal, near or off; None: there are none.
+
+    Raises TableError, StorageError.
+    """
+    return None if labels is None or rule == "off" else _find(labels.url, labels.digest, rule)
+
+
+@functools.lru_cache(maxsize=1)
+def _find(url: str, digest: str, rule: str) -> Aliases | None:
+    """Find them once a process: a miner beside a training asks for each dump."""
+    table, normal = Table.open(url, "labels"), near if rule == "near" else normalized
+    hashes = np.zeros(table.rows, np.uint64)
+    for rows in table.batches(["label_id", "text"]):
+        texts = pa.array([normal(text) for text in rows.column("text").to_pylist()], pa.string())
+        hashes[rows.column("label_id").to_numpy()] = hash_strings(texts, 0)
+    ordered = np.sort(hashes)
+    twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    twice = twice[twice != hash_strings(pa.array([""]), 0)[0]]  # no text
+    del ordered
+    if not len(twice):
+        return None
+    found = []
+    for first in range(0, len(hashes), _AT_ONCE):
+        some = hashes[first : first + _AT_ONCE]
+        at = np.minimum(np.searchsorted(twice, some), len(twice) - 1)
+        hits = np.flatnonzero(twice[at] == some)
+        found.append(np.stack([hits + first, at[hits]]).astype(np.uint32))
+    ids, groups = np.concatenate(found, axis=1)
+    edges = offsets_of(np.bincount(groups, minlength=len(twice))).astype(np.uint32)
+    return Aliases(ids, groups, ids[np.argsort(groups, kind="stable")], edges)
+
+
+def normalized(text: str) -> str:
+    """Return a text in NFKC, case folded, with single spaces and without the punctuation around it.
+
+    The characters # % & * @ stay, and a text of punctuation alone stays as it is.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    text = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
+    words = " ".join(text.split())
+    return words.strip(_surrounding()) or words
+
+
+def near(text: str) -> str:
+    """Return the set of words of a text, in order; a word is of letters and digits."""
+    text = normalized(text)
+    return " ".join(sorted({*re.findall(r"[^\W_]+", text)})) or text
+
+
+@functools.cache
+def _surrounding() -> str:
+    characters = (chr(code) for code in range(1 << 16))
+    return " " + "".join(c for c in characters if unicodedata.category(c)[0] == "P" and c not in _OF_NAMES)

@@ -1,0 +1,172 @@
+"""Tables of negatives that are made of others of the same rows: shard by shard, a row group of each at a time."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.flow import Flow
+from pipelines.common.progress import Meter, Progress, Watch, silent
+from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.runners.runner import choose_runner
+from schemas import arrow, storage
+from schemas.errors import TableError
+from schemas.layout import DataLayout, staging
+from schemas.manifest import Manifest, columns_of
+from schemas.owners.build import building, clean_up
+from schemas.reuse import Request, find_reusable
+from schemas.shard_files.parquet import matrix_column, writing_shard
+from schemas.sizes import require_room
+from schemas.storage import join
+from schemas.table import Table
+from search.candidates import EMPTY, pack
+
+STEP = "write"
+_REMEDY = "Give another OUT, or remove it first."
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Plan of a table at `out`, aligned with `rows`, from `tables` of their negatives; `labels` is the labels table."""
+
+    rows: Table
+    tables: tuple[Table, ...]
+    labels: Table
+    out: str
+    width: int
+    meter: Meter = field(default=Meter(), compare=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the table."""
+        return arrow.negatives(self.width, arrow.label_type(self.labels.rows))
+
+    @property
+    def aliases(self) -> str:
+        """URL of the labels of equal text, where there are any."""
+        return join(staging(self.out), "aliases")
+
+
+Plan = TypeVar("Plan", bound=Derived)
+
+
+def make_derived(
+    plan: Plan,
+    parents: Mapping[str, str],
+    parameters: Mapping[str, Any],
+    write_shard: Callable[[int, Plan], Summary],
+    beam_options: Sequence[str],
+    say: Progress | None,
+    prepare: Callable[[Plan], Any] = lambda plan: None,
+) -> Manifest:
+    """Make the table of `plan`, or return it where it is there; `prepare` writes what workers read.
+
+    `parents` and `parameters` are recorded beside those of any such table. Raises InputError, TableError, StorageError.
+    """
+    rows, before, say = plan.rows, plan.tables[0].parameters, say or silent
+    tables = {f"table-{number}": table.digest for number, table in enumerate(plan.tables)}
+    taken = {name: before.get(name) for name in ("by", "epoch", "step", "use_from")}  # which run and epoch it is for
+    recorded = {**taken, **parameters, "width": plan.width, "labels": plan.labels.rows}
+    request = Request("negatives", {"queries": rows.digest, **tables, **parents}, recorded)
+    if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:
+        clean_up(plan.out, "mined")
+        return finished
+    require_room(plan.out, {"tables": rows.rows * 6 * plan.width}, "Give another OUT.")
+    with choose_runner(beam_options, [rows.url, plan.out]) as runner, building(plan.out, "mined", say) as build:
+        if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:  # the last owner may have made it
+            return finished
+        watch = Watch(staging(build.url), say)
+        watch.expect({STEP: rows.rows})
+        plan = replace(plan, out=build.url, meter=watch.meter)
+        prepare(plan)
+        runner.check([table.place(0) for table in plan.tables if table.shards], build.url, say)
+        flow, summary = Flow(), join(staging(build.url), "summary.json")
+        write_sum(flow.create("Shards", range(len(rows.shards))).map("Write shards", write_shard, plan), summary)
+        runner.run(flow, watch)
+        made = read_summary(summary)
+        manifest = Manifest(
+            kind="negatives",
+            columns=columns_of(plan.schema),
+            shards=made.shards_of("negatives"),
+            rows=rows.rows,
+            row_group_rows=rows.manifest.row_group_rows,
+            id_range=rows.manifest.id_range,
+            parents=dict(request.parents or {}),
+            parameters=dict(request.parameters),
+            counters=dict(made.counters.get("negatives", {})),
+        )
+        build.publish(manifest)
+        watch.summarize()
+        return manifest
+
+
+Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
+
+
+def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make) -> Summary:
+    """Write shard `shard` of the table, a row group at a time, with what `make` counts.
+
+    `make` gets `columns` of the rows, as far as they have them, their ids [B], keys [B, K] of each table, and the
+    counter. Raises TableError, StorageError.
+    """
+    plan.meter.start(STEP)
+    rows, counts = plan.rows, Counter[str]()
+    file = writing_shard(plan.out, shard, len(rows.shards), plan.schema, rows.manifest.group_rows(shard))
+    groups = [rows.batches_of(shard, [name for name in (rows.id_column, *columns) if name in rows.columns])]
+    groups += [table.batches_of(shard, ["query_id", "label_ids", "scores"]) for table in plan.tables]
+    with file as out:
+        for points, *offers in zip(*groups, strict=True):
+            ids = points.column(rows.id_column).combine_chunks()
+            offered = [_read(plan, table, shard, ids, offer) for table, offer in zip(plan.tables, offers, strict=True)]
+            out.write(make(points, ids, offered, counts))
+            plan.meter.count(STEP, len(ids))
+    plan.meter.count(STEP, 0, out.entry.bytes)
+    return Summary({"negatives": (out.entry,)}, {"negatives": counts})
+
+
+def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
+    """Return the places [B, width] of the first `width` keys of each row, and then of EMPTY; `counts` gets the rows."""
+    gone = np.pad(keys == EMPTY, ((0, 0), (0, max(0, width - keys.shape[1]))), constant_values=True)
+    places = np.argsort(gone, axis=1, kind="stable")[:, :width]
+    left, kept = int((~gone).sum()), ~np.take_along_axis(gone, places, axis=1)
+    counts.update(outranked=left - int(kept.sum()), kept=int(kept.sum()))
+    counts.update(rows=len(keys), padded_rows=int((~kept).any(axis=1).sum()))
+    return places
+
+
+def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
+    """Return keys [B, K] of a row group. Raises TableError: rows, labels or scores that cannot be."""
+    labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
+    fault = None
+    if not ids.equals(offer.column("query_id").combine_chunks()):
+        fault = f"its query_id column is not that of {plan.rows.place(shard)}"
+    elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
+        fault = f"a label is outside of [0, {plan.labels.rows})"
+    elif not np.isfinite(scores[labels >= 0]).all():
+        fault = "the score of a label is not finite"
+    if fault:
+        raise TableError(f"{table.place(shard)}: {fault}. Make this table again.")
+    return pack(labels.astype(np.int64), scores)
+
+
+def open_rows(data: str, labels: Table, tables: Sequence[Table]) -> Table:
+    """Open the rows of DATA that all `tables` are of. Raises TableError: of others, other labels, or label ranges."""
+    layout = DataLayout(data)
+    splits = storage.list_names(join(data, "queries"))
+    known = [labels, *(found for split in splits if (found := Table.find(layout.queries(split), "queries")))]
+    rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
+    if rows is None:
+        raise TableError(f"{tables[0].url}: made from rows that {data} does not have. Give its own DATA.")
+    for table in tables:
+        table.require_aligned(rows, "Make it again from these rows.")
+        if table.parameters.get("labels", labels.rows) != labels.rows:
+            raise TableError(
+                f"{table.url}: negatives out of {table.parameters['labels']} labels; {labels.url} has {labels.rows}. "
+                "Make it again from these labels."
+            )
+        if len(table.parameters.get("ranges") or ()) > 1:
+            raise TableError(f"{table.url}: has columns for each label range. Make it again without --ranges.")
+    return rows

@@ -1,0 +1,120 @@
+"""A teacher: a cross-encoder that scores pairs of texts, any directory of a transformers sequence classifier."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.errors import InputError
+from schemas.storage import file_sha256, sha256
+from trainer.rows.threads import one_thread
+
+_READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the scores
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_AT_ONCE = 1 << 14  # pairs whose tokens are held
+
+
+@dataclass(frozen=True)
+class TeacherFiles:
+    """Files of a cross-encoder in the folder `name`, looked at and not loaded; `output` scores a pair."""
+
+    name: str
+    output: int
+    digest: str
+
+    @classmethod
+    def find(cls, name: str, label: str | None) -> "TeacherFiles":
+        """Look at a directory. Raises InputError: none, pickled weights, no tokenizer, or another head than one output.
+
+        Of several outputs `label` names one.
+        """
+        folder = Path(name)
+        if not folder.is_dir():
+            raise InputError(f"{name}: no such directory. Give one with a cross-encoder that save_pretrained wrote.")
+        if not [*folder.glob("*.safetensors")]:
+            found = ", ".join(sorted(place.name for place in folder.iterdir())[:10]) or "nothing"
+            raise InputError(
+                f"{name}: no weights as safetensors, which run no code when they are opened; found: {found}. "
+                "Save the model again: model.save_pretrained(folder)."
+            )
+        if not [place for pattern in _TOKENIZERS for place in folder.glob(pattern)]:
+            raise InputError(f"{name}: no tokenizer. Save it there: tokenizer.save_pretrained(folder).")
+        config, kinds = _load("AutoConfig", name), ""
+        kinds = ", ".join(config.architectures or ["nothing named"])
+        if "SequenceClassification" not in kinds:
+            raise InputError(f"{name}: a teacher is a sequence classifier, and this is {kinds}. Give a cross-encoder.")
+        names = [str(config.id2label[number]) for number in range(config.num_labels)]
+        if len(names) > 1 and label not in names:
+            raise InputError(
+                f"{name}: {len(names)} outputs, {', '.join(names[:10])}"
+                f"{'' if label is None else f', and none is {label!r}'}. Say with --label which one is the score."
+            )
+        places = sorted({place.name for pattern in _READ for place in folder.glob(pattern)})
+        contents = {place: file_sha256(str(folder / place)) for place in places}
+        return cls(name, names.index(label) if label in names else 0, sha256(json.dumps(contents).encode()))
+
+    def open(self, device: torch.device) -> "Teacher":
+        """Load the model to `device`. Raises InputError: files that do not fit together, or a head without weights."""
+        tokenizer = _load("AutoTokenizer", self.name)
+        model, info = _load(
+            "AutoModelForSequenceClassification", self.name, use_safetensors=True, output_loading_info=True
+        )
+        if info["missing_keys"]:
+            missing = ", ".join(sorted(info["missing_keys"])[:3])
+            raise InputError(f"{self.name}: no weights for {missing}: its scores are random. Give a trained teacher.")
+        return Teacher(tokenizer, model.eval().to(device), self.output, device)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """Open cross-encoder."""
+
+    tokenizer: Any
+    model: Any
+    output: int
+    device: torch.device
+
+    def score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
+        """Score V pairs of texts: float32 [V], the logit of the output; of several, that of its softmax.
+
+        The longest first, `batch` at a time: the pairs alone decide which are together. On one thread: equal bytes.
+        """
+        scores = np.empty(len(queries), np.float32)
+        with one_thread(), torch.inference_mode():
+            for first in range(0, len(queries), _AT_ONCE):
+                some = slice(first, first + _AT_ONCE)
+                scores[some] = self._score(queries[some], labels[some], batch)
+        return scores
+
+    def _score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
+        places = getattr(self.model.config, "max_position_embeddings", None) or 1 << 20
+        longest = min(self.tokenizer.model_max_length, places)
+        tokens = self.tokenizer(queries, labels, truncation="longest_first", max_length=longest)
+        order = np.argsort([-len(ids) for ids in tokens["input_ids"]], kind="stable")
+        scores = np.empty(len(order), np.float32)
+        for first in range(0, len(order), batch):
+            some = order[first : first + batch]
+            rows = [{name: values[pair] for name, values in tokens.items()} for pair in some.tolist()]
+            logits = self.model(**self.tokenizer.pad(rows, return_tensors="pt").to(self.device)).logits.float()
+            score = logits[:, self.output]
+            if logits.shape[1] > 1:
+                others = torch.arange(logits.shape[1], device=logits.device) != self.output
+                score = score - logits[:, others].logsumexp(1)
+            scores[some] = score.cpu().numpy()
+        return scores
+
+
+def _load(kind: str, name: str, **options: Any) -> Any:
+    """Load a part of a directory by its class in transformers; no code of the directory is run. Raises InputError."""
+    import transformers
+
+    try:
+        return getattr(transformers, kind).from_pretrained(
+            name, trust_remote_code=False, local_files_only=True, **options
+        )
+    except (OSError, ValueError, LookupError, RuntimeError, TypeError) as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise InputError(f"{name}: {kind} could not open it: {cause} Save the model again.") from error
