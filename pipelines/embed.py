@@ -1,9 +1,9 @@
-"""`extremis embed`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
+"""`extremis embed DATA RUN OUT`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
 
     shards of the table ─▶ embed and write ─▶ sum up ─▶ publish
 
-The only pipeline that loads a model: its workers need the trainer's packages. Memory is bounded by the encoder, one row
-group and one batch, whatever the number of rows and labels.
+It loads a model, as `pipelines.encode` does: workers need the trainer's packages. Memory is bounded by the encoder, one
+row group and one batch, whatever the number of rows and labels.
 """
 
 import threading
@@ -142,7 +142,8 @@ def embed_shard(shard: int, plan: EmbedPlan) -> Summary:
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:
-            x = _narrow(model.embed_table(group, plan.options.batch, labels).cpu().numpy(), plan)
+            z = model.embed_table(group, plan.options.batch, labels).cpu().numpy()
+            x = narrow(z, plan.options.dtype, f"{plan.run}, step {plan.step}: an embedding of {source.url}")
             vectors = matrix_array(x, schema.field("vector").type.value_type)
             out.write(pa.table([group.column(source.id_column), vectors], schema=schema))
             plan.meter.count(_STEP, group.num_rows)
@@ -160,16 +161,16 @@ def shared_model(plan: EmbedPlan) -> Model:
         return _MODELS[plan.checkpoint]
 
 
-def _narrow(x: np.ndarray, plan: EmbedPlan) -> np.ndarray:
-    """Return x [B, D] as `dtype`. Raises InputError where a value does not fit."""
+def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
+    """Return x [B, D] as `dtype`. Raises InputError about `what` where a value does not fit."""
     with np.errstate(over="ignore"):
-        narrow = x.astype(plan.options.dtype)
-    if not np.isfinite(narrow).all():
+        narrowed = x.astype(dtype)
+    if not np.isfinite(narrowed).all():
         raise InputError(
-            f"{plan.run}, step {plan.step}: an embedding of {plan.source.url} has a value of {np.abs(x).max():g}, "
-            f"which {plan.options.dtype} does not hold. Embed with --dtype float32, or with another checkpoint."
+            f"{what} has a value of {np.abs(x).max():g}, which {dtype} does not hold. "
+            "Embed with --dtype float32, or with another checkpoint."
         )
-    return narrow
+    return narrowed
 
 
 def _describe(plan: EmbedPlan, summary: Summary, request: Request) -> Manifest:

@@ -1,4 +1,4 @@
-"""Texts to predict labels for: lines of text, JSON lines or Parquet, in batches."""
+"""Texts to embed, or to predict labels for: lines of text, JSON lines, CSV or Parquet, in batches."""
 
 import re
 import shutil
@@ -64,7 +64,7 @@ class Texts:
                 if batch.num_rows:
                     yield batch
         if not seen:
-            raise InputError(f"{self.source}: nothing to predict for: no row in it.")
+            raise InputError(f"{self.source}: nothing to read: no row in it.")
 
     def places(self) -> list[str]:
         """List the URLs of all files; standard input by its number. Raises InputError as `files` does."""
