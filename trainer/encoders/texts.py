@@ -1,4 +1,4 @@
-"""Any model of texts, opened to embed alone: what sentence-transformers saves, a transformers directory, a static table.
+"""Models of texts, opened to embed alone: of sentence-transformers, a transformers directory, or a static table.
 
 Its files say all: modules, pooling, the longest text, prompts. No code of theirs is run, and nothing is unpickled.
 """
@@ -55,8 +55,9 @@ class TextFiles:
                 with Wait(f"the hub to give the model {name}"):
                     folder = Path(snapshot_download(name, allow_patterns=[*_READ, *(f"*/{each}" for each in _READ)]))
             except Exception as error:
+                cause = (str(error) or type(error).__name__).splitlines()[0]
                 raise InputError(
-                    f"{name}: no such directory, and not to be had from the hub ({str(error).strip().splitlines()[0]}). "
+                    f"{name}: no such directory, and not to be had from the hub ({cause}). "
                     "Give a directory with a model, or a hub name that this machine can reach."
                 ) from None
         files = cls(name, folder)

@@ -225,7 +225,10 @@ def load_model(name: str, what: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         kind: Any = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
-        model = kind.from_pretrained(name, trust_remote_code=False, use_safetensors=True)  # nothing is unpickled
+        options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
+        model, found = kind.from_pretrained(name, **options)  # nothing is unpickled
+        if missing := sorted(key for key in found["missing_keys"] if "pooler." not in key):  # heads have no pooler
+            raise ValueError(f"its weights lack {', '.join(missing[:3])} and {len(missing) - 1} more of the model.")
     except (OSError, ValueError) as error:
         raise InputError(
             f"{what} cannot be loaded: {str(error).splitlines()[0]} "
