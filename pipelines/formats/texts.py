@@ -81,7 +81,8 @@ class Texts:
         if not kept:
             raise InputError(
                 f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, Parquet or Arrow (.parquet, .arrow)."
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, Parquet (.parquet) or "
+                "Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
