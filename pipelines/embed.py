@@ -126,7 +126,8 @@ def embed(
         shards = flow.create("Shards", range(len(source.manifest.shards)))
         write_sum(shards.map("Embed shards", embed_shard, plan), plan.summary)
         runner.run(flow, watch)
-        manifest = build.publish(_describe(plan, read_summary(plan.summary), request))
+        made, of = read_summary(plan.summary), source.manifest
+        manifest = build.publish(describe(plan.out, made, request, of.row_group_rows, of.id_range))
         watch.summarize()
         return manifest
 
@@ -173,18 +174,21 @@ def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
     return narrowed
 
 
-def _describe(plan: EmbedPlan, summary: Summary, request: Request) -> Manifest:
-    shards = summary.shards_of(plan.kind)
-    with open_shard(plan.out, shards[0]) as first:
+def describe(
+    out: str, summary: Summary, request: Request, row_group_rows: int | None, id_range: tuple[int, int] | None
+) -> Manifest:
+    """Return the manifest of the shards at `out`, which `summary` counts by the kind of `request`."""
+    shards = summary.shards_of(request.kind)
+    with open_shard(out, shards[0]) as first:
         schema = first.schema_arrow
     return Manifest(
-        kind=plan.kind,
+        kind=request.kind,
         columns=columns_of(schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
-        row_group_rows=plan.source.manifest.row_group_rows,
-        id_range=plan.source.manifest.id_range,
+        row_group_rows=row_group_rows,
+        id_range=id_range,
         parents=dict(request.parents or {}),
         parameters=dict(request.parameters),
-        counters=dict(summary.counters[plan.kind]),
+        counters=dict(summary.counters[request.kind]),
     )

@@ -7,6 +7,7 @@ A shard is one block of rows, or a shard of DATA: INPUT alone decides it. A shar
 goes on after one that was cut off. Memory is bounded by the model, one block of rows and a batch a thread.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,28 +24,29 @@ from pipelines.common.flow import Flow
 from pipelines.common.progress import Meter, Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary, write_sum
 from pipelines.common.vectors import rechunk
-from pipelines.embed import narrow
+from pipelines.embed import describe, narrow
 from pipelines.formats import lines
 from pipelines.formats.names import parse_fields
-from pipelines.formats.texts import Texts
+from pipelines.formats.texts import STANDARD, Texts
 from pipelines.options import EncodeOptions
 from pipelines.runners.runner import choose_runner, for_workers
 from pipelines.sharding.resume import Phases
 from schemas import arrow, storage
 from schemas.cores import cores
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, phases, staging
-from schemas.manifest import Manifest, Shard, code_version, columns_of, is_published
+from schemas.manifest import Manifest, Shard, code_version, is_published
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
+from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.storage import join
 from schemas.table import Table
 from trainer.device import describe_device, open_device
 from trainer.encoders.texts import TextFiles, TextModel, choose_compute
 from trainer.stream import open_queries
 
+KIND = "embeddings"
 BLOCK_ROWS = 1 << 13
 _READ, _EMBED, _SHARDS = "read", "embed", "shards"
 _AS_JSON = TypeAdapter(Summary)
@@ -115,6 +117,7 @@ def encode(
     source, out = for_workers(beam_options, source), for_workers(beam_options, out)
     require_place(out, "embedded", [model, source])
     choose_runner(beam_options)  # refuses wrong options before anything is read
+    model = for_workers(beam_options, model) if os.path.isdir(model) else model
     files = TextFiles.find(model)
     texts, name, digest = _open_input(source, options)
     what = options.what or ("queries" if isinstance(texts, Table) else "")
@@ -128,7 +131,7 @@ def encode(
     plan = EncodePlan(model, files.digest, prompt, compute, device, threads, options.dtype, texts)
     named = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
     parameters = {**named, "fields": options.fields} if isinstance(texts, Texts) else named
-    request = Request("embeddings", {"model": plan.digest, name: digest}, parameters)
+    request = Request(KIND, {"model": plan.digest, name: digest}, parameters)
     remedy = "Give another OUT, or remove it first."
     finished = find_reusable(out, request, remedy)
     if finished is not None:
@@ -163,7 +166,9 @@ def encode(
         flow, url = Flow(), join(build.url, "embed.json")
         write_sum(flow.create("Shards", range(plan.shards)).map("Embed texts", encode_shard, plan), url)
         runner.run(flow, watch)
-        manifest = replace(build, url=plan.out).publish(_describe(plan, read_summary(url), request))
+        group_rows = texts.manifest.row_group_rows if isinstance(texts, Table) else BLOCK_ROWS
+        described = describe(plan.out, read_summary(url), request, group_rows, (0, plan.rows))
+        manifest = replace(build, url=plan.out).publish(described)
         watch.summarize()
         return manifest
 
@@ -185,15 +190,13 @@ def encode_shard(shard: int, plan: EncodePlan) -> Summary:
     plan.meter.start(_EMBED)
     place = join(plan.out, f"{shard}.json")
     try:
-        entry = Shard.model_validate_json(storage.read_sealed(place))
-        written = storage.size(join(plan.out, entry.path)) == entry.bytes
-    except FileNotFoundError:
-        written = False
-    if not written:
+        entry = Shard.model_validate_json(storage.read_sealed(place, "It is made again."))
+        plan.meter.count(_EMBED, entry.rows)
+    except (FileNotFoundError, TableError):
         entry = _write(shard, plan)
         storage.write_sealed(place, entry.model_dump_json().encode())
-    plan.meter.count(_EMBED, 0 if not written else entry.rows, entry.bytes)
-    return Summary({_EMBED: (entry,)}, {_EMBED: Counter(rows=entry.rows)})
+    plan.meter.count(_EMBED, 0, entry.bytes)
+    return Summary({KIND: (entry,)}, {KIND: Counter(rows=entry.rows)})
 
 
 def _write(shard: int, plan: EncodePlan) -> Shard:
@@ -226,6 +229,8 @@ def _shared_model(*named: str) -> TextModel:
 def _open_input(source: str, options: EncodeOptions) -> tuple[Texts | Table, str, str]:
     """Return what is embedded, its name among the parents, and its digest. Raises InputError, TableError."""
     if not (is_published(source) and Table.open(source).kind == "data"):
+        if source == STANDARD:
+            raise InputError("INPUT - : texts are read more than once. Write standard input to a file, and name it.")
         texts = Texts(source, fields=parse_fields(options.fields or ""))
         digests = [lines.identify(url)[1] for url in texts.places()]
         return texts, "input", storage.sha256("".join(digests).encode())
@@ -238,21 +243,3 @@ def _open_input(source: str, options: EncodeOptions) -> tuple[Texts | Table, str
             "files that DATA was made from as INPUT."
         )
     return table, table.kind, table.digest
-
-
-def _describe(plan: EncodePlan, summary: Summary, request: Request) -> Manifest:
-    shards = summary.shards_of(_EMBED)
-    with open_shard(plan.out, shards[0]) as first:
-        schema = first.schema_arrow
-    rows = sum(shard.rows for shard in shards)
-    return Manifest(
-        kind=request.kind,
-        columns=columns_of(schema),
-        shards=shards,
-        rows=rows,
-        row_group_rows=plan.source.manifest.row_group_rows if isinstance(plan.source, Table) else BLOCK_ROWS,
-        id_range=(0, rows),
-        parents=dict(request.parents or {}),
-        parameters=dict(request.parameters),
-        counters=dict(summary.counters[_EMBED]),
-    )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from schemas.errors import InputError
@@ -118,8 +119,13 @@ class TextFiles:
         (first, path), *others = self.modules
         try:
             read = _Transformer if first == "Transformer" else _Table
-            reader = read(self, self.folder / path, device, getattr(torch, compute), prompt)
-            steps = [step(self.folder / path, device) for kind, path in others if (step := _STEPS.get(kind))]
+            reader = read(self, self.folder / path, device, compute, prompt)
+            normal = partial(nn.functional.normalize, dim=1)
+            steps = [
+                _dense(self.folder / path, device) if kind == "Dense" else normal
+                for kind, path in others
+                if kind in ("Dense", "Normalize")
+            ]
         except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise InputError(
                 f"{self.name}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
@@ -151,9 +157,7 @@ def _require_files(kind: str, folder: Path) -> None:
 class _Transformer:
     """Texts to token ids, and these to pooled states [B, D]."""
 
-    def __init__(
-        self, files: TextFiles, folder: Path, device: torch.device, dtype: torch.dtype, prompt: str = ""
-    ) -> None:
+    def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         from transformers import AutoTokenizer
 
         said = next((_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))), {})
@@ -164,13 +168,14 @@ class _Transformer:
         if not {*self._modes} <= {*MODES}:
             raise InputError(f"{files.name}: pooling is {modes}; expected some of {', '.join(MODES)}.")
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        self._model = load_model(str(folder), files.name).eval().to(device, dtype)
+        self._model = load_model(str(folder), files.name).eval().to(device, getattr(torch, compute))
         self._device = device
         places = getattr(self._model.config, "max_position_embeddings", 0) or 0
         longest = said.get("max_seq_length") or self._tokenizer.model_max_length
         self._longest = int(min(longest, places if places > 0 else 1 << 20))
         if said.get("do_lower_case"):
-            self._lower()
+            own = self._tokenizer.backend_tokenizer
+            own.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [own.normalizer])])
         self._skip = 0
         if prompt and not config.get("include_prompt", True):
             (tokens,) = self.tokenize([prompt])
@@ -188,21 +193,11 @@ class _Transformer:
         states = self._model(input_ids=padded.input_ids.to(self._device), attention_mask=mask.long()).last_hidden_state
         return pool(states.float(), mask, self._modes, self._skip)
 
-    def _lower(self) -> None:
-        from tokenizers.normalizers import Lowercase, Sequence
-
-        backend = self._tokenizer.backend_tokenizer
-        backend.normalizer = Sequence([Lowercase(), *([backend.normalizer] if backend.normalizer else [])])
-
 
 class _Table:
     """Texts to token ids, and these to the mean of rows of a table [B, D]; of none it is zero."""
 
-    def __init__(
-        self, files: TextFiles, folder: Path, device: torch.device, dtype: torch.dtype, prompt: str = ""
-    ) -> None:
-        from tokenizers import Tokenizer
-
+    def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         tensors = load_file(sorted(folder.glob("*.safetensors"))[0], str(device))
@@ -226,18 +221,12 @@ class _Table:
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _normalize(folder: Path, device: torch.device) -> Step:
-    return partial(nn.functional.normalize, dim=1)
-
-
 def _dense(folder: Path, device: torch.device) -> Step:
     config, tensors = _read_json(folder / "config.json"), load_file(folder / WEIGHTS, str(device))
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     kind = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.modules.") else None
-    if kind is None or {config.get(f"module_{side}_name") for side in ("input", "output")} - {
-        None,
-        "sentence_embedding",
-    }:
+    features = {config.get("module_input_name"), config.get("module_output_name")}
+    if kind is None or not features <= {None, "sentence_embedding"}:
         raise InputError(
             f"{folder / 'config.json'}: expected an activation_function of torch.nn, and sentence_embedding alone as "
             "input and output. Embed with the model's own library."
@@ -250,9 +239,6 @@ def _dense(folder: Path, device: torch.device) -> Step:
         return y + (x if other is None else nn.functional.linear(x, other)) if residual else y
 
     return apply
-
-
-_STEPS: dict[str, Callable[[Path, torch.device], Step]] = {"Normalize": _normalize, "Dense": _dense}
 
 
 @dataclass(frozen=True)
