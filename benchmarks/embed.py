@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
     library = SentenceTransformer(folder, device="cpu")
     ours = {compute: files.open(CPU, compute) for compute in ("float32", "bfloat16")}
     embedding: dict[str, Callable[[list[str]], Any]] = {"sentence-transformers": library.encode}
-    embedding |= {name: lambda some, model=model: model.embed(some, cores()) for name, model in ours.items()}
+    embedding |= {name: partial(model.embed, threads=cores()) for name, model in ours.items()}
     made = {name: embed(texts) for name, embed in embedding.items()}  # the first time is not counted
     processor: dict[str, list[float]] = {name: [] for name in embedding}
 

@@ -60,8 +60,8 @@ def embed(
     if of_run:
         from pipelines import embed as embedding
 
-        options = options_of(EmbedOptions, stated)
-        manifest = embedding.embed(fspath(model), fspath(input), out, options, beam_options, say, device)
+        of_table = options_of(EmbedOptions, stated)
+        manifest = embedding.embed(fspath(model), fspath(input), out, of_table, beam_options, say, device)
     else:
         from extremis.commands.shard import as_source
         from pipelines import encode

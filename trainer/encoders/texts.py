@@ -160,7 +160,8 @@ class _Transformer:
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         from transformers import AutoTokenizer
 
-        said = next((_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))), {})
+        stated = [_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))]
+        said = stated[0] if stated else {}
         pooling = [_read_json(files.folder / path / "config.json") for kind, path in files.modules if kind == "Pooling"]
         config = pooling[0] if pooling and (files.folder / "modules.json").exists() else {}
         modes = config.get("pooling_mode") or [mode for mode, key in MODES.items() if config.get(key)] or ["mean"]
@@ -232,7 +233,7 @@ def _dense(folder: Path, device: torch.device) -> Step:
             "input and output. Embed with the model's own library."
         )
     act, residual = kind(), config.get("use_residual")
-    weight, bias, other = (tensors.get(key) for key in ("linear.weight", "linear.bias", "residual.weight"))
+    weight, bias, other = tensors["linear.weight"], tensors.get("linear.bias"), tensors.get("residual.weight")
 
     def apply(x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = act(nn.functional.linear(x, weight, bias))
