@@ -1,9 +1,9 @@
-"""`extremis embed`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
+"""`extremis embed DATA RUN OUT`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
 
     shards of the table ─▶ embed and write ─▶ sum up ─▶ publish
 
-The only pipeline that loads a model: its workers need the trainer's packages. Memory is bounded by the encoder, one row
-group and one batch, whatever the number of rows and labels.
+It loads a model, as `pipelines.encode` does: workers need the trainer's packages. Memory is bounded by the encoder, one
+row group and one batch, whatever the number of rows and labels.
 """
 
 import threading
@@ -126,7 +126,8 @@ def embed(
         shards = flow.create("Shards", range(len(source.manifest.shards)))
         write_sum(shards.map("Embed shards", embed_shard, plan), plan.summary)
         runner.run(flow, watch)
-        manifest = build.publish(_describe(plan, read_summary(plan.summary), request))
+        made, of = read_summary(plan.summary), source.manifest
+        manifest = build.publish(describe(plan.out, made, request, of.row_group_rows, of.id_range))
         watch.summarize()
         return manifest
 
@@ -142,7 +143,8 @@ def embed_shard(shard: int, plan: EmbedPlan) -> Summary:
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:
-            x = _narrow(model.embed_table(group, plan.options.batch, labels).cpu().numpy(), plan)
+            z = model.embed_table(group, plan.options.batch, labels).cpu().numpy()
+            x = narrow(z, plan.options.dtype, f"{plan.run}, step {plan.step}: an embedding of {source.url}")
             vectors = matrix_array(x, schema.field("vector").type.value_type)
             out.write(pa.table([group.column(source.id_column), vectors], schema=schema))
             plan.meter.count(_STEP, group.num_rows)
@@ -160,30 +162,33 @@ def shared_model(plan: EmbedPlan) -> Model:
         return _MODELS[plan.checkpoint]
 
 
-def _narrow(x: np.ndarray, plan: EmbedPlan) -> np.ndarray:
-    """Return x [B, D] as `dtype`. Raises InputError where a value does not fit."""
+def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
+    """Return x [B, D] as `dtype`. Raises InputError about `what` where a value does not fit."""
     with np.errstate(over="ignore"):
-        narrow = x.astype(plan.options.dtype)
-    if not np.isfinite(narrow).all():
+        narrowed = x.astype(dtype)
+    if not np.isfinite(narrowed).all():
         raise InputError(
-            f"{plan.run}, step {plan.step}: an embedding of {plan.source.url} has a value of {np.abs(x).max():g}, "
-            f"which {plan.options.dtype} does not hold. Embed with --dtype float32, or with another checkpoint."
+            f"{what} has a value of {np.abs(x).max():g}, which {dtype} does not hold. "
+            "Embed with --dtype float32, or with another checkpoint."
         )
-    return narrow
+    return narrowed
 
 
-def _describe(plan: EmbedPlan, summary: Summary, request: Request) -> Manifest:
-    shards = summary.shards_of(plan.kind)
-    with open_shard(plan.out, shards[0]) as first:
+def describe(
+    out: str, summary: Summary, request: Request, row_group_rows: int | None, id_range: tuple[int, int] | None
+) -> Manifest:
+    """Return the manifest of the shards at `out`, which `summary` counts by the kind of `request`."""
+    shards = summary.shards_of(request.kind)
+    with open_shard(out, shards[0]) as first:
         schema = first.schema_arrow
     return Manifest(
-        kind=plan.kind,
+        kind=request.kind,
         columns=columns_of(schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
-        row_group_rows=plan.source.manifest.row_group_rows,
-        id_range=plan.source.manifest.id_range,
+        row_group_rows=row_group_rows,
+        id_range=id_range,
         parents=dict(request.parents or {}),
         parameters=dict(request.parameters),
-        counters=dict(summary.counters[plan.kind]),
+        counters=dict(summary.counters[request.kind]),
     )

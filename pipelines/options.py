@@ -295,7 +295,7 @@ class ClusterOptions(DumpOptions):
 
 
 class EmbedOptions(Options):
-    """Options of `extremis embed`."""
+    """Options of `extremis embed` with a checkpoint."""
 
     what: Literal["queries", "labels"] = Field(default="queries", description="Texts to embed.")
     split: str = Field(default="test", description="Split of the queries.")
@@ -304,6 +304,22 @@ class EmbedOptions(Options):
     )
     dtype: Literal["float16", "float32"] = Field(default="float16", description="Numbers of the embeddings.")
     batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")
+
+
+class EncodeOptions(Options):
+    """Options of `extremis embed` with any model of texts; of DATA `what` are its labels, or else its queries."""
+
+    what: Literal["queries", "labels", "documents"] | None = Field(
+        default=None, description="Texts to embed: of a model with prompts it chooses one. Default: queries of DATA."
+    )
+    prompt: str | None = Field(default=None, description="Prompt of all texts: its name in the model, or the prompt.")
+    fields: str | None = Field(default=None, description="Names of the fields in INPUT, e.g. key=id,text=query.")
+    split: str = EmbedOptions.model_fields["split"]
+    dtype: Literal["float16", "float32"] = EmbedOptions.model_fields["dtype"]
+    compute: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
+    )
+    threads: int | None = Field(default=None, ge=1, description="Threads per worker. Default: all cores.")
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:

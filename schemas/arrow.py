@@ -66,6 +66,13 @@ def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
     return _vectors("label_id", dimension, dtype)
 
 
+def texts(dimension: int, dtype: str = "float16") -> pa.Schema:
+    """Embedded texts beside their keys; `query_id` is the row in [0, N), `vector` is [D]."""
+    return without_nulls({"query_id": pa.int64(), "key": pa.string(), "text": pa.string()}).append(
+        embeddings(dimension, dtype).field("vector")
+    )
+
+
 def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.Schema:
     """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K].
 

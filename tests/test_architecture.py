@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "pipelines": {"schemas", "search", "pipelines"},
     "extremis": {"schemas", "search", "trainer", "pipelines", "extremis", "recipes"},
 }
+ENCODERS = {"pipelines.embed", "pipelines.encode"}  # they load models
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in MAY_IMPORT

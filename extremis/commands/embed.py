@@ -1,40 +1,74 @@
-"""`extremis embed`: embeddings of queries or labels."""
+"""`extremis embed`: vectors of texts by any model, or of queries or labels by a run's."""
 
 from os import fspath
 from typing import Any, Literal
 
-from extremis.command import Progress, command, options_of
-from extremis.commands.shared import BeamOptions, Device, Place, StartTimeout
+from extremis.command import Progress, command, options_of, text_of
+from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Place, StartTimeout
 from extremis.console import say
-from pipelines.options import EmbedOptions
+from pipelines.options import EmbedOptions, EncodeOptions
+from schemas.errors import InputError
+
+_OF_RUNS, _OF_TEXTS = ("step",), ("prompt", "fields", "compute", "threads")
 
 
-@command(EmbedOptions)
+@command(EncodeOptions)
 def embed(
-    data: Place,
-    run: Place,
+    model: Place,
+    input: Any,
     out: Place,
     *,
-    what: Literal["queries", "labels"] | None = None,
+    what: Literal["queries", "labels", "documents"] | None = None,
+    prompt: str | None = None,
+    fields: Fields | None = None,
     split: str | None = None,
-    step: int | None = None,
+    step: NotNegative | None = None,
     dtype: Literal["float16", "float32"] | None = None,
+    compute: Literal["auto", "float32", "bfloat16"] | None = None,
+    threads: int | None = None,
     device: Device = "auto",
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
+    """Embed texts with any model of texts: MODEL INPUT OUT; or queries or labels of DATA with a run's: DATA RUN OUT.
 
+    MODEL is a directory or a hub name: of sentence-transformers, transformers or Model2Vec, in safetensors. INPUT is
+    text lines (.txt), JSON lines, CSV or Parquet with key and text, any number of files; DATA; or rows, in Python. OUT
+    has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT vectors are aligned with their table.
     Everything after -- goes to Beam.
 
-    Example:
+    Options:
+        step: Of a run: step of the checkpoint. Default: as of evaluate, the one of the run's figures.
+
+    Examples:
+      extremis embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl emb/corpus --what documents
+      extremis embed models/potion/ "raw/*.csv" emb/queries --fields key=id,text=query --prompt "query: "
       extremis embed data/ runs/1 embeddings/test --split test
     """
-    options, out = options_of(EmbedOptions, locals()), fspath(out)
-    from pipelines import embed as embedding
+    stated = {**locals(), "fields": text_of(fields) if fields else None}
+    out = fspath(out)
+    from schemas.layout import RunLayout
+    from schemas.manifest import is_published
+    from schemas.storage import exists
 
-    manifest = embedding.embed(fspath(data), fspath(run), out, options, beam_options, say, device)
+    of_run = is_published(fspath(model)) or (isinstance(input, str) and exists(RunLayout(input).config))
+    for name in _OF_TEXTS if of_run else _OF_RUNS:
+        if stated[name] is not None:
+            form = "MODEL INPUT OUT" if of_run else "DATA RUN OUT"
+            raise InputError(f"--{name} belongs to `extremis embed {form}`. Leave it out, or give these.")
+    if of_run:
+        from pipelines import embed as embedding
+
+        of_table = options_of(EmbedOptions, stated)
+        manifest = embedding.embed(fspath(model), fspath(input), out, of_table, beam_options, say, device)
+    else:
+        from extremis.commands.shard import as_source
+        from pipelines import encode
+
+        with as_source(input) as source:
+            options = options_of(EncodeOptions, stated)
+            manifest = encode.encode(fspath(model), source, out, options, beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     say(f"next: extremis inspect {out}")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

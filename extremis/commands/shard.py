@@ -84,7 +84,7 @@ def shard(
     from pipelines import shard as sharding
 
     data = fspath(data)
-    with _as_source(input) as source:
+    with as_source(input) as source:
         manifest = sharding.shard(source, data, options, beam_options, say, overwrite=overwrite)
     summary = summarize(data)
     for line in summary_lines(data, summary):
@@ -95,7 +95,7 @@ def shard(
 
 
 @contextlib.contextmanager
-def _as_source(data: Any) -> Iterator[str]:
+def as_source(data: Any) -> Iterator[str]:
     """Yield where `data` can be read: a path or URL as it is, else a folder that is there until the block ends.
 
     data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas frame, a Hugging Face data set; or
@@ -140,6 +140,8 @@ def _table(rows: Any) -> "pa.Table":
     if not isinstance(rows, Iterable):
         raise InputError(f"input: expected rows, a table or a data set, got {type(rows).__name__}.")
     listed = list(rows)
+    if listed and all(isinstance(row, str) for row in listed):
+        return pa.table({"text": listed})
     if listed and all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
         texts, named = zip(*listed, strict=True)
         return pa.table({"text": list(texts), "label" if isinstance(named[0], str) else "labels": list(named)})

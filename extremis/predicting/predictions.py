@@ -10,7 +10,7 @@ import pyarrow as pa
 from extremis.console import Bar
 from extremis.model import token_column, tokenizer_of
 from extremis.predicting.outputs import open_writer, prediction_table
-from extremis.predicting.texts import Texts
+from pipelines.formats.texts import Texts
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout

@@ -18,7 +18,7 @@ from extremis.arguments import naming_arguments
 from extremis.cli import cli
 from extremis.command import Option, Progress, command, options_of
 from extremis.commands.shared import Fields, Settings
-from pipelines.options import ClusterOptions, EmbedOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
+from pipelines.options import ClusterOptions, EncodeOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.command import ROOT, call, environment, refused
@@ -31,10 +31,10 @@ MODELS: dict[str, type[Options]] = {
     "merge": MergeOptions,
     "teach": TeachOptions,
     "cluster": ClusterOptions,
-    "embed": EmbedOptions,
+    "embed": EncodeOptions,
     "tuples": TupleOptions,
 }
-UNSAID = {"embed": {"batch"}, "shard": {"propensity_a", "propensity_b"}}  # fields that are no option by their names
+UNSAID = {"shard": {"propensity_a", "propensity_b"}}  # fields that are no option by their names
 
 
 @command()

@@ -16,6 +16,7 @@ from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.device import CPU, autocast, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder, nothing_before
+from trainer.encoders.pooling import MODES, pool
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 from trainer.stream.batch import pad_rows
@@ -23,7 +24,6 @@ from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."
-_POOLING = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
 
 
 class TransformerSection(EncoderSection):
@@ -80,7 +80,7 @@ class TransformerEncoder(Encoder):
     _config: TransformerSection
 
     def __init__(self, config: TransformerSection, vocabulary: int, seed: int, features: int = 0) -> None:
-        self._model = _load_model(config.model)
+        self._model = load_model(config.model, f"encoder.model = {config.model!r}")
         hidden = int(self._model.config.hidden_size)
         if not config.bottleneck and config.dimension != hidden:
             raise InputError(
@@ -159,12 +159,7 @@ class TransformerEncoder(Encoder):
             # What is computed for a mask [B, T] may depend on whether all of it is true: that is read back.
             mask = inputs.mask[:, None, None] if self._takes_whole_masks else inputs.mask.long()
             states = self._model(input_ids=inputs.input_ids, attention_mask=mask).last_hidden_state
-        states = states.float()
-        if self._config.pooling == "cls":
-            x = states[:, 0]
-        else:
-            weight = inputs.mask.unsqueeze(2).to(states.dtype)
-            x = (states * weight).sum(1) / weight.sum(1)
+        x = pool(states.float(), inputs.mask, [self._config.pooling])
         return x if self._bottleneck is None else self._bottleneck(x)  # type: ignore[no-any-return]
 
 
@@ -185,7 +180,7 @@ def write_modules(
         if tensors:
             save_file({key: value.detach().contiguous() for key, value in tensors.items()}, folder / path / WEIGHTS)
 
-    modes = {mode: name == pooling for name, mode in _POOLING.items()}
+    modes = {MODES[name]: name == pooling for name in ("mean", "cls")}
     add("pooling", "Pooling", {"word_embedding_dimension": hidden, **modes})
     if bottleneck is not None:
         weights = {f"linear.{name}": value for name, value in bottleneck.state_dict().items()}
@@ -221,14 +216,22 @@ def _write_json(path: Path, body: Any) -> None:
     path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
 
 
-def _load_model(name: str) -> Any:
-    from transformers import AutoModel
+def load_model(name: str, what: str) -> Any:
+    """Load the Hugging Face model `name`, of an encoder with a decoder the former. Raises InputError about `what`."""
+    from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
-        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)  # nothing is unpickled
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        kind: Any = AutoModelForTextEncoding if config.is_encoder_decoder else AutoModel
+        options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
+        model, found = kind.from_pretrained(name, **options)  # nothing is unpickled
+        if missing := sorted(key for key in found["missing_keys"] if "pooler." not in key):  # heads have no pooler
+            raise ValueError(f"its weights lack {', '.join(missing[:3])} and {len(missing) - 1} more of the model.")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"encoder.model = {name!r} cannot be loaded: {str(error).splitlines()[0]} "
+            f"{what} cannot be loaded: {str(error).splitlines()[0]} "
             "Give a directory with config.json and model.safetensors, or a hub name that this machine can reach."
         ) from error
     for tensor in (*model.parameters(), *model.buffers()):

@@ -1,4 +1,4 @@
-"""Texts to predict labels for: lines of text, JSON lines or Parquet, in batches."""
+"""Texts to embed, or to predict labels for: lines of text, JSON lines, CSV or Parquet, in batches."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipelines.formats import lines
 from pipelines.formats.base import Holds, Part
-from pipelines.formats.column_files import CSV, PARQUET, check_columns, is_csv
+from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns, is_csv
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
 from pipelines.formats.names import Fields, in_use, listed, listing
 from schemas import storage
@@ -27,6 +27,7 @@ _ENDS = {
     "jsonl": rf"\.{JSONL}$",
     "parquet": rf"\.{PARQUET}$",
     "csv": rf"\.{CSV}$",
+    "arrow": rf"\.{ARROW}$",
 }
 
 
@@ -64,7 +65,7 @@ class Texts:
                 if batch.num_rows:
                     yield batch
         if not seen:
-            raise InputError(f"{self.source}: nothing to predict for: no row in it.")
+            raise InputError(f"{self.source}: nothing to read: no row in it.")
 
     def places(self) -> list[str]:
         """List the URLs of all files; standard input by its number. Raises InputError as `files` does."""
@@ -80,7 +81,8 @@ class Texts:
         if not kept:
             raise InputError(
                 f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, or Parquet (.parquet)."
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, Parquet (.parquet) or "
+                "Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
@@ -105,7 +107,7 @@ class Texts:
     def _read_records(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
         """Read records; those of a file without keys are known by their numbers, as lines are."""
         keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
-        if is_csv(url) and not {*self.fields.texts} & {*field_names(url)}:
+        if (is_csv(url) or url.endswith(f".{ARROW}")) and not {*self.fields.texts} & {*field_names(url)}:
             present = ", ".join(field_names(url))[:200]
             raise InputError(f"{url}: no column {self.fields.body!r}; found: {present}. See --fields text=NAME.")
         if url.endswith(f".{PARQUET}") and not features:

@@ -1,0 +1,302 @@
+"""Models of texts, opened to embed alone: of sentence-transformers, a transformers directory, or a static table.
+
+Its files say all: modules, pooling, the longest text, prompts. No code of theirs is run, and nothing is unpickled.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, normalizers
+from torch import nn
+
+from schemas.errors import InputError
+from schemas.ragged import Ragged, offsets_of
+from schemas.storage import file_sha256, sha256
+from schemas.waits import Wait
+from trainer.device import CPU
+from trainer.encoders.base import WEIGHTS
+from trainer.encoders.pooling import MODES, pool
+from trainer.encoders.transformer import load_model
+from trainer.rows.threads import one_thread
+from trainer.stream.batch import pad_rows
+
+_FIRST = ("Transformer", "StaticEmbedding")
+_LATER = ("Pooling", "Normalize", "Dense", "Dropout")
+_READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names that each may have
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
+_STATIC_TOKENS = 512  # of a text, without modules.json: as Model2Vec reads it
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Files of a model of texts in `folder`, looked at and not loaded; `name` as the user gave it."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def find(cls, name: str) -> "TextFiles":
+        """Find the model `name`, a directory or a hub name. Raises InputError: none, pickled, or of unknown modules."""
+        folder = Path(name)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            try:
+                with Wait(f"the hub to give the model {name}"):
+                    folder = Path(snapshot_download(name, allow_patterns=[*_READ, *(f"*/{each}" for each in _READ)]))
+            except Exception as error:
+                cause = (str(error) or type(error).__name__).splitlines()[0]
+                raise InputError(
+                    f"{name}: no such directory, and not to be had from the hub ({cause}). "
+                    "Give a directory with a model, or a hub name that this machine can reach."
+                ) from None
+        files = cls(name, folder)
+        for kind, path in files.modules:
+            _require_files(kind, folder / path)
+        return files
+
+    @cached_property
+    def modules(self) -> list[tuple[str, str]]:
+        """Kind and folder of each module. Raises InputError for a kind that is not known here."""
+        place = self.folder / "modules.json"
+        if not place.exists():
+            normalize = [("Normalize", "")] if self._config.get("normalize") else []
+            return [("StaticEmbedding", ""), *normalize] if self._is_table else [("Transformer", ""), ("Pooling", "")]
+        types = [str(module["type"]) for module in _read_json(place)]
+        kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else "" for name in types]
+        if kinds[:1] not in [[kind] for kind in _FIRST] or not {*kinds[1:]} <= {*_LATER}:
+            raise InputError(
+                f"{place}: expected {' or '.join(_FIRST)} of sentence_transformers, and then any of "
+                f"{', '.join(_LATER)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own library, "
+                "and mine its vectors as arrays."
+            )
+        return list(zip(kinds, (str(module["path"]) for module in _read_json(place)), strict=True))
+
+    @property
+    def _config(self) -> Any:
+        return _read_json(self.folder / "config.json")
+
+    @property
+    def _is_table(self) -> bool:
+        """Tell whether a directory without modules.json has a static table, as Model2Vec saves it."""
+        return self._config.get("model_type", "model2vec") == "model2vec" and (self.folder / "tokenizer.json").exists()
+
+    @property
+    def assumed(self) -> str | None:
+        """Say what nothing in the files says; None: they say all."""
+        stated = (self.folder / "modules.json").exists() or self._is_table
+        return None if stated else f"{self.name}: no modules.json, so a text is the mean of its tokens' states"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names and contents of all files that decide the vectors."""
+        places = sorted({place for pattern in _READ for place in self.folder.rglob(pattern)})
+        contents = {str(place.relative_to(self.folder)): file_sha256(str(place)) for place in places}
+        return sha256(json.dumps(contents).encode())
+
+    def prompt(self, what: str | None, stated: str | None) -> str:
+        """Return what stands before each text: the prompt `stated`, by name or itself, or that for `what`; else ""."""
+        said = _read_json(self.folder / "config_sentence_transformers.json")
+        prompts = said.get("prompts") or {}
+        if stated is not None:
+            return str(prompts.get(stated, stated))
+        names = _PROMPTS.get(what or "", (said.get("default_prompt_name"),))
+        return next((str(prompts[name]) for name in names if prompts.get(name)), "")
+
+    def open(self, device: torch.device, compute: str, prompt: str = "") -> "TextModel":
+        """Load the model to `device`, to compute in `compute`, float32 or bfloat16. Raises InputError."""
+        (first, path), *others = self.modules
+        try:
+            read = _Transformer if first == "Transformer" else _Table
+            reader = read(self, self.folder / path, device, compute, prompt)
+            normal = partial(nn.functional.normalize, dim=1)
+            steps = [
+                _dense(self.folder / path, device) if kind == "Dense" else normal
+                for kind, path in others
+                if kind in ("Dense", "Normalize")
+            ]
+        except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise InputError(
+                f"{self.name}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
+                "Save the model again with the library that made it."
+            ) from error
+        return TextModel(reader, steps, device, prompt)
+
+
+def _require_files(kind: str, folder: Path) -> None:
+    """Raise InputError where a module has no weights, but pickled ones, or no tokenizer."""
+
+    def found(*patterns: str) -> list[str]:
+        return sorted(str(place) for pattern in patterns for place in folder.glob(pattern))
+
+    if kind in (*_FIRST, "Dense") and not found("*.safetensors"):
+        if pickled := found("*.bin", "*.pt", "*.pth", "*.ckpt"):
+            raise InputError(
+                f"{pickled[0]}: pickled weights, which may run code when they are opened. Save them as safetensors "
+                "with the library that made them: model.save_pretrained(folder)."
+            )
+        raise InputError(
+            f"{folder}: no weights here (*.safetensors); found: {', '.join(found('*')[:10]) or 'nothing'}."
+        )
+    if kind in _FIRST and not found(*_TOKENIZERS):
+        names = ", ".join(_TOKENIZERS)
+        raise InputError(f"{folder}: no tokenizer ({names}). Save it there: tokenizer.save_pretrained(folder).")
+
+
+class _Transformer:
+    """Texts to token ids, and these to pooled states [B, D]."""
+
+    def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
+        from transformers import AutoTokenizer
+
+        stated = [_read_json(place) for place in sorted(folder.glob("sentence_*_config.json"))]
+        said = stated[0] if stated else {}
+        pooling = [_read_json(files.folder / path / "config.json") for kind, path in files.modules if kind == "Pooling"]
+        config = pooling[0] if pooling and (files.folder / "modules.json").exists() else {}
+        modes = config.get("pooling_mode") or [mode for mode, key in MODES.items() if config.get(key)] or ["mean"]
+        self._modes = [modes] if isinstance(modes, str) else modes
+        if not {*self._modes} <= {*MODES}:
+            raise InputError(f"{files.name}: pooling is {modes}; expected some of {', '.join(MODES)}.")
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self._model = load_model(str(folder), files.name).eval().to(device, getattr(torch, compute))
+        self._device = device
+        places = getattr(self._model.config, "max_position_embeddings", 0) or 0
+        longest = said.get("max_seq_length") or self._tokenizer.model_max_length
+        self._longest = int(min(longest, places if places > 0 else 1 << 20))
+        if said.get("do_lower_case"):
+            own = self._tokenizer.backend_tokenizer
+            own.normalizer = normalizers.Sequence([normalizers.Lowercase(), *filter(None, [own.normalizer])])
+        self._skip = 0
+        if prompt and not config.get("include_prompt", True):
+            (tokens,) = self.tokenize([prompt])
+            self._skip = len(tokens) - int(tokens[-1] in self._tokenizer.all_special_ids)
+
+    def tokenize(self, texts: list[str]) -> list[list[int]]:
+        made = self._tokenizer(texts, truncation=True, max_length=self._longest, return_attention_mask=False)
+        ids: list[list[int]] = made["input_ids"]
+        return ids
+
+    def embed(self, tokens: Ragged) -> torch.Tensor:
+        padded = pad_rows(tokens)
+        # An empty row attends to one pad.
+        mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask.to(self._device)
+        states = self._model(input_ids=padded.input_ids.to(self._device), attention_mask=mask.long()).last_hidden_state
+        return pool(states.float(), mask, self._modes, self._skip)
+
+
+class _Table:
+    """Texts to token ids, and these to the mean of rows of a table [B, D]; of none it is zero."""
+
+    def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        tensors = load_file(sorted(folder.glob("*.safetensors"))[0], str(device))
+        table = tensors["embedding.weight" if "embedding.weight" in tensors else "embeddings"].float()
+        table = table[tensors["mapping"].long()] if "mapping" in tensors else table
+        self._table = table * tensors["weights"].float()[:, None] if "weights" in tensors else table
+        self._device = device
+        # Model2Vec leaves out unknown tokens, and sentence-transformers does not.
+        self._cut = not (files.folder / "modules.json").exists()
+        self._unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
+
+    def tokenize(self, texts: list[str]) -> list[list[int]]:
+        ids = [made.ids for made in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [[n for n in row if n != self._unknown][:_STATIC_TOKENS] for row in ids] if self._cut else ids
+
+    def embed(self, tokens: Ragged) -> torch.Tensor:
+        values, offsets = (torch.from_numpy(each).to(self._device) for each in tokens)
+        return nn.functional.embedding_bag(values, self._table, offsets[:-1], mode="mean")
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _dense(folder: Path, device: torch.device) -> Step:
+    config, tensors = _read_json(folder / "config.json"), load_file(folder / WEIGHTS, str(device))
+    name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.modules.") else None
+    features = {config.get("module_input_name"), config.get("module_output_name")}
+    if kind is None or not features <= {None, "sentence_embedding"}:
+        raise InputError(
+            f"{folder / 'config.json'}: expected an activation_function of torch.nn, and sentence_embedding alone as "
+            "input and output. Embed with the model's own library."
+        )
+    act, residual = kind(), config.get("use_residual")
+    weight, bias, other = tensors["linear.weight"], tensors.get("linear.bias"), tensors.get("residual.weight")
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = act(nn.functional.linear(x, weight, bias))
+        return y + (x if other is None else nn.functional.linear(x, other)) if residual else y
+
+    return apply
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """Open model: B texts to vectors [B, D] float32."""
+
+    reader: _Transformer | _Table
+    steps: Sequence[Step]
+    device: torch.device
+    prompt: str = ""
+
+    def embed(self, texts: list[str], threads: int = 1) -> np.ndarray:
+        """Embed texts, the longest first in batches that they alone decide: equal bytes on any number of `threads`."""
+        ids = self.reader.tokenize([self.prompt + text for text in texts])
+        lengths = np.array([len(row) for row in ids], np.int64)
+        tokens = Ragged(np.fromiter((n for row in ids for n in row), np.int64, lengths.sum()), offsets_of(lengths))
+        batches = list(_batches(lengths, _BATCH_TOKENS[self.device.type]))
+        # A thread computes whole batches by itself, so that no sum is parted by their number.
+        with (
+            one_thread(),
+            ThreadPoolExecutor(threads if self.device == CPU else 1, "embed", torch.set_num_threads, (1,)) as workers,
+        ):
+            parts = list(workers.map(lambda rows: self._embed(tokens.take(rows)), batches))
+        return np.concatenate(parts)[np.argsort(np.concatenate(batches))]
+
+    @torch.inference_mode()
+    def _embed(self, tokens: Ragged) -> np.ndarray:
+        x = self.reader.embed(tokens)
+        for step in self.steps:
+            x = step(x)
+        made: np.ndarray = x.cpu().numpy()
+        return made
+
+
+def choose_compute(stated: str, device: torch.device) -> str:
+    """Return the numbers to compute with; "auto" is bfloat16 where the processor multiplies them by itself."""
+    if stated != "auto":
+        return stated
+    if device != CPU:
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    place = Path("/proc/cpuinfo")
+    flags = place.read_text() if place.exists() else ""
+    return "bfloat16" if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags) else "float32"
+
+
+def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
+    """Yield rows in batches of up to `budget` tokens with their pads, the longest rows first."""
+    order, start = np.argsort(-lengths, kind="stable"), 0
+    while start < len(order):
+        stop = start + max(1, budget // max(1, int(lengths[order[start]])))
+        yield order[start:stop]
+        start = stop
+
+
+def _read_json(place: Path) -> Any:
+    """Read a file of JSON; nothing where there is none. Raises InputError."""
+    try:
+        return json.loads(place.read_text("utf-8")) if place.exists() else {}
+    except ValueError as error:
+        raise InputError(f"{place}: not JSON: {error}. Save the model again.") from None
