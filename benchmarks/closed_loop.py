@@ -96,12 +96,12 @@ def main() -> None:
     )
     parser.add_argument("--dimension", type=int, default=32)
     parser.add_argument("--start", type=int, default=3, help="first epoch with the table")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--hard", type=int, default=40, help="mined negatives of a query")
     parser.add_argument("--random", type=int, default=160, help="random negatives of a query beside them")
     parser.add_argument("--batch", type=int, help=f"queries a step; default: {BATCH}, or less for few queries")
     parser.add_argument("--memory", default="4GiB", help="what mining may use: larger blocks take less time in all")
-    parser.add_argument("--recall", type=float, default=0.9, help="what mining tunes its index to")
+    parser.add_argument("--recall", type=float, default=0.3, help="what mining tunes its index to")
     parser.add_argument("--storage", default="memory", help="classifier.storage")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe, as extremis train takes it")
     parser.add_argument("--folder", help="where everything is written; default: a temporary folder, removed at the end")
@@ -133,7 +133,8 @@ def _options(given: argparse.Namespace) -> Options:
 def recipe(options: Options) -> str:
     """Return the recipe: ASTRA with own pools, one table, and checkpoints only where the run is stopped or ends.
 
-    Random negatives count 1, not L / k_r: at 100M labels one of them would count as much as 600,000 positives.
+    Random negatives count 1, not L / k_r: at 100M labels one of them would count as much as 600,000 positives. The bias
+    begins at the prior: at a higher one, hard negatives push learnt labels below the many that no step has met.
     """
     return f"""
 method = "astra"
@@ -152,7 +153,7 @@ dtype = "bfloat16"
 storage = "{options.storage}"
 lr = 0.5
 bias = true
-initial_bias = -5
+initial_bias = "prior"
 
 [order]
 batch = {options.batch}

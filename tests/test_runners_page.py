@@ -52,7 +52,7 @@ def test_the_worker_image_keeps_beams_container_contract(setup: configparser.Con
     assert re.search(r"^apache-beam==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert stage.rstrip().endswith('ENTRYPOINT ["extremis-worker"]')
     scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].split("\n") if line)
-    assert scripts["extremis-worker"] == "pipelines.runners.boot:main"
+    assert scripts["extremis-worker"] == "extremis.worker:main"
 
 
 def test_images_and_installs_name_extras_and_folders_that_there_are(setup: configparser.ConfigParser) -> None:

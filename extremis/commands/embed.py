@@ -54,7 +54,8 @@ def embed(
 
     of_run = is_published(fspath(model)) or (isinstance(input, str) and exists(RunLayout(input).config))
     for name in _OF_TEXTS if of_run else _OF_RUNS:
-        if stated[name] is not None:
+        field = EncodeOptions.model_fields.get(name)
+        if stated[name] not in (None, field and field.default):
             form = "MODEL INPUT OUT" if of_run else "DATA RUN OUT"
             raise InputError(f"--{name} belongs to `extremis embed {form}`. Leave it out, or give these.")
     if of_run:
