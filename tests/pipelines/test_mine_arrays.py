@@ -261,7 +261,7 @@ class TestAnOutputThatIsThere:
     ],
 )
 def test_a_killed_mining_goes_on_to_the_same_bytes(tmp_path, arrays, there):
-    files = [write(tmp_path / name, "npy", np.tile(side, (20, 1))) for name, side in zip("qd", arrays, strict=True)]
+    files = [write(tmp_path / name, "npy", np.tile(side, (8, 1))) for name, side in zip("qd", arrays, strict=True)]
     words = ("mine", *files, "--width", "4", "--block-rows", "6000", "--out")
     out = tmp_path / "out"
     process = subprocess.Popen(
@@ -280,7 +280,7 @@ def test_a_killed_mining_goes_on_to_the_same_bytes(tmp_path, arrays, there):
 
 
 def test_two_processes_on_one_output_do_not_hurt_each_other(tmp_path, arrays):
-    files = [write(tmp_path / name, "npy", np.tile(side, (20, 1))) for name, side in zip("qd", arrays, strict=True)]
+    files = [write(tmp_path / name, "npy", np.tile(side, (8, 1))) for name, side in zip("qd", arrays, strict=True)]
     words, out = ("mine", *files, "--width", "4", "--out"), tmp_path / "out"
     with subprocess.Popen(command(*words, out), env=environment(), stderr=subprocess.PIPE, text=True) as other:
         while other.poll() is None and not (out / ".staging").exists():
