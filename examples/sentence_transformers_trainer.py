@@ -44,7 +44,7 @@ class Refresh(TrainerCallback):
     def __init__(self, stream, miner, epochs):
         self.stream, self.miner, self.epoch, self.epochs = stream, miner, 0, epochs
 
-    def on_epoch_end(self, args, state, control, model, **kwargs):
+    def on_epoch_end(self, args, state, control, model=None, **kwargs):
         self.epoch += 1
         if self.epoch < self.epochs:
             self.stream.set_epoch(self.epoch, self.miner.mine(model, self.epoch))

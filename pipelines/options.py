@@ -4,7 +4,7 @@ A field's description is the option's help, here and in Python.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -314,8 +314,8 @@ class EncodeOptions(Options):
     )
     prompt: str | None = Field(default=None, description="Prompt of all texts: its name in the model, or the prompt.")
     fields: str | None = Field(default=None, description="Names of the fields in INPUT, e.g. key=id,text=query.")
-    split: str = EmbedOptions.model_fields["split"]
-    dtype: Literal["float16", "float32"] = EmbedOptions.model_fields["dtype"]
+    split: str = cast("Any", EmbedOptions.model_fields["split"])
+    dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
     compute: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
     )
