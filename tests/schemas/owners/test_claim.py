@@ -99,6 +99,8 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
     owner = hold(tmp_path, 600.0)
     with pytest.raises(ClaimedError, match=f"process {owner.pid}"), claimed(str(tmp_path), "mined"):
         pass
+    while not list(tmp_path.glob(".claim-beat-*")):  # not killed while it writes its first beat
+        time.sleep(0.001)
     owner.kill()
     said: list[str] = []
     with claimed(str(tmp_path), "mined", said.append):  # before anyone has asked for its status
