@@ -99,14 +99,15 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
     owner = hold(tmp_path, 600.0)
     with pytest.raises(ClaimedError, match=f"process {owner.pid}"), claimed(str(tmp_path), "mined"):
         pass
+    while not list(tmp_path.glob(".claim-beat-*")):  # not killed while it writes its first beat
+        time.sleep(0.001)
     owner.kill()
     said: list[str] = []
     with claimed(str(tmp_path), "mined", said.append):  # before anyone has asked for its status
         assert len(list(tmp_path.glob(".claim-after-*"))) == 1
     owner.wait()
     assert said == [f"{tmp_path}: taken over from process {owner.pid} on {socket.gethostname()}, which is gone"]
-    # The owner may have been killed while it wrote a beat.
-    assert [path for path in tmp_path.iterdir() if not path.name.startswith(".tmp-")] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("beating", [True, False])
