@@ -16,17 +16,17 @@ import pyarrow as pa
 
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.common.summary import Summary, describe, read_summary, write_sum, written_schema
 from pipelines.options import EmbedOptions
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
-from schemas.manifest import Manifest, columns_of, shard_url
+from schemas.manifest import Manifest, shard_url
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
+from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
@@ -127,7 +127,8 @@ def embed(
         write_sum(shards.map("Embed shards", embed_shard, plan), plan.summary)
         runner.run(flow, watch)
         made, of = read_summary(plan.summary), source.manifest
-        manifest = build.publish(describe(plan.out, made, request, of.row_group_rows, of.id_range))
+        schema = written_schema(plan.out, made, request.kind)
+        manifest = build.publish(describe(request, made, schema, of.row_group_rows, of.id_range))
         watch.summarize()
         return manifest
 
@@ -172,23 +173,3 @@ def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
             "Embed with --dtype float32, or with another checkpoint."
         )
     return narrowed
-
-
-def describe(
-    out: str, summary: Summary, request: Request, row_group_rows: int | None, id_range: tuple[int, int] | None
-) -> Manifest:
-    """Return the manifest of the shards at `out`, which `summary` counts by the kind of `request`."""
-    shards = summary.shards_of(request.kind)
-    with open_shard(out, shards[0]) as first:
-        schema = first.schema_arrow
-    return Manifest(
-        kind=request.kind,
-        columns=columns_of(schema),
-        shards=shards,
-        rows=sum(shard.rows for shard in shards),
-        row_group_rows=row_group_rows,
-        id_range=id_range,
-        parents=dict(request.parents or {}),
-        parameters=dict(request.parameters),
-        counters=dict(summary.counters[request.kind]),
-    )

@@ -22,9 +22,9 @@ from pydantic import TypeAdapter
 from pipelines.common.exchange import Files, one_batch, receive
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.common.summary import Summary, describe, read_summary, write_sum, written_schema
 from pipelines.common.vectors import rechunk
-from pipelines.embed import describe, narrow
+from pipelines.embed import narrow
 from pipelines.formats import lines
 from pipelines.formats.names import parse_fields
 from pipelines.formats.texts import STANDARD, Texts
@@ -167,8 +167,9 @@ def encode(
         write_sum(flow.create("Shards", range(plan.shards)).map("Embed texts", encode_shard, plan), url)
         runner.run(flow, watch)
         group_rows = texts.manifest.row_group_rows if isinstance(texts, Table) else BLOCK_ROWS
-        described = describe(plan.out, read_summary(url), request, group_rows, (0, plan.rows))
-        manifest = replace(build, url=plan.out).publish(described)
+        made = read_summary(url)
+        schema = written_schema(plan.out, made, KIND)
+        manifest = replace(build, url=plan.out).publish(describe(request, made, schema, group_rows, (0, plan.rows)))
         watch.summarize()
         return manifest
 

@@ -12,7 +12,9 @@ from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection
 from pipelines.formats.base import Rejects, sum_counters
 from schemas import storage
-from schemas.manifest import Shard
+from schemas.manifest import Manifest, Shard, columns_of
+from schemas.reuse import Request
+from schemas.shard_files.parquet import open_shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
 INPUT = "input/"  # begins the names of input tables among the counters
@@ -135,3 +137,31 @@ def read_summary(url: str) -> Summary:
         return _AS_JSON.validate_json(storage.read_sealed(url))
     except FileNotFoundError:
         return Summary()
+
+
+def describe(
+    request: Request,
+    summary: Summary,
+    schema: pa.Schema,
+    row_group_rows: int | None,
+    id_range: tuple[int, int] | None,
+) -> Manifest:
+    """Return the manifest of the table of `request`, whose shards and counters `summary` has by its kind."""
+    shards = summary.shards_of(request.kind)
+    return Manifest(
+        kind=request.kind,
+        columns=columns_of(schema),
+        shards=shards,
+        rows=sum(shard.rows for shard in shards),
+        row_group_rows=row_group_rows,
+        id_range=id_range,
+        parents=dict(request.parents or {}),
+        parameters=dict(request.parameters),
+        counters=dict(summary.counters.get(request.kind, {})),
+    )
+
+
+def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:
+    """Return the columns that the first shard of `table` at `out` has: its workers alone know the dimension."""
+    with open_shard(out, summary.shards_of(table)[0]) as first:
+        return first.schema_arrow

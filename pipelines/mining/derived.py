@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.common.summary import Summary, describe, read_summary, write_sum
 from pipelines.runners.runner import choose_runner
 from schemas import arrow, storage
 from schemas.errors import TableError
 from schemas.layout import DataLayout, staging
-from schemas.manifest import Manifest, columns_of
+from schemas.manifest import Manifest
 from schemas.owners.build import building, clean_up
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_column, writing_shard
@@ -86,18 +86,8 @@ def make_derived(
         flow, summary = Flow(), join(staging(build.url), "summary.json")
         write_sum(flow.create("Shards", range(len(rows.shards))).map("Write shards", write_shard, plan), summary)
         runner.run(flow, watch)
-        made = read_summary(summary)
-        manifest = Manifest(
-            kind="negatives",
-            columns=columns_of(plan.schema),
-            shards=made.shards_of("negatives"),
-            rows=rows.rows,
-            row_group_rows=rows.manifest.row_group_rows,
-            id_range=rows.manifest.id_range,
-            parents=dict(request.parents or {}),
-            parameters=dict(request.parameters),
-            counters=dict(made.counters.get("negatives", {})),
-        )
+        of = rows.manifest
+        manifest = describe(request, read_summary(summary), plan.schema, of.row_group_rows, of.id_range)
         build.publish(manifest)
         watch.summarize()
         return manifest

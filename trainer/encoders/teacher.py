@@ -1,6 +1,5 @@
 """A teacher: a cross-encoder that scores pairs of texts, any directory of a transformers sequence classifier."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ import numpy as np
 import torch
 
 from schemas.errors import InputError
-from schemas.storage import file_sha256, sha256
+from trainer.encoders.texts import READ, TOKENIZERS, digest_of
 from trainer.rows.threads import one_thread
 
-_READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the scores
-_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _AT_ONCE = 1 << 14  # pairs whose tokens are held
 
 
@@ -40,7 +37,7 @@ class TeacherFiles:
                 f"{name}: no weights as safetensors, which run no code when they are opened; found: {found}. "
                 "Save the model again: model.save_pretrained(folder)."
             )
-        if not [place for pattern in _TOKENIZERS for place in folder.glob(pattern)]:
+        if not [place for pattern in TOKENIZERS for place in folder.glob(pattern)]:
             raise InputError(f"{name}: no tokenizer. Save it there: tokenizer.save_pretrained(folder).")
         config, kinds = _load("AutoConfig", name), ""
         kinds = ", ".join(config.architectures or ["nothing named"])
@@ -52,9 +49,8 @@ class TeacherFiles:
                 f"{name}: {len(names)} outputs, {', '.join(names[:10])}"
                 f"{'' if label is None else f', and none is {label!r}'}. Say with --label which one is the score."
             )
-        places = sorted({place.name for pattern in _READ for place in folder.glob(pattern)})
-        contents = {place: file_sha256(str(folder / place)) for place in places}
-        return cls(name, names.index(label) if label in names else 0, sha256(json.dumps(contents).encode()))
+        digest = digest_of(folder, (place for pattern in READ for place in folder.glob(pattern)))
+        return cls(name, names.index(label) if label in names else 0, digest)
 
     def open(self, device: torch.device) -> "Teacher":
         """Load the model to `device`. Raises InputError: files that do not fit together, or a head without weights."""

@@ -5,7 +5,7 @@ Its files say all: modules, pooling, the longest text, prompts. No code of their
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,8 +31,8 @@ from trainer.stream.batch import pad_rows
 
 _FIRST = ("Transformer", "StaticEmbedding")
 _LATER = ("Pooling", "Normalize", "Dense", "Dropout")
-_READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
-_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names that each may have
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
 _STATIC_TOKENS = 512  # of a text, without modules.json: as Model2Vec reads it
@@ -54,7 +54,7 @@ class TextFiles:
 
             try:
                 with Wait(f"the hub to give the model {name}"):
-                    folder = Path(snapshot_download(name, allow_patterns=[*_READ, *(f"*/{each}" for each in _READ)]))
+                    folder = Path(snapshot_download(name, allow_patterns=[*READ, *(f"*/{each}" for each in READ)]))
             except Exception as error:
                 cause = (str(error) or type(error).__name__).splitlines()[0]
                 raise InputError(
@@ -101,9 +101,7 @@ class TextFiles:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the names and contents of all files that decide the vectors."""
-        places = sorted({place for pattern in _READ for place in self.folder.rglob(pattern)})
-        contents = {str(place.relative_to(self.folder)): file_sha256(str(place)) for place in places}
-        return sha256(json.dumps(contents).encode())
+        return digest_of(self.folder, (place for pattern in READ for place in self.folder.rglob(pattern)))
 
     def prompt(self, what: str | None, stated: str | None) -> str:
         """Return what stands before each text: the prompt `stated`, by name or itself, or that for `what`; else ""."""
@@ -134,6 +132,12 @@ class TextFiles:
         return TextModel(reader, steps, device, prompt)
 
 
+def digest_of(folder: Path, places: Iterable[Path]) -> str:
+    """Return the SHA-256 of the names below `folder`, and the contents, of files."""
+    contents = {str(place.relative_to(folder)): file_sha256(str(place)) for place in sorted({*places})}
+    return sha256(json.dumps(contents).encode())
+
+
 def _require_files(kind: str, folder: Path) -> None:
     """Raise InputError where a module has no weights, but pickled ones, or no tokenizer."""
 
@@ -149,8 +153,8 @@ def _require_files(kind: str, folder: Path) -> None:
         raise InputError(
             f"{folder}: no weights here (*.safetensors); found: {', '.join(found('*')[:10]) or 'nothing'}."
         )
-    if kind in _FIRST and not found(*_TOKENIZERS):
-        names = ", ".join(_TOKENIZERS)
+    if kind in _FIRST and not found(*TOKENIZERS):
+        names = ", ".join(TOKENIZERS)
         raise InputError(f"{folder}: no tokenizer ({names}). Save it there: tokenizer.save_pretrained(folder).")
 
 
