@@ -42,7 +42,7 @@ class _Rows(tuple[np.ndarray, ...]):
 
     def keep(self: Kind, mask: np.ndarray) -> Kind:
         """Return all rows with only the entries where `mask` [V] is true."""
-        return self._select(mask, offsets_of(mask)[self[-1]])
+        return self if mask.all() else self._select(mask, offsets_of(mask)[self[-1]])
 
     def _select(self: Kind, entries: Any, offsets: np.ndarray) -> Kind:
         return type(self)(*(column[entries] for column in self[:-1]), offsets)  # type: ignore[call-arg]
