@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from extremis.planning import made_data
 from extremis.planning.stage import Stage, Task, peak_bytes, size_of
@@ -186,11 +185,12 @@ class _Rank:
                 break
         if parts.model.head.has_rows:
             vectors, steps = parts.model.head.vectors, (epoch + 1) * self.trainer.stream.steps
+            draw = np.random.default_rng(epoch)
             # Zeros take no room: as many rows keep them as no step until the dump will have met.
             unmet = 1 - vectors.any(1).float().mean().item()
             kept = unmet ** (steps / self.trainer.progress.step - 1) if unmet else 0.0
             for some in vectors.split(1 << 16):
-                met = ~some.any(1) & (torch.rand(len(some)) >= kept)
+                met = np.flatnonzero(~some.any(1).numpy() & (draw.random(len(some)) >= kept))
                 some[met] = some[met].normal_()
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
