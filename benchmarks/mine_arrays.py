@@ -84,13 +84,20 @@ def beside_faiss(folder: Path, arguments: argparse.Namespace) -> None:
         side = [sys.executable, "-m", "benchmarks.mine_arrays", "--side", "faiss", "--folder", str(folder)]
         figures["faiss"] = measured(side)
         if "table" in parts:
-            ratios["time"] = figures["mine"]["seconds"] / figures["faiss"]["seconds"]
+            for name in ("seconds", "processor"):
+                ratios[name] = figures["mine"][name] / figures["faiss"][name]
     if "kill" in parts:
         again = mine(folder, folder / "again", ["--memory", arguments.memory, "--width", str(K)])
         figures["killed_after"] = killed(again, arguments.kill_after or 0.6 * figures["mine"]["seconds"])
         figures["gone_on"] = measured(again)
         ratios["same_bytes"] = float(digests(folder / "mined") == digests(folder / "again"))
-    bars: dict[str, float | str] = {"recall": 0.95, "gib": "<4.0", "time": "<1.15", "same_bytes": 1.0}
+    bars: dict[str, float | str] = {
+        "recall": 0.95,
+        "gib": "<4.0",
+        "seconds": "<1.15",
+        "processor": "<1.15",
+        "same_bytes": 1.0,
+    }
     report(
         "negatives of arrays take at most 1.15 times bare Faiss, in 4 GiB, with the same bytes after kill -9",
         {"queries": queries, "documents": documents, **figures},
@@ -228,6 +235,7 @@ def beside_library(folder: Path, arguments: argparse.Namespace) -> None:
     both = np.mean([len({*a} & {*b}) / K for a, b in zip(ours[known].tolist(), found[known].tolist(), strict=True)])
     shares = {"peak_gib": figures["mine"]["peak_gib"] / figures["library"]["peak_gib"]}
     shares["seconds"] = figures["mine"]["seconds"] / figures["library"]["mining"]
+    shares["processor"] = figures["mine"]["processor"] / figures["library"]["mining_processor"]
     report(
         "of the same embeddings the command finds what sentence-transformers' miner finds, in less memory",
         {**figures, "rows that both have": int(known.sum())},
@@ -276,16 +284,16 @@ def library_miner(folder: Path, use_faiss: bool = False) -> dict[str, float]:
     rows = [line.split(",") for line in (folder / "pairs.csv").read_text().splitlines()]
     pairs = Dataset.from_dict({"anchor": queries, "positive": [documents[int(row)] for _, row in rows]})
     options: dict[str, Any] = {"num_negatives": K, "output_format": "n-tuple", "cache_folder": str(cache)}
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     mined = mine_hard_negatives(pairs, model, corpus=documents, use_faiss=use_faiss, verbose=False, **options)
-    seconds = time.perf_counter() - began
+    seconds, processor = time.perf_counter() - began, time.process_time() - spent
     places, row_of = ({text: row for row, text in enumerate(texts)} for texts in (documents, queries))
     found = np.full((len(queries), K), -1)
     at = [row_of[text] for text in mined["anchor"]]
     for number in range(K):
         found[at, number] = [places[text] for text in mined[f"negative_{number + 1}"]]
     np.save(folder / "library.npy", found)
-    return {"mining": seconds}
+    return {"mining": seconds, "mining_processor": processor}
 
 
 SIDES: dict[str, Callable[[Path], dict[str, float]]] = {
