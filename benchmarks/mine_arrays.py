@@ -76,8 +76,9 @@ def beside_faiss(folder: Path, arguments: argparse.Namespace) -> None:
     if "table" in parts:
         figures["mine"] = measured(command)
     table = open_manifest(str(folder / "mined" / "queries"))
-    search = {name: table.parameters.get(name) for name in ("index", "nprobe", "refine", "blocks")}
-    figures["search"], ratios["recall"] = search, table.quality["recall_at_k"]
+    found = {name: table.quality[name]["most"] for name in ("nprobe", "refine")}
+    figures["search"] = {"index": table.parameters["index"], "blocks": table.parameters["blocks"], **found}
+    ratios["recall"] = table.quality["recall_at_k"]
     if "table" in parts:
         ratios["gib"] = figures["mine"]["peak_gib"]
     if "faiss" in parts:
@@ -138,7 +139,9 @@ def measured(command: list[str]) -> dict[str, Any]:
         raise SystemExit(f"{' '.join(command)}: status {process.returncode}")
     more = json.loads(out.splitlines()[-1]) if "--side" in command else {}
     seconds = round(time.perf_counter() - began, 2)
-    return {"seconds": seconds, "processor": round(processor() - spent, 2), "peak_gib": round(peak / 2**30, 2), **more}
+    found = {"seconds": seconds, "processor": round(processor() - spent, 2), "peak_gib": round(peak / 2**30, 2), **more}
+    print(" ".join(command[2:5]), found, file=sys.stderr)
+    return found
 
 
 def processor() -> float:
@@ -197,8 +200,8 @@ def bare_faiss(folder: Path) -> dict[str, float]:
         index.add(vectors[start : start + STEP].astype(np.float32))
     built = time.perf_counter()
     refined: Any = faiss.downcast_index(index)
-    faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = table.parameters["nprobe"]
-    refined.k_factor = table.parameters["refine"]
+    faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = table.quality["nprobe"]["most"]
+    refined.k_factor = table.quality["refine"]["most"]
     found = np.empty((len(queries), K), np.int32)
     for start in range(0, len(queries), 4096):
         found[start : start + 4096] = index.search(queries[start : start + 4096].astype(np.float32), K)[1]
