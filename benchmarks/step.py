@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from benchmarks.common.report import interleave, medians, report
-from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
+from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.negatives.draws import RandomPool
 from trainer.rows.threads import in_parts

@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.gpu.random_queries import plan, random_batch
 from benchmarks.gpu.timing import copy_gigabytes, fits, milliseconds, peak_gib, reset_peak
-from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
+from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import label_range
 
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}

@@ -7,8 +7,8 @@ import torch
 from benchmarks.gpu.classifier_step import CHUNK
 from benchmarks.gpu.random_queries import random_batch
 from benchmarks.gpu.timing import milliseconds, peak_gib, reset_peak
-from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
+from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import label_range
 
 LABELS, D, B = 3_000_000, 768, 512

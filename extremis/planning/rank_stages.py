@@ -20,11 +20,12 @@ from schemas.owners.claim import Unclaimed
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import LEAD, Recipe, dump_config
+from trainer.config import Recipe, dump_config
 from trainer.device import open_device
 from trainer.faked_ranks import FakedRanks, Operators
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.tables import LEAD
 from trainer.refresh.dump import dump_is_published
 from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches

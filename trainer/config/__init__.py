@@ -13,22 +13,12 @@ from trainer.config.load import (
 )
 from trainer.config.merging import flatten
 from trainer.methods.astra import Negatives
-from trainer.methods.kinds import EncoderSection, LossSection
 from trainer.methods.recipe import ClassifierRecipe, Recipe
-from trainer.methods.sections import Classifier, Data, Train, Validation
-from trainer.methods.tables import LEAD
 
 __all__ = [
-    "LEAD",
-    "Classifier",
     "ClassifierRecipe",
-    "Data",
-    "EncoderSection",
-    "LossSection",
     "Negatives",
     "Recipe",
-    "Train",
-    "Validation",
     "check_keys",
     "dump_config",
     "flatten",

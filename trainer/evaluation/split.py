@@ -14,8 +14,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.version import Version
-from trainer.config import Train
-from trainer.methods.sections import Data
+from trainer.methods.sections import Data, Train
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
-from trainer.config import Validation
 from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.metrics import half_interval
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
 from trainer.inputs import Kind, require_inputs
-from trainer.methods.sections import Data
+from trainer.methods.sections import Data, Validation
 from trainer.model import Model
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
-from trainer.config import Classifier as ClassifierConfig
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.device import CPU, torch_generator
 from trainer.encoders import Encoder
@@ -14,6 +13,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.losses import Loss, binary_cross_entropy, build_loss
 from trainer.losses.binary import binary_step
+from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros

@@ -20,8 +20,8 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.stopping import StoppedError
-from trainer.config import LEAD, Recipe
-from trainer.methods.tables import Tables
+from trainer.config import Recipe
+from trainer.methods.tables import LEAD, Tables
 from trainer.stream import Source
 
 

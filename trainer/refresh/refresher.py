@@ -8,8 +8,9 @@ from schemas import storage
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim
 from trainer.checkpoints.background import BackgroundWriter, ReadRows
-from trainer.config import LEAD, Recipe
+from trainer.config import Recipe
 from trainer.group import Group
+from trainer.methods.tables import LEAD
 from trainer.model import Model
 from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published

@@ -12,9 +12,9 @@ from transformers import BertModel
 from schemas.errors import InputError
 from tests.bert import write_bert
 from tests.builders import ragged, tokens_of
-from trainer.config import EncoderSection
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
+from trainer.methods.kinds import EncoderSection
 
 HIDDEN, VOCABULARY = 16, 40
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15], [], [16, 17]]

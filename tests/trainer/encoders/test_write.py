@@ -14,9 +14,9 @@ from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer, encode_whole, train_wordpiece
 from schemas.ragged import Ragged
 from tests.bert import write_bert
-from trainer.config import EncoderSection
 from trainer.encoders import Encoder, build_encoder
 from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
 
 HIDDEN, TOKENS = 16, 12
 TEXTS = ["ships in a storm", "a storm", "", "the sea and the ships " * 9, "oil on canvas, sea", "a"]

@@ -8,8 +8,8 @@ import pytest
 from schemas.manifest import open_manifest, publish, unpublish
 from tests.builders import SmallData, build_data
 from tests.training import silent
-from trainer.config import Train
 from trainer.evaluation.split import positive_weights
+from trainer.methods.sections import Train
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from tests.builders import batch_of
-from trainer.config import Classifier as Config
-from trainer.config import LossSection
 from trainer.heads.classifier import Classifier
 from trainer.losses import build_loss
+from trainer.methods.kinds import LossSection
+from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import every_query_with, shared_pool
 
 L, D = 9, 4

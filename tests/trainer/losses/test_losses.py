@@ -13,13 +13,13 @@ from tests.builders import batch_of, random_labels
 from tests.ranks import on_ranks
 from tests.trainer.losses.reference import REFERENCES, reference
 from tests.trainer.losses.test_binary import Problem, problem, problems
-from trainer.config import LossSection, load_recipe
+from trainer.config import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss, build_loss
 from trainer.losses.base import Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
-from trainer.methods.kinds import LOSSES
+from trainer.methods.kinds import LOSSES, LossSection
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.stream.batch import Candidates
 

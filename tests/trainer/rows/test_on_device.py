@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
-from trainer.config import Classifier as Config
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
+from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
 from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Batch, Candidates

@@ -6,9 +6,8 @@ import pytest
 
 from pipelines.shard import ShardOptions, shard
 from schemas.layout import DataLayout
-from trainer.config import Validation
 from trainer.evaluation.split import open_split
-from trainer.methods.sections import Data
+from trainer.methods.sections import Data, Validation
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import settings_of_validation
 
