@@ -1,7 +1,6 @@
 """Bags of a table's rows: their sums, and gradients on the rows, of several batches and ranks."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +36,8 @@ class BagInputs:
     def of(cls, rows: SparseRows, first: int = 0, device: torch.device = CPU) -> "BagInputs":
         """Number the distinct features of B rows."""
         ids, column = np.unique(rows.ids, return_inverse=True)
-        sent = send(_Arrays(ids, column, rows.values, rows.offsets), device)
-        places = ids if device == CPU else sent.ids
-        return cls(ids, places, sent.column, sent.weight, sent.offsets, rows, first)
+        places, *matrix = send((ids, column, rows.values, rows.offsets), device)
+        return cls(ids, ids if device == CPU else places, *matrix, rows, first)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
@@ -53,15 +51,6 @@ class BagInputs:
         numbers = torch.arange(bags, device=device)
         row = torch.repeat_interleave(numbers, self.offsets.diff(), output_size=len(self.column))
         return sparse_product(self.column, row, self.weight, len(self.ids), grad.contiguous())
-
-
-class _Arrays(NamedTuple):
-    """Arrays that go to the device together."""
-
-    ids: Any
-    column: Any
-    weight: Any
-    offsets: Any
 
 
 @dataclass

@@ -1,9 +1,7 @@
 """Files of examples: JSON lines, compressed by the end of their name, or a table of Parquet shards."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import orjson
@@ -52,7 +50,7 @@ def write_tuples(
             raise InputError("--shards are of a folder, and OUT is a file of JSON lines. Leave it out.")
         require_file(out, reads, _REMEDY, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
-        with storage.writing(out) as path, _output(path, _ENDS[end]) as file:
+        with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:
             for examples in stream.blocks(shuffle):
                 file.write(b"".join(orjson.dumps(example) + b"\n" for example in examples.to_pylist()))
                 on_examples(examples.num_rows)
@@ -100,13 +98,3 @@ def _cut(blocks: Iterator[pa.Table], edges: list[int]) -> Iterator[tuple[int, pa
             rows = min(stop, edges[shard + 1]) - first
             yield shard, block.slice(block.num_rows - (stop - first), rows)
             first += rows
-
-
-@contextlib.contextmanager
-def _output(path: str, compression: str | None) -> Iterator[Any]:
-    with pa.OSFile(path, "wb") as file:
-        if compression is None:
-            yield file
-        else:
-            with pa.CompressedOutputStream(file, compression) as packed:
-                yield packed
