@@ -20,6 +20,13 @@ class _Rows(tuple[np.ndarray, ...]):
 
     __slots__ = ()
 
+    @classmethod
+    def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
+        """Return the rows of all `parts`, of one at least, in their order."""
+        own = [(*(column[part[-1][0] : part[-1][-1]] for column in part[:-1]), np.diff(part[-1])) for part in parts]
+        *columns, counts = map(np.concatenate, zip(*own, strict=True))
+        return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
+
     @property
     def rows(self) -> int:
         return len(self[-1]) - 1
@@ -67,12 +74,6 @@ class Ragged(_Rows, _Ragged):
     def from_matrix(cls, matrix: np.ndarray) -> "Ragged":
         """Return the rows of `matrix` [B, K]."""
         return cls(matrix.reshape(-1), np.arange(len(matrix) + 1) * matrix.shape[1])
-
-    @classmethod
-    def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
-        """Return the rows of all `parts`, of one at least, in their order."""
-        values, counts = zip(*((part.entries, part.counts) for part in parts), strict=True)
-        return cls.from_counts(np.concatenate(values), np.concatenate(counts))
 
     @classmethod
     def empty(cls, rows: int) -> "Ragged":

@@ -14,6 +14,7 @@ from trainer.rows.sparse_products import sparse_product
 from trainer.stream.transfer import send
 
 PIECE = 1 << 14  # bags of a rank that are sent at a time
+_NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
 @dataclass(frozen=True)
@@ -169,15 +170,8 @@ class BagGradients:
 
     def _concatenate(self, batches: list[_PendingBags]) -> tuple[SparseRows, torch.Tensor]:
         """Return the bags [n] of `batches`, and their gradients [n, D]."""
-        ids = [batch.inputs.bags.ids for batch in batches]
-        weights = [batch.inputs.bags.values for batch in batches]
-        counts = [np.diff(batch.inputs.bags.offsets) for batch in batches]
         grads = [batch.grad for batch in batches if batch.grad is not None]
-        bags = SparseRows(
-            np.concatenate([np.empty(0, np.int64), *ids]),
-            np.concatenate([np.empty(0, np.float32), *weights]),
-            offsets_of(np.concatenate([np.empty(0, np.int64), *counts])),
-        )
+        bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
         return bags, torch.cat([torch.empty(0, self._table.shape[1], device=self._table.device), *grads])
 
 

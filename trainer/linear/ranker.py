@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -117,7 +117,7 @@ class LinearRanker:
                 own = np.arange(first, first + group.num_rows)
                 points.append(Points(count_features(Inputs.of(group), vocabulary), Ragged.from_matrix(own[:, None])))
                 first += group.num_rows
-        joined = Points(_join(part.rows for part in points), Ragged.join(part.labels for part in points))
+        joined = Points(SparseRows.join(part.rows for part in points), Ragged.join(part.labels for part in points))
         fitted = cls.fit(joined, labels.rows, vocabulary, queries, seconds)
         return fitted or cls.of(data, trained, columns, _ENTRY_BYTES * entries // 2, held_out, seconds)
 
@@ -216,11 +216,6 @@ def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator
         if count < group.num_rows:
             return
         left -= int(ends[-1]) if count else 0
-
-
-def _join(parts: Iterable[SparseRows]) -> SparseRows:
-    ids, values, counts = zip(*((part.ids, part.values, np.diff(part.offsets)) for part in parts), strict=True)
-    return SparseRows(np.concatenate(ids), np.concatenate(values), offsets_of(np.concatenate(counts)))
 
 
 def _by_column(ids: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
