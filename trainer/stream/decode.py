@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import TableError
-from schemas.ragged import offsets_of
+from schemas.ragged import Ragged, offsets_of
+from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.stream.order import EpochOrder, deal
 from trainer.stream.row_groups import RowGroups
-from trainer.stream.window import Buffers, Lists, Matrix, Window
+from trainer.stream.window import Buffers, Matrix, Window
 
 Damaged = Literal["stop", "skip"]
 Task: TypeAlias = Callable[[], None]
@@ -58,7 +59,8 @@ class Decoding:
                 rows = segment.stop - segment.start
                 self._lists[number] = table.slice(segment.start, rows)
                 if self._hard is not None:
-                    self._hard.write(hard.slice(segment.start, rows), HARD, int(self._starts[number]))
+                    start = int(self._starts[number])
+                    self._hard.values[start : start + rows] = matrix_column(hard.slice(segment.start, rows), HARD)
 
     def result(self) -> Window:
         """Return the window; rows that were not read are in no batch. Raises TableError where no row group decodes."""
@@ -80,7 +82,7 @@ class Decoding:
             if missing.any():
                 kept = ~missing[positions]
                 positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
-        columns = {name: Lists.of(lists, name) for name in like.column_names}
+        columns = {name: Ragged.join([list_column(each, name) for each in lists]) for name in like.column_names}
         return Window(columns, hard, positions, rows, offsets, int(missing.sum()))
 
     def _lent(self, rows: int, table: pa.Table) -> Matrix:

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -10,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.ragged import Ragged, offsets_of
-from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.inputs import Inputs
 from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
@@ -20,28 +18,16 @@ _NEXT = np.uint64(1)
 _BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 
 
-@dataclass(frozen=True)
-class Lists:
-    """A list column: `values` [V], and `offsets` [n + 1] int64, from 0."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    @classmethod
-    def of(cls, tables: Sequence[pa.Table], name: str) -> "Lists":
-        """Lay column `name` of `tables` end to end."""
-        return cls(*Ragged.join([list_column(table, name) for table in tables]))
-
-    def take(self, rows: np.ndarray, bounds: np.ndarray) -> list[Ragged]:
-        """Return rows `rows[bounds[i] : bounds[i + 1]]` for each i of [0, b); `bounds` int64 [b + 1], from 0."""
-        ends, stops = np.empty(len(rows) + len(bounds) - 1, np.int64), np.empty(len(bounds), np.int64)
-        values = np.empty(_find_rows(self.offsets, rows, bounds, ends, stops), self.values.dtype)
-        _copy_rows(self.values, self.offsets, rows, values)
-        parts = zip(itertools.pairwise(stops.tolist()), itertools.pairwise(bounds.tolist()), strict=True)
-        return [
-            Ragged(values[low:high], ends[batch + start : batch + stop + 1])
-            for batch, ((low, high), (start, stop)) in enumerate(parts)
-        ]
+def take_batches(column: Ragged, rows: np.ndarray, bounds: np.ndarray) -> list[Ragged]:
+    """Return rows `rows[bounds[i] : bounds[i + 1]]` for each i of [0, b); `bounds` int64 [b + 1], from 0."""
+    ends, stops = np.empty(len(rows) + len(bounds) - 1, np.int64), np.empty(len(bounds), np.int64)
+    values = np.empty(_find_rows(column.offsets, rows, bounds, ends, stops), column.values.dtype)
+    _copy_rows(column.values, column.offsets, rows, values)
+    parts = zip(itertools.pairwise(stops.tolist()), itertools.pairwise(bounds.tolist()), strict=True)
+    return [
+        Ragged(values[low:high], ends[batch + start : batch + stop + 1])
+        for batch, ((low, high), (start, stop)) in enumerate(parts)
+    ]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -91,14 +77,6 @@ class Matrix:
         """Return the memory. Rows that were taken have their own."""
         self._lender.give(self._memory)
 
-    def write(self, table: pa.Table, name: str, start: int) -> None:
-        """Write column `name` of `table` into the rows from `start` on."""
-        self.values[start : start + table.num_rows] = matrix_column(table, name)
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows `rows` [m] in memory of their own, [m, K]."""
-        return self.values.take(rows, axis=0)
-
 
 class Buffers:
     """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
@@ -130,7 +108,7 @@ class Window:
     rows did not decode and are in no batch.
     """
 
-    lists: dict[str, Lists]
+    lists: dict[str, Ragged]
     hard: Matrix | None
     order: np.ndarray
     rows: np.ndarray
@@ -159,8 +137,8 @@ class Window:
             picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
             order, rows = (np.concatenate([column[part] for part in picked]) for column in (self.order, self.rows))
         bounds = offsets_of(high - low)
-        hard = None if self.hard is None else self.hard.take(order)
-        columns = {name: column.take(order, bounds) for name, column in self.lists.items()}
+        hard = None if self.hard is None else self.hard.values.take(order, axis=0)
+        columns = {name: take_batches(column, order, bounds) for name, column in self.lists.items()}
         batches, bounds = [], bounds.tolist()
         for step, begin, end, *lists in zip(steps, bounds[:-1], bounds[1:], *columns.values(), strict=True):
             by_name = dict(zip(columns, lists, strict=True))
