@@ -23,7 +23,8 @@ _NONE = -1
 
 def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "HashFunctions":
     """Open the family by name; `width` is m of DWTA. Raises ValueError for too many buckets, or no bin."""
-    buckets = (2 if family == "simhash" else width) ** bits
+    width = 2 if family == "simhash" else width
+    buckets = width**bits
     if not 2 <= buckets <= _MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets a table; expected 2 to {_MOST_BUCKETS}: take other bits")
     if family == "simhash":
@@ -41,11 +42,12 @@ class HashFunctions(ABC):
     bits: int  # K
     tables: int  # L
     seed: int
+    width: int = 2  # values of a function: signs, or the coordinates of a bin
 
     @property
-    @abstractmethod
     def buckets(self) -> int:
         """Number of codes."""
+        return self.width**self.bits
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
         """Hash `vectors` [n, D] to codes [n, L], of `code_type`. Raises ValueError for another D."""
@@ -64,10 +66,6 @@ class HashFunctions(ABC):
 class SimHash(HashFunctions):
     """Signs of Gaussian projections (equation 2): two vectors at angle a share one with probability 1 - a / pi."""
 
-    @property
-    def buckets(self) -> int:
-        return 1 << self.bits
-
     @cached_property
     def directions(self) -> np.ndarray:
         """[D, K L] float32."""
@@ -76,7 +74,7 @@ class SimHash(HashFunctions):
         return draw.standard_normal(size, np.float32)
 
     def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
-        _signs(vectors, self.directions, self.bits, codes)
+        _signs(vectors, self.directions, codes)
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,6 @@ class Dwta(HashFunctions):
     Bins are cut from permutations of the coordinates. The K of a table come from different ones, so that they are
     independent, as p^K asks. A bin of zeros borrows the winner of another, the same for every vector.
     """
-
-    width: int = 2  # m; with 2 the code has K bits
-
-    @property
-    def buckets(self) -> int:
-        return int(self.width**self.bits)
 
     @cached_property
     def coordinates(self) -> np.ndarray:
@@ -119,7 +111,7 @@ def code_type(buckets: int) -> np.dtype:
 
 
 @numba.njit(nogil=True, cache=True)
-def _signs(vectors: np.ndarray, directions: np.ndarray, bits: int, codes: np.ndarray) -> None:
+def _signs(vectors: np.ndarray, directions: np.ndarray, codes: np.ndarray) -> None:
     sums = np.empty((_BLOCK, directions.shape[1]), np.float32)
     for start in range(0, len(vectors), _BLOCK):
         rows = min(_BLOCK, len(vectors) - start)
@@ -131,17 +123,7 @@ def _signs(vectors: np.ndarray, directions: np.ndarray, bits: int, codes: np.nda
                     for function in range(directions.shape[1]):
                         sums[row, function] += value * directions[coordinate, function]
         for row in range(rows):
-            _pack_signs(sums[row], bits, codes[start + row])
-
-
-@numba.njit(nogil=True, cache=True)
-def _pack_signs(sums: np.ndarray, bits: int, codes: np.ndarray) -> None:
-    tables = len(codes)
-    for table in range(tables):
-        code = 0
-        for bit in range(bits):
-            code |= int(sums[bit * tables + table] > 0) << bit
-        codes[table] = code
+            _pack_winners((sums[row] > 0).astype(np.int32), 2, np.uint64(0), codes[start + row])
 
 
 @numba.njit(nogil=True, cache=True)
