@@ -17,14 +17,14 @@ class PopularSection(SourceSection):
     hard: int = Field(0, ge=0, description="popular labels a query")
 
     def open(self, context: SourceContext) -> Popular:
-        return Popular(self.hard, context.first_epoch)
+        return Popular(self.hard)
 
 
 class Popular(NegativeSource):
     name, stateful = "popular", True  # a resumed run goes on with the counts
 
-    def __init__(self, count: int, first_epoch: int) -> None:
-        self._count, self.first_epoch, self._seen = count, first_epoch, np.zeros(0, np.int64)
+    def __init__(self, count: int) -> None:
+        self._count, self._seen = count, np.zeros(0, np.int64)
 
     def find(self, batch: Batch, x: object = None) -> Sampled:
         counts = np.bincount(batch.positives, minlength=len(self._seen))

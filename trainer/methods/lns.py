@@ -31,4 +31,4 @@ class Lns(ClassifierRecipe):
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
         from trainer.negatives.lsh import HashedNegatives  # with its compiled loops, where it is used
 
-        return [HashedNegatives(self.negatives.lsh, context.vectors, context.seed, context.first_epoch)]
+        return [HashedNegatives(self.negatives.lsh, context.vectors, context.seed)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
-from schemas import PAD
 from schemas.options import Options
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Vectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Facts that a source is opened with; `first_epoch` is the first that it serves.
+    """Facts that a source is opened with.
 
     `on_device`: what it finds may stay on the vectors' device, which merges the labels of a batch.
     """
@@ -59,7 +58,6 @@ class SourceContext:
     vectors: Vectors
     group: Group
     seed: int = 0
-    first_epoch: int = 0
     on_device: bool = False
 
 
@@ -71,7 +69,7 @@ class NegativeSource(ABC):
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
-    first_epoch: int = 0
+    first_epoch: int = 0  # that it serves
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
@@ -99,15 +97,6 @@ class NegativeSource(ABC):
     def figures(self) -> dict[str, float]:
         """Return figures about the last step for the run's record."""
         return {}
-
-
-class JoinedTable(NegativeSource):
-    """Columns of the table that the stream joins, mined with the model of a few epochs ago (ASTRA, Algorithm 1)."""
-
-    name = "table"
-
-    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
-        return None if batch.hard is None else Sampled(batch.hard, ranked=True)
 
 
 class SourceSection(Options):
@@ -178,39 +167,3 @@ class NegativeSources:
             own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             if own:
                 source.load(own)
-
-
-def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
-    """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
-    import numpy as np  # in functions: a recipe is checked without it
-
-    from search.candidates import best, merge, unpack
-
-    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer labels
-    labels, _ = unpack(merge(np.split(keys, group.ranks), width))
-    return Sampled(labels, ranked=True)
-
-
-def within(batch: Batch, start: int, stop: int) -> Batch:
-    """Keep the batch's positives of [start, stop), counted from start, and no table."""
-    from schemas.ragged import Ragged
-
-    own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
-    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
-
-
-def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Count label ids from `start`; those outside [start, stop) become pads of a matrix [B, k], and leave rows."""
-    import numpy as np
-
-    if not isinstance(ids, np.ndarray):
-        own = ids.keep((ids.values >= start) & (ids.values < stop))
-        return own._replace(values=own.values - start)
-    return np.where((ids >= start) & (ids < stop), ids - start, PAD)
-
-
-def ids_from(ids: np.ndarray, start: int) -> np.ndarray:
-    """Count label ids [B, k] from 0 that were counted from `start`; pads stay."""
-    import numpy as np
-
-    return np.where(ids == PAD, PAD, ids + start) if start else ids

@@ -1,5 +1,8 @@
 """Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
 
+from dataclasses import replace
+from typing import Any
+
 import numba
 import numpy as np
 import torch
@@ -9,9 +12,7 @@ from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from trainer.negatives.draws import scrambled
 from trainer.negatives.merge import Rows, merge, merge_with_pool, side_by_side
-from trainer.stream.batch import Batch, Candidates, DrawnLabels
-
-_NONE = np.empty(0, np.int64)
+from trainer.stream.batch import Batch, Candidates
 
 
 def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
@@ -64,7 +65,7 @@ def own_pool(
         pairs = merge(*rows, weight)
     if positive_weight is not None:
         pairs.weight[pairs.positive] = positive_weight[batch.positives]
-    return Candidates(*pairs, pool_weight=np.empty(0, np.float32), masked_query=_NONE, masked_pool=_NONE)
+    return Candidates(*pairs)
 
 
 def drawn_labels(
@@ -84,7 +85,9 @@ def drawn_labels(
     if positive_weight is not None:
         labels.weight[labels.positive] = positive_weight[batch.positives]
     hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
-    return Candidates.to_merge(DrawnLabels(*labels, late, hard_starts))
+    drawn = replace(labels, hard=late, hard_starts=hard_starts)
+    none, weights = np.empty(0, np.int64), np.empty(0, np.float32)
+    return Candidates(none, none, none, np.empty(0, bool), weights, weights, none, none, drawn)
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
@@ -109,6 +112,20 @@ def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-de
         for place in range(len(own)):
             numbers[place] = scrambled(key, rows[row], np.uint64(place))
         own[np.argsort(numbers)[:count]] = True
+
+
+def within(batch: Batch, start: int, stop: int) -> Batch:
+    """Keep the batch's positives of [start, stop), counted from start, and no table."""
+    own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
+    return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
+
+
+def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
+    """Count label ids from `start`; those outside [start, stop) become pads of a matrix [B, k], and leave rows."""
+    if not isinstance(ids, np.ndarray):
+        own = ids.keep((ids.values >= start) & (ids.values < stop))
+        return own._replace(values=own.values - start)
+    return np.where((ids >= start) & (ids < stop), ids - start, PAD)
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

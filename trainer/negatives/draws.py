@@ -36,9 +36,9 @@ def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class RandomPool:
-    """Labels drawn with replacement: a share `by_frequency` as (n_l + 1) ** `power` is, the others uniformly.
+    """Labels drawn with replacement: a share `by_frequency` as n_l + 1 is, the others uniformly.
 
-    So q_l = (1 - share) / L + share (n_l + 1)^power / Z, which is above 0 for every label: a draw that counts
+    So q_l = (1 - share) / L + share (n_l + 1) / Z, which is above 0 for every label: a draw that counts
     1 / (k q_l) makes a sum over k draws an unbiased one over all labels, however the mixture is made. `frequency` [L]
     is n. A rank that holds the labels [start, stop), `part`, draws those alone, counted from start. `retired` [L] bool:
     labels that are never drawn; L is then the number of the others.
@@ -50,7 +50,6 @@ class RandomPool:
 
     labels: int  # L
     by_frequency: float = 0.0
-    power: float = 1.0
     frequency: np.ndarray | None = None
     part: tuple[int, int] | None = None
     retired: np.ndarray | None = None
@@ -105,7 +104,7 @@ class RandomPool:
         if self.frequency is None or len(self.frequency) != self.labels:
             raise ValueError(f"draws by frequency need the training points of each of {self.labels} labels")
         live = np.ones(self.labels) if self.retired is None else (~self.retired).astype(np.float64)
-        mass = live * (self.frequency.astype(np.float64) + 1) ** self.power
+        mass = live * (self.frequency.astype(np.float64) + 1)
         return (1 - self.by_frequency) * live / self._count + self.by_frequency * mass / mass.sum()
 
     @cached_property

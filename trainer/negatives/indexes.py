@@ -20,8 +20,11 @@ import torch
 
 from schemas import PAD
 from schemas.ragged import Ragged
+from search.candidates import best, merge, pack, unpack
 from search.factory import AUTO, EXACT
-from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext, best_of_ranks, within
+from trainer.group import Group
+from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
+from trainer.negatives.candidates import within
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Batch
 from trainer.stream.transfer import send
@@ -141,8 +144,6 @@ class FreshIndex(NegativeSource):
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
             return Sampled(rank_by_score(rows, scores, self._width), ranked=True)
-        from search.candidates import pack
-
         labels, values = (rows + self._vectors.start).cpu().numpy(), scores.cpu().numpy()
         return best_of_ranks(pack(np.where(values == -np.inf, PAD, labels), values), self._width, self._group)
 
@@ -155,6 +156,13 @@ class FreshIndex(NegativeSource):
             some = positives.slice(first, first + len(block))
             masked = send((some.row_of(), some.entries), x.device)
             yield self._products.best(block, vectors, min(self._width, len(vectors)), masked)
+
+
+def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
+    """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
+    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer labels
+    labels, _ = unpack(merge(np.split(keys, group.ranks), width))
+    return Sampled(labels, ranked=True)
 
 
 class Products:

@@ -15,7 +15,8 @@ import numpy as np
 
 from schemas.ragged import Ragged
 from schemas.randomness import HashTablesStream, Purpose, generator
-from trainer.negatives.base import NegativeSource, Sampled, State, ids_from, within
+from trainer.negatives.base import NegativeSource, Sampled, State
+from trainer.negatives.candidates import within
 from trainer.negatives.draws import scrambled
 from trainer.negatives.hash_functions import code_type, open_hashes
 from trainer.negatives.lsh_section import LshSection
@@ -40,8 +41,8 @@ class HashedNegatives(NegativeSource):
     name = "lsh"
     stateful = True
 
-    def __init__(self, options: LshSection, vectors: Vectors, seed: int = 0, first_epoch: int = 0) -> None:
-        self.options, self.seed, self.first_epoch = options, seed, first_epoch
+    def __init__(self, options: LshSection, vectors: Vectors, seed: int = 0) -> None:
+        self.options, self.seed = options, seed
         self._vectors, self._touched = vectors, list[np.ndarray]()
         self.labels, dimension = vectors.vectors.shape
         self.hashes = open_hashes(options.family, dimension, options.bits, options.tables, seed, options.width)
@@ -55,7 +56,7 @@ class HashedNegatives(NegativeSource):
         batch = within(batch, self._vectors.start, self._vectors.stop)
         positives = Ragged(batch.positives, batch.positive_offsets)
         labels = self.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
-        return Sampled(ids_from(labels.padded(), self._vectors.start))
+        return Sampled(labels._replace(values=labels.values.astype(np.int64) + self._vectors.start).padded())
 
     def start(self) -> None:
         """Hash every row: linear in their number, once a run, where `load` brings no state of an earlier step."""
@@ -164,12 +165,8 @@ class HashTables:
             raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, and 1 or more a bucket")
         held, members, owed = np.zeros((3, tables, buckets), np.int32)
         slots = np.full((tables, buckets, capacity), -1, np.int32)
-        self.arrays = TableArrays(np.zeros((rows, tables), code_type(buckets)), slots, held, members, owed)
-
-    @property
-    def codes(self) -> np.ndarray:
-        """[N, L]: the bucket of each row."""
-        return self.arrays.codes
+        self.codes = np.zeros((rows, tables), code_type(buckets))  # the bucket of each row
+        self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return everything that a later step depends on, by name: of the buckets only those that have something.

@@ -14,6 +14,7 @@ import numpy as np
 from schemas import PAD
 from schemas.ragged import Ragged
 from trainer.negatives.draws import ones
+from trainer.stream.batch import DrawnLabels
 
 NUMBER_BITS = 24  # of a pair's number, below its label's in one word
 _DIGIT_BITS = 11  # sorted by in one pass, at most: as many places are written to side by side as a cache holds
@@ -31,6 +32,9 @@ class Merged(NamedTuple):
 
     Pairs are sorted by query, a query's positives before its hard negatives, and those before its draws: `query` int32
     [n], `place` int32 [n] in `ids`, `positive` bool [n], `weight` float32 [n].
+
+    The R labels of a pool for all queries come first in `ids`, and ascend by themselves; `pool_weight` float32 [R]:
+    what each counts. Pairs whose label is in the pool, too, are in `masked_query` and `masked_pool`, int32 [m].
     """
 
     ids: np.ndarray
@@ -38,33 +42,9 @@ class Merged(NamedTuple):
     place: np.ndarray
     positive: np.ndarray
     weight: np.ndarray
-
-
-class MergedWithPool(NamedTuple):
-    """The same with a pool for all queries: its R labels come first in `ids`, and ascend by themselves.
-
-    `pool_weight` float32 [R]: what each counts. Pairs whose label is in the pool, too, are in `masked_query` and
-    `masked_pool`, int32 [m]. Every pair weighs 1.
-    """
-
-    ids: np.ndarray
-    query: np.ndarray
-    place: np.ndarray
-    positive: np.ndarray
-    weight: np.ndarray
-    pool_weight: np.ndarray
-    masked_query: np.ndarray
-    masked_pool: np.ndarray
-
-
-class LabelsByQuery(NamedTuple):
-    """Labels [n] of queries that follow each other; those of query q are [starts[q], starts[q + 1])."""
-
-    label: np.ndarray
-    positive: np.ndarray  # bool
-    draw: np.ndarray  # bool
-    weight: np.ndarray  # float32
-    starts: np.ndarray  # [B + 1] int32
+    pool_weight: np.ndarray = np.empty(0, np.float32)
+    masked_query: np.ndarray = np.empty(0, np.int64)
+    masked_pool: np.ndarray = np.empty(0, np.int64)
 
 
 Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or none
@@ -91,22 +71,23 @@ def merge(
     return Merged(ids[:labels], *(column[:kept] for column in pairs[1:]))
 
 
-def merge_with_pool(
-    positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
-) -> MergedWithPool:
-    """Merge as `merge` does, with the draws `pool` [k] that all queries share, each of which counts `weight`."""
+def merge_with_pool(positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float) -> Merged:
+    """Merge as `merge` does, with the draws `pool` [k] that all queries share, each of which counts `weight`.
+
+    Every pair weighs 1.
+    """
     queries, size = _queries(positives, offsets, hard, None, pool)
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
     positive, ones, pool_weight = np.empty(size, bool), np.empty(size, np.float32), np.zeros(len(pool), np.float32)
-    pairs = MergedWithPool(ids, query, place, positive, ones, pool_weight, masked_query, masked_pool)
+    pairs = Merged(ids, query, place, positive, ones, pool_weight, masked_query, masked_pool)
     labels, kept, drawn, met = _merge_with_pool(queries, float(weight), pairs)
     stops = labels, kept, kept, kept, kept, drawn, met, met
-    return MergedWithPool(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
+    return Merged(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
 
 
 def side_by_side(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
-) -> LabelsByQuery:
+) -> DrawnLabels:
     """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` those of `hard` stay.
 
     A draw weighs `weight`, the others 1. Labels are int32 where all of them are less than its greatest, else int64.
@@ -117,7 +98,7 @@ def side_by_side(
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
     positive, draw, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
-    return LabelsByQuery(label, positive, draw, weights, starts.astype(np.int32))
+    return DrawnLabels(label, positive, draw, weights, starts.astype(np.int32))
 
 
 @numba.njit(nogil=True, cache=True)

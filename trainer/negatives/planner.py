@@ -12,17 +12,19 @@ import torch
 from schemas.ragged import Ragged
 from trainer.group import Group
 from trainer.inputs import Inputs
-from trainer.negatives.base import JoinedTable, NegativeSource, Sampled, ids_within, within
+from trainer.negatives.base import Sampled
 from trainer.negatives.candidates import (
     deal,
     draw_positives,
     drawn_labels,
     every_query_with,
+    ids_within,
     join_hard,
     label_range,
     labels_of,
     own_pool,
     shared_pool,
+    within,
 )
 from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.stream.batch import Batch, Candidates
@@ -49,8 +51,8 @@ class Planner:
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. `parts`: the labels [start, stop) of
     every rank; number `rank` is this one's, and its candidates are the part of one process's that lies there, with ids
     that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, where
-    they change. `frequency` [L]: the training points of each label, where draws go by it. `sources`: those that need no
-    embeddings. `positives`: of each query that a step learns where it takes the labels of the batch, 0 for all.
+    they change. `frequency` [L]: the training points of each label, where draws go by it.
+    `positives`: of each query that a step learns where it takes the labels of the batch, 0 for all.
     `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges the labels of own
     pools itself.
     """
@@ -63,7 +65,6 @@ class Planner:
     rank: int = 0
     mixtures: tuple[tuple[int, int], ...] = ()
     frequency: np.ndarray | None = None
-    sources: tuple[NegativeSource, ...] = (JoinedTable(),)
     positives: int = 0
     retired: np.ndarray | None = None
     merges: bool = True
@@ -178,9 +179,8 @@ class Planner:
         return None if hard is None else _matrix(hard)
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
-        """Return the negatives of all sources."""
-        planned = (source.find(batch) for source in self.sources if batch.epoch >= source.first_epoch)
-        return [*(each for each in planned if each is not None), *sampled]
+        """Return the negatives of all sources: of the table that the stream joins, and those `sampled`."""
+        return [*([] if batch.hard is None else [Sampled(batch.hard, ranked=True)]), *sampled]
 
     def _own(self, batch: Batch) -> Batch:
         """Return the batch with the positives that are this rank's."""
@@ -220,7 +220,7 @@ class Planner:
     @cached_property
     def _random(self) -> RandomPool:
         share = self.options.by_frequency
-        return RandomPool(self.labels, share, 1.0, self.frequency, self.part, self.retired)
+        return RandomPool(self.labels, share, self.frequency, self.part, self.retired)
 
     @property
     def _weights(self) -> np.ndarray | None:

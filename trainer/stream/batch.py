@@ -56,12 +56,6 @@ class Candidates:
     masked_pool: np.ndarray
     drawn: DrawnLabels | None = None
 
-    @classmethod
-    def to_merge(cls, drawn: DrawnLabels) -> "Candidates":
-        """Return the candidates that a device makes of `drawn`."""
-        none, weights = np.empty(0, np.int64), np.empty(0, np.float32)
-        return cls(none, none, none, np.empty(0, bool), weights, weights, none, none, drawn)
-
     @cached_property
     def touched(self) -> np.ndarray:
         """Labels that the step touches, each once, int64 [C]; hard negatives that are on a device are waited for."""

@@ -27,9 +27,8 @@ FREQUENCY = np.array([0, 1, 50, 3, 0, 0, 7, 9, 200, 1, 2, 0])
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-@pytest.mark.parametrize("power", [0.5, 1.0])
-def test_labels_come_as_often_as_their_weight_says(share: float, power: float) -> None:
-    draws = RandomPool(LABELS, share, power, FREQUENCY)
+def test_labels_come_as_often_as_their_weight_says(share: float) -> None:
+    draws = RandomPool(LABELS, share, FREQUENCY)
     pool = draws.draw(40_000, seed=1, epoch=0, step=0)
     expected = 1 / draws.weight(40_000)  # k q_l
     assert expected.sum() == pytest.approx(40_000)
@@ -39,8 +38,8 @@ def test_labels_come_as_often_as_their_weight_says(share: float, power: float) -
 
 
 def test_a_rank_knows_the_weights_of_its_labels() -> None:
-    whole = RandomPool(LABELS, 0.3, 1.0, FREQUENCY).weight(5)
-    np.testing.assert_array_equal(RandomPool(LABELS, 0.3, 1.0, FREQUENCY, (4, 9)).weight(5), whole[4:9])
+    whole = RandomPool(LABELS, 0.3, FREQUENCY).weight(5)
+    np.testing.assert_array_equal(RandomPool(LABELS, 0.3, FREQUENCY, (4, 9)).weight(5), whole[4:9])
 
 
 def test_draws_by_frequency_need_the_frequencies() -> None:

@@ -14,7 +14,7 @@ from trainer.config import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer
-from trainer.negatives.base import ids_within
+from trainer.negatives.candidates import ids_within
 from trainer.refresh import true_ranks
 from trainer.stream import Batch
 from trainer.tracking import read_metrics
