@@ -146,8 +146,8 @@ class TestRefused:
         out = str(tmp_path / "out")
         for folder, words in (
             (str(tmp_path / "nowhere"), r"nowhere: no such directory"),
-            (pickled, r"no weights as safetensors.*found: .*pytorch_model\.bin.*save_pretrained"),
-            (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer\. Save it there"),
+            (pickled, r"pytorch_model\.bin: pickled weights.*safetensors.*save_pretrained"),
+            (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer \(.*\)\. Save it there"),
             (headless, r"headless: a teacher is a sequence classifier, and this is BertModel"),
             (teachers[2], r"2 outputs, LABEL_0, LABEL_1\. Say with --label"),
             (random, r"random: no weights for .*classifier.*: its scores are random"),

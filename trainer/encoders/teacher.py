@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from schemas.errors import InputError
-from trainer.encoders.texts import READ, TOKENIZERS, digest_of
+from trainer.encoders.texts import READ, digest_of, require_files
 from trainer.rows.threads import one_thread
 
 _AT_ONCE = 1 << 14  # pairs whose tokens are held
@@ -31,15 +31,8 @@ class TeacherFiles:
         folder = Path(name)
         if not folder.is_dir():
             raise InputError(f"{name}: no such directory. Give one with a cross-encoder that save_pretrained wrote.")
-        if not [*folder.glob("*.safetensors")]:
-            found = ", ".join(sorted(place.name for place in folder.iterdir())[:10]) or "nothing"
-            raise InputError(
-                f"{name}: no weights as safetensors, which run no code when they are opened; found: {found}. "
-                "Save the model again: model.save_pretrained(folder)."
-            )
-        if not [place for pattern in TOKENIZERS for place in folder.glob(pattern)]:
-            raise InputError(f"{name}: no tokenizer. Save it there: tokenizer.save_pretrained(folder).")
-        config, kinds = _load("AutoConfig", name), ""
+        require_files("Transformer", folder)
+        config = _load("AutoConfig", name)
         kinds = ", ".join(config.architectures or ["nothing named"])
         if "SequenceClassification" not in kinds:
             raise InputError(f"{name}: a teacher is a sequence classifier, and this is {kinds}. Give a cross-encoder.")

@@ -32,7 +32,7 @@ from trainer.stream.batch import pad_rows
 _FIRST = ("Transformer", "StaticEmbedding")
 _LATER = ("Pooling", "Normalize", "Dense", "Dropout")
 READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names that each may have
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
 _STATIC_TOKENS = 512  # of a text, without modules.json: as Model2Vec reads it
@@ -63,7 +63,7 @@ class TextFiles:
                 ) from None
         files = cls(name, folder)
         for kind, path in files.modules:
-            _require_files(kind, folder / path)
+            require_files(kind, folder / path)
         return files
 
     @cached_property
@@ -138,7 +138,7 @@ def digest_of(folder: Path, places: Iterable[Path]) -> str:
     return sha256(json.dumps(contents).encode())
 
 
-def _require_files(kind: str, folder: Path) -> None:
+def require_files(kind: str, folder: Path) -> None:
     """Raise InputError where a module has no weights, but pickled ones, or no tokenizer."""
 
     def found(*patterns: str) -> list[str]:
@@ -153,8 +153,8 @@ def _require_files(kind: str, folder: Path) -> None:
         raise InputError(
             f"{folder}: no weights here (*.safetensors); found: {', '.join(found('*')[:10]) or 'nothing'}."
         )
-    if kind in _FIRST and not found(*TOKENIZERS):
-        names = ", ".join(TOKENIZERS)
+    if kind in _FIRST and not found(*_TOKENIZERS):
+        names = ", ".join(_TOKENIZERS)
         raise InputError(f"{folder}: no tokenizer ({names}). Save it there: tokenizer.save_pretrained(folder).")
 
 
