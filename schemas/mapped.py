@@ -12,9 +12,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.errors import StorageError
+from schemas.ragged import Ragged
 from schemas.sizes import say_bytes
 from schemas.storage import is_full
 
@@ -112,3 +114,23 @@ class ScratchFile:
                 free = shutil.disk_usage(self._directory).free
                 reason = f"{say_bytes(self._size)} are needed there for {self._what}, {say_bytes(free)} are free"
             raise StorageError(f"{self._directory}: {reason}. {self._remedy}.") from error
+
+
+class ScratchRows:
+    """Rows of entries, laid end to end in scratch files for `what`. Raises StorageError where there is no room."""
+
+    def __init__(self, what: str) -> None:
+        self._values, self._offsets = ScratchFile(what), ScratchFile(what)
+        self._count, self._dtype = 0, np.dtype(np.uint16)
+
+    def add(self, rows: Ragged) -> None:
+        """Append rows, whose entries are of one type."""
+        self._dtype = rows.values.dtype
+        self._values.write(np.ascontiguousarray(rows.entries).data)
+        self._offsets.write((rows.offsets[:-1] - rows.offsets[0] + self._count).data)
+        self._count += len(rows.entries)
+
+    def mapped(self) -> Ragged:
+        """Return all rows, mapped to be read."""
+        self._offsets.write(np.array([self._count], np.int64).data)
+        return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))

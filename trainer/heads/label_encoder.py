@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from schemas.layout import DataLayout
-from schemas.mapped import ScratchFile
-from schemas.ragged import Ragged
+from schemas.mapped import ScratchRows
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.config import Recipe
@@ -127,26 +126,8 @@ def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)
-    writers = {name: _Writer() for name in columns_of(kind)}
+    writers = {name: ScratchRows("the texts of labels") for name in columns_of(kind)}
     for group in labels.batches(list(writers)):
         for name, writer in writers.items():
             writer.add(list_column(group, name))
     return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})
-
-
-class _Writer:
-    """Lays the row groups of a list column end to end in scratch files."""
-
-    def __init__(self) -> None:
-        self._values, self._offsets = ScratchFile("the texts of labels"), ScratchFile("the texts of labels")
-        self._count, self._dtype = 0, np.dtype(np.uint16)
-
-    def add(self, rows: Ragged) -> None:
-        self._dtype = rows.values.dtype
-        self._values.write(np.ascontiguousarray(rows.values).data)
-        self._offsets.write((rows.offsets[:-1] + self._count).data)
-        self._count += len(rows.values)
-
-    def mapped(self) -> Ragged:
-        self._offsets.write(np.array([self._count], np.int64).data)
-        return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))

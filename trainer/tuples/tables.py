@@ -1,4 +1,7 @@
-"""A table of negatives beside the DATA that it was mined from: texts and scores by row."""
+"""A table of negatives beside the DATA that it was mined from: texts and scores by row.
+
+Columns are copied once to scratch files in TMPDIR that are mapped, so that memory holds what it has room for.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +12,12 @@ import pyarrow as pa
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import is_published
+from schemas.mapped import ScratchRows
 from schemas.ragged import Ragged
+from schemas.shard_files.parquet import matrix_column
 from schemas.storage import join
 from schemas.table import Table
 from trainer.stream import Source
-from trainer.tuples.columns import open_matrix, open_strings
 from trainer.tuples.options import TupleOptions
 
 
@@ -79,14 +83,14 @@ class Tables:
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
         """Return a column's strings of `rows` [n]. Raises InputError where all are empty, TableError, StorageError."""
-        held = self._hold(table, column, open_strings)
+        held = self._hold(table, column, _open_strings)
         if not held.buffers()[2].size and table.rows:
             raise InputError(f"{table.url}: no row has a {column}. Give --keys for keys in the place of texts.")
         return held.take(pa.array(rows)).cast(pa.string())
 
     def scores(self, column: str, rows: np.ndarray) -> np.ndarray:
         """Return a column's scores of the negatives of `rows` [B], float32 [B, K]. Raises TableError, StorageError."""
-        return self._hold(self.negatives, column, open_matrix)[rows].astype(np.float32)
+        return self._hold(self.negatives, column, _open_matrix)[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
         """Return float32 scores of the positives of `rows` [B], like their values; NaN of a teacher, who has none.
@@ -100,7 +104,7 @@ class Tables:
         for name, (parent, ids) in sides.items():
             table = Table.open(join(self.place, "embeddings", name))
             self.negatives.require_made_from(parent, table)
-            vectors.append(self._hold(table, "vector", open_matrix)[ids].astype(np.float32))
+            vectors.append(self._hold(table, "vector", _open_matrix)[ids].astype(np.float32))
         return np.einsum("pd,pd->p", *vectors)
 
     def _hold(self, table: Table, column: str, read: Any) -> Any:
@@ -131,3 +135,23 @@ class Tables:
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")
+
+
+def _open_strings(table: Table, column: str) -> pa.LargeStringArray:
+    """Return a column of strings [N]. Raises TableError, StorageError."""
+    rows = ScratchRows("texts")
+    for group in table.batches([column]):
+        array = pa.concat_arrays([pa.array([], pa.large_string()), *group[column].cast(pa.large_string()).chunks])
+        _, starts, data = array.buffers()
+        bounds = np.frombuffer(starts, np.int64)[array.offset : array.offset + len(array) + 1]
+        rows.add(Ragged(np.frombuffer(data or b"", np.uint8), bounds))
+    values, offsets = rows.mapped()
+    return pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
+
+
+def _open_matrix(table: Table, column: str) -> np.ndarray:
+    """Return a column of lists of K numbers, [N, K]. Raises TableError, StorageError."""
+    rows = ScratchRows("scores and vectors")
+    for group in table.batches([column]):
+        rows.add(Ragged.from_matrix(matrix_column(group, column)))
+    return rows.mapped().values.reshape(table.rows, table.width(column))
