@@ -1,9 +1,7 @@
 """Files of examples: JSON lines, compressed by the end of their name, or a table of Parquet shards."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -66,13 +64,17 @@ def write_tuples(
         return finished
     group = 1024 if rows < 1_000_000 else 8192
     with building(out, _DOING) as build:
-        entries, schema, edges = [], stream.schema, [rows * number // count for number in range(count + 1)]
-        cut = _cut(stream.blocks(shuffle), edges)
-        for shard, some in itertools.groupby(cut, key=lambda piece: piece[0]):
+        entries, schema, blocks = [], stream.schema, stream.blocks(shuffle)
+        rest = schema.empty_table()
+        for shard in range(count):
+            left = rows * (shard + 1) // count - rows * shard // count
             with writing_shard(build.url, shard, count, schema, group) as file:
-                for _, examples in some:
+                while left:
+                    rest = rest if rest.num_rows else next(blocks)
+                    examples, rest = rest.slice(0, left), rest.slice(left)
                     file.write(examples)
                     on_examples(examples.num_rows)
+                    left -= examples.num_rows
             entries.append(file.entry)
         return build.publish(
             Manifest(
@@ -86,15 +88,3 @@ def write_tuples(
                 counters={"examples": rows, "rows_left_out": left_out},
             )
         )
-
-
-def _cut(blocks: Iterator[pa.Table], edges: list[int]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (shard, rows): shard i gets rows [edges[i], edges[i + 1]) of all blocks."""
-    first = 0
-    for block in blocks:
-        stop = first + block.num_rows
-        while first < stop:
-            shard = int(np.searchsorted(edges, first, side="right")) - 1
-            rows = min(stop, edges[shard + 1]) - first
-            yield shard, block.slice(block.num_rows - (stop - first), rows)
-            first += rows

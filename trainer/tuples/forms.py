@@ -81,7 +81,7 @@ def make_examples(
         order = np.argsort(number, kind="stable")
         row, number = row[order], number[order]
     key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
-    drawn = _draw(key, rows.astype(np.uint64), counts.astype(np.uint64))
+    drawn = _draw(key, rows.astype(np.uint64), counts.astype(np.uint64)).astype(np.int64)
     chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
     positive = positives.offsets[row] + (chosen if options.each_positive else drawn[row])
     negative = len(positives.values) + row[:, None] * width + np.arange(width)
@@ -90,14 +90,10 @@ def make_examples(
     return pa.table(_FORMS[options.form][1](some))
 
 
-@numba.njit(nogil=True, cache=True)
-def _draw(key, rows, counts):  # type: ignore[no-untyped-def]
-    """Return a number below each of `counts` [R] for the row ids `rows` [R]."""
-    drawn = np.zeros(len(rows), np.int64)
-    for i in range(len(rows)):
-        if counts[i]:
-            drawn[i] = scrambled(key, rows[i], np.uint64(0)) % counts[i]
-    return drawn
+@numba.vectorize(["u8(u8, u8, u8)"], cache=True)
+def _draw(key, row, count):  # type: ignore[no-untyped-def]
+    """Return a number below `count` for a row id; 0 where it is 0."""
+    return scrambled(key, row, np.uint64(0)) % count if count else np.uint64(0)
 
 
 def _triplets(some: Examples) -> Columns:
