@@ -56,9 +56,9 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 
     from schemas import storage
     from schemas.owners.place import require_file
-    from trainer.config import stated_options
+    from trainer.config import read_recipe
 
-    stated = stated_options(recipe, overrides)
+    stated = read_recipe(recipe, overrides, light=True)
     text = tomli_w.dumps(stated)
     if out is None:
         results.print(text, end="")
@@ -79,10 +79,10 @@ def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _list() -> dict[str, Any]:
-    from trainer.config import recipe_names, stated_options
+    from trainer.config import read_recipe, recipe_names
     from trainer.config.load import BY_TRIALS
 
-    by_name = {name: stated_options(name) for name in recipe_names()}
+    by_name = {name: read_recipe(name, light=True) for name in recipe_names()}
     rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]
     for name, recipe in by_name.items():
         stated = {n: str(recipe.get(section, {}).get(key, default)) for n, (section, key, default) in _SHOWN.items()}

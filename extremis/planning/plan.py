@@ -11,7 +11,8 @@ from schemas.layout import DataLayout
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
 from trainer.config import Recipe
-from trainer.config.load import auto_keys, read_recipe
+from trainer.config.load import read_recipe
+from trainer.config.merging import left_to_data
 from trainer.methods.rules import Facts
 from trainer.settings.facts import HEAPS, measure
 from trainer.settings.resolve import Resolved, derive
@@ -67,7 +68,7 @@ def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data:
     Raises InputError: as `resolve`; TableError.
     """
     body = read_recipe(source, overrides)
-    if not auto_keys(body):
+    if not left_to_data(body):
         return Resolved(workload.recipe)
     return derive(body, facts_of(workload, data), source)
 

@@ -12,7 +12,8 @@ from schemas import storage
 from schemas.errors import InputError
 from tests.recipes import RECIPES
 from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
-from trainer.config.load import auto_keys, read_recipe
+from trainer.config.load import read_recipe
+from trainer.config.merging import left_to_data
 from trainer.methods.earlier import REMOVED
 
 
@@ -267,7 +268,7 @@ def test_a_kind_that_changes_leaves_out_what_recipes_below_set_for_another(tmp_p
     )
     recipe = load_recipe(mine)
     assert (recipe.encoder.kind, recipe.loss.kind) == ("transformer", "softtopk")
-    left = {key for key in auto_keys(read_recipe(mine)) if key.startswith("encoder.")}
+    left = {key for key in left_to_data(read_recipe(mine)) if key.startswith("encoder.")}
     assert left == {"encoder.dimension", "encoder.lr"}  # which every kind has
     assert load_recipe(mine, ["loss.k=3"]).loss.model_dump()["k"] == 3
     with pytest.raises(InputError, match=r"encoder\.hidden is of encoder\.kind = 'bag'"):

@@ -6,9 +6,9 @@ from trainer.config.load import (
     load_config,
     load_recipe,
     lost_options,
+    read_recipe,
     recipe_names,
     restore_recipe,
-    stated_options,
     validate,
 )
 from trainer.config.merging import flatten
@@ -25,8 +25,8 @@ __all__ = [
     "load_config",
     "load_recipe",
     "lost_options",
+    "read_recipe",
     "recipe_names",
     "restore_recipe",
-    "stated_options",
     "validate",
 ]

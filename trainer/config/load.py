@@ -16,7 +16,6 @@ from trainer.config.merging import (
     applies,
     explain,
     flatten,
-    left_to_data,
     merge,
     section_of,
     without_auto,
@@ -58,7 +57,7 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 
     Encoders, losses, and what depends on several sections are checked by `load_recipe`. Raises InputError.
     """
-    body = stated_options(source, overrides)
+    body = read_recipe(source, overrides, light=True)
     try:
         options = Recipe.options_of(Recipe.kind_in(body))
     except ValueError as error:
@@ -77,27 +76,23 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
                 raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
 
 
-def auto_keys(body: Mapping[str, Any]) -> list[str]:
-    """List the options that a recipe's `body` leaves to the data, by dotted key."""
-    return sorted(left_to_data(body))
-
-
-def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
     an override, changes the method or another kind, options that those before it set for other kinds are left out.
+    `light`: without a look at encoders and losses, since a bare installation has not all that implements them.
     Raises InputError: no such recipe, not TOML.
     """
-    return _merge(source, overrides, light=False)
-
-
-def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the same without a look at encoders and losses: a bare installation has not all that implements them.
-
-    Raises InputError.
-    """
-    return _merge(source, overrides, light=True)
+    top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
+    bodies = _read_bodies(source)
+    try:
+        top["name"] = renew(bodies[-1]).get("name", top["name"])
+        for override in overrides:
+            _override(top, override)
+        return merge([*bodies, top], light)
+    except ValueError as error:
+        raise InputError(f"recipe {source}: {error}.") from None
 
 
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
@@ -110,18 +105,6 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
     return [
         each for each in overrides if applies(body, each.partition("=")[0].strip()) or "." not in each.partition("=")[0]
     ]
-
-
-def _merge(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
-    top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
-    bodies = _read_bodies(source)
-    try:
-        top["name"] = renew(bodies[-1]).get("name", top["name"])
-        for override in overrides:
-            _override(top, override)
-        return merge([*bodies, top], light)
-    except ValueError as error:
-        raise InputError(f"recipe {source}: {error}.") from None
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
@@ -253,19 +236,12 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     return body
 
 
-def _check_depth(value: Any, source: str) -> None:
+def _check_depth(value: Any, source: str, left: int = MAX_DEPTH) -> None:
     """Raise InputError where tables and lists are nested deeper than MAX_DEPTH."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?")
+    if not left:
+        raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(inner, source, left - 1)
 
 
 def _override(body: dict[str, Any], override: str) -> None:

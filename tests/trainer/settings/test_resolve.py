@@ -10,7 +10,8 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
 from trainer.config import Recipe, load_config, load_recipe, restore_recipe
-from trainer.config.load import auto_keys, read_recipe, without_auto
+from trainer.config.load import read_recipe
+from trainer.config.merging import left_to_data, without_auto
 from trainer.loop import Trainer
 from trainer.methods.rules import Facts, log_odds
 from trainer.settings.resolve import Resolved, derive, facts_of, resolve
@@ -43,16 +44,16 @@ def derived(name: str, facts: Facts, *overrides: str) -> Resolved:
 
 def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
     body = read_recipe("astra", ["refresh.index=auto", "train.seed=3"])
-    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*auto_keys(body)}
-    assert "refresh.index" not in auto_keys(body)  # for which "auto" is a value
+    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*left_to_data(body)}
+    assert "refresh.index" not in left_to_data(body)  # for which "auto" is a value
     stated = without_auto(body)
     assert not {"initial_bias", "lr"} & stated["classifier"].keys()
     assert (stated["train"]["seed"], stated["refresh"]["index"]) == (3, "auto")
-    assert auto_keys(stated) == []
+    assert left_to_data(stated) == {}
     assert body == read_recipe("astra", ["refresh.index=auto", "train.seed=3"])  # not changed
     assert (
-        auto_keys({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}})
-        == []
+        left_to_data({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}})
+        == {}
     )
 
 
@@ -60,7 +61,7 @@ def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_every_recipe_can_be_resolved_on_any_size(name: str, facts: Facts) -> None:
     resolved = derived(name, facts)
-    assert set(resolved.settings) == {*auto_keys(read_recipe(name))}
+    assert set(resolved.settings) == {*left_to_data(read_recipe(name))}
     for key, setting in resolved.settings.items():
         # An index within the trainer, where the data choose it, has no use for the schedule of tables.
         assert option(resolved.recipe, key) == setting.value or key == "refresh.every"
@@ -141,7 +142,7 @@ def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
     run = RunLayout("memory://resolve/run")
     train(Trainer.start(data.layout.root, run.root, resolved.recipe, silent))
     config = load_config(run.config)["recipe"]
-    assert auto_keys(config) == []
+    assert left_to_data(config) == {}
     assert restore_recipe(config, run.root) == resolved.recipe
     for key, setting in resolved.settings.items():
         section, _, name = key.partition(".")
