@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,42 +44,33 @@ def _measure(
         raise InputError(f"{queries.url}: no rows to train on.")
     trained = Data(split=split, parts=window if isinstance(window, str) else list(window))
     frequency = label_statistics(data, trained).frequency
-    sample = _Sample.of(queries, part)
+    sampled, pairs, tokens, ngrams = _sample(queries, part)
     return Facts(
         queries=rows,
         labels=labels.rows,
-        pairs=round(sample.pairs * rows / sample.rows),
+        pairs=round(pairs * rows / sampled),
         label_texts=labels.rows if label_texts else 0,
-        ngrams=round(sample.ngrams * (rows / sample.rows) ** HEAPS),
-        tokens=sample.tokens / sample.rows,
+        ngrams=round(ngrams * (rows / sampled) ** HEAPS),
+        tokens=tokens / sampled,
         median_frequency=float(np.median(frequency[frequency > 0])) if frequency.any() else 0.0,
     )
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Counts over `rows` rows: the first SAMPLED_ROWS of a part."""
-
-    rows: int
-    pairs: int
-    tokens: int
-    ngrams: int
-
-    @classmethod
-    def of(cls, table: Table, part: RowShare) -> "_Sample":
-        has_tokens = "input_ids" in table.columns
-        columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
-        rows = pairs = tokens = 0
-        hashes = []
-        for group in part.batches(table, columns, SAMPLED_ROWS):
-            rows += group.num_rows
-            pairs += len(list_column(group, "label_ids").values)
-            if has_tokens:
-                texts = list_column(group, "input_ids")
-                tokens += len(texts.values)
-                hashes.append(_pairs_of_tokens(texts))
-        _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
-        return cls(rows, pairs, tokens, int((counts > 1).sum()))
+def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
+    """Count rows, pairs, tokens and n-grams over the first SAMPLED_ROWS of a part."""
+    has_tokens = "input_ids" in table.columns
+    columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
+    rows = pairs = tokens = 0
+    hashes = []
+    for group in part.batches(table, columns, SAMPLED_ROWS):
+        rows += group.num_rows
+        pairs += len(list_column(group, "label_ids").values)
+        if has_tokens:
+            texts = list_column(group, "input_ids")
+            tokens += len(texts.values)
+            hashes.append(_pairs_of_tokens(texts))
+    _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
+    return rows, pairs, tokens, int((counts > 1).sum())
 
 
 def _pairs_of_tokens(texts: Ragged) -> np.ndarray:
