@@ -1,6 +1,8 @@
-"""The device that a run computes on, settings of torch, and generators of random numbers."""
+"""The device that a run computes on, settings of torch and of the process, and generators of random numbers."""
 
 import contextlib
+import ctypes
+import functools
 import os
 from collections.abc import Iterator
 
@@ -10,6 +12,22 @@ from schemas.errors import InputError
 from schemas.randomness import Purpose, torch_seed
 
 CPU = torch.device("cpu")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: of free memory in a heap, and of a piece of it
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Have the process keep memory that a batch frees for the next one.
+
+    By itself glibc gives pieces of some megabytes back to the system, which clears them page by page when the next
+    batch asks for them. Whether it does depends on what the process freed before: a batch with own pools took twice as
+    long to plan where it did. Elsewhere nothing changes.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT)
+        library.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
 
 
 def open_device(name: str) -> torch.device:

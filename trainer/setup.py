@@ -17,7 +17,7 @@ from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
-from trainer.device import CPU, describe_device, open_device
+from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
@@ -31,7 +31,6 @@ from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
-from trainer.rows.memory import keep_freed_memory
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources

@@ -31,7 +31,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed on the way is no answer
     with contextlib.suppress(ImportError):
-        _of("trainer.rows.memory:keep_freed_memory")()  # as a training process does
+        _of("trainer.device:keep_freed_memory", "trainer.rows.memory:keep_freed_memory")()  # as a training process does
     for line in sys.stdin:
         task = json.loads(line)
         try:

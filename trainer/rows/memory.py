@@ -1,10 +1,6 @@
-"""Zeros for large matrices: in memory, where pages that nothing was written to take none; in a file; on a GPU.
-
-And what becomes of memory that is freed.
-"""
+"""Zeros for large matrices: in memory, where pages that nothing was written to take none; in a file; on a GPU."""
 
 import contextlib
-import ctypes
 import math
 import mmap
 
@@ -16,21 +12,6 @@ from schemas.sizes import say_bytes
 from trainer.device import CPU
 
 IN_MEMORY, ON_HOST = "memory", "host"
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: of free memory in a heap, and of a piece of it
-
-
-def keep_freed_memory() -> None:
-    """Have the process keep memory that a batch frees for the next one.
-
-    By itself glibc gives pieces of some megabytes back to the system, which clears them page by page when the next
-    batch asks for them. Whether it does depends on what the process freed before: a batch with own pools took twice as
-    long to plan where it did. Elsewhere nothing changes.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT)
-        library.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
 
 
 def zeros(

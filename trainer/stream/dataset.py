@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from schemas import arrow
 from schemas.errors import InputError, TableError
+from trainer.device import keep_freed_memory
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
@@ -83,9 +84,8 @@ class JoinedStream(IterableDataset):
         if self._options.batches == "by_source" and self._options.clusters != SINGLE_ROWS:
             raise InputError("batches of one source each are dealt row by row: leave out clusters, or batches.")
         self._label_type = arrow.label_type(labels)
-        self._sources = sources
+        self._set_sources(sources)
         self._later: list[Source] | None = None  # of the next epoch, where a state had other weights
-        self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0
         self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
         self._process = os.getpid()
@@ -238,7 +238,7 @@ class JoinedStream(IterableDataset):
         own_slice = slice_of_process()
         if os.getpid() != self._process:  # files and threads are those of the process that was forked
             self._process = os.getpid()
-            self._groups = RowGroups(self._sources, self._label_type, self._options.inputs, self._options.reading)
+            self._set_sources(self._sources)
         if own_slice is None:
             return
         if self._last_read != self._channel.number:
@@ -270,7 +270,7 @@ class JoinedStream(IterableDataset):
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
         """Deal the batches of `steps`, planned."""
-        _keep_freed_memory()
+        keep_freed_memory()
         if not steps:
             return
         windows = self._windows(order, steps)
@@ -309,13 +309,3 @@ class JoinedStream(IterableDataset):
             return batches if plan is None else [replace(batch, candidates=plan(batch)) for batch in batches]
 
         return [functools.partial(deal, some) for some in window.pieces(first_step, steps)], window.close
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Keep freed memory in this process, once and before batches are made.
-
-    glibc gives a block above 128 KiB back to the system when it is freed, until a larger one has been freed once: a
-    batch's arrays would then cost a page fault every 4 KiB, which doubles the time of planning.
-    """
-    np.empty(24 << 20, np.uint8)
