@@ -56,7 +56,8 @@ class MLflow(Watcher):
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         if numbers:
-            self._waiting.put((step, {metric_name(name): value for name, value in numbers.items()}, _milliseconds()))
+            named = {metric_name(name): value for name, value in numbers.items()}
+            self._waiting.put((step, named, int(time.time() * 1000)))
 
     def close(self, finished: bool) -> None:
         self._waiting.put(None)
@@ -113,7 +114,3 @@ class MLflow(Watcher):
 def metric_name(name: str) -> str:
     """Return the name as MLflow takes it: `validation/P@1` is `validation/P_at_1`."""
     return re.sub(r"[^\w\-. /]", "_", name.replace("@", "_at_"))
-
-
-def _milliseconds() -> int:
-    return int(time.time() * 1000)

@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.json_files import read_json, write_json
+from schemas.json_files import parse_object, read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, LostError, Unclaimed
 from schemas.storage import join
@@ -60,12 +60,10 @@ class Tracker:
 
         Raises InputError where a watcher cannot be used as it is set up.
         """
-        lines: list[str] = []
-        with contextlib.suppress(FileNotFoundError):
-            lines = storage.read_bytes(self._run.metrics).decode().splitlines()
+        before = read_metrics(self._run) if step else []
         self._start_watchers(step)
-        kept = [line for line in lines if _step_of(line) <= step] if step else []
-        storage.write_bytes(str(self._metrics), "".join(f"{line}\n" for line in kept).encode())
+        kept = [json.dumps(record) + "\n" for record in before if record["step"] <= step]
+        storage.write_bytes(str(self._metrics), "".join(kept).encode())
         self._file = self._metrics.open("a")
 
     def _start_watchers(self, step: int) -> None:
@@ -126,36 +124,16 @@ class Tracker:
 
 
 class NoTracker:
-    """The tracker of a rank that does not report."""
+    """The tracker of a rank that does not report: it takes what a tracker takes, and does nothing."""
 
-    def watch(self, listener: Listener) -> None: ...
-
-    def start(self, step: int) -> None: ...
-
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self, finished: bool = False) -> None: ...
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
-    """Read all records of a run, oldest first; a line cut off by a crash is left out."""
+    """Read all records of a run, oldest first; a line cut off by a crash is left out, as is what has no step."""
     try:
-        lines = storage.read_bytes(run.metrics).decode().splitlines()
+        records = map(parse_object, storage.read_bytes(run.metrics).splitlines())
     except FileNotFoundError:
         return []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return records
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")
+    return [record for record in records if record and isinstance(record.get("step"), int | float)]

@@ -1,15 +1,14 @@
 """Watchers of a run, which its numbers are sent to: a file each, and an entry in `trainer/methods/sections.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schemas.secrets import redact
+from schemas.waits import Say
 from trainer.methods.kinds import import_name
 from trainer.methods.sections import WATCHERS, Logging
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
