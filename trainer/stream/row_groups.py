@@ -83,22 +83,18 @@ class RowGroups:
         self._label_type = label_type
         self._reading = reading or Reading()
         self.width = max((source.negatives_width for source in sources), default=0)  # K of the joined negatives
-        self._places: list[tuple[Source, int, int]] = []  # source, shard, and row group within it
-        rows: list[np.ndarray] = []
-        dealt: list[np.ndarray] = []
-        shares: list[WeightedGroups] = []
-        for source in sources:
-            groups = source.table.groups
-            places = zip(groups.shard.tolist(), groups.group.tolist(), strict=True)
-            self._places += [(source, *place) for place in places]
-            rows.append(np.diff(groups.first))
-            dealt.append(source.share.bounds(groups.first))
-            shares.append(WeightedGroups(len(groups), source.weight))
-        self.group_rows = np.concatenate([*rows, np.empty(0, np.int64)])  # [M]
+        tables = [(source, source.table.groups) for source in sources]
+        self._places = [
+            (source, shard, within)  # row group `within` of the shard
+            for source, groups in tables
+            for shard, within in zip(groups.shard.tolist(), groups.group.tolist(), strict=True)
+        ]
+        self.group_rows = np.concatenate([*(np.diff(groups.first) for _, groups in tables), np.empty(0, np.int64)])
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
+        dealt = [source.share.bounds(groups.first) for source, groups in tables]
         # [M, 2] rows of each that are dealt; None where all are.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
-        self.shares = tuple(shares)
+        self.shares = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
         # Empty where every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else self.shares
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
