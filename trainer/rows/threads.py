@@ -1,6 +1,7 @@
 """Threads: torch's, where their number must not show in the result, and those that run compiled loops over rows."""
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from schemas.forking import one_thread_in_children
 
 PARTS = 8  # of one loop: a fixed number, so that sums of parts do not depend on the number of threads
 _ALONE = 2048  # rows for which a second thread costs more than it does
-_pool: tuple[int, ThreadPoolExecutor] | None = None
 Result = TypeVar("Result")
 
 
@@ -41,18 +41,11 @@ def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _A
     return list(_threads(threads).map(work, *zip(*calls, strict=True)))
 
 
-def _afresh() -> None:
-    global _pool
-    _pool = None
-
-
-os.register_at_fork(after_in_child=_afresh)  # threads do not cross a fork
-set_threads = one_thread_in_children(torch.set_num_threads)
-
-
+@functools.lru_cache(maxsize=1)
 def _threads(count: int) -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None or _pool[0] != count:
-        # Denormals as in the loop that trains, whichever thread a row meets: the setting is a thread's own.
-        _pool = count, ThreadPoolExecutor(count, "rows", torch.set_flush_denormal, (True,))
-    return _pool[1]
+    # Denormals as in the loop that trains, whichever thread a row meets: the setting is a thread's own.
+    return ThreadPoolExecutor(count, "rows", torch.set_flush_denormal, (True,))
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not cross a fork
+set_threads = one_thread_in_children(torch.set_num_threads)
