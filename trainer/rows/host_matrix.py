@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.kernels import SGD, Rule
+from trainer.rows.kernels import SGD, Matrix, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY
-from trainer.rows.on_device import DeviceMatrix
+from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
@@ -100,7 +100,7 @@ class HostMatrix:
         """Return rows `ids` [C] for kernels that score them, and rows of zeros that take their gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
-        scored, updated = (DeviceMatrix(values, None, None, None, 0) for values in (rows, gradient))
+        scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
         return DeviceStep(np.arange(len(ids)), scored, updated, _GRADIENT_RULE)
 
     def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:

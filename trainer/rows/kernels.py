@@ -28,13 +28,16 @@ SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
 
 
 class Matrix(NamedTuple):
-    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows."""
+    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows.
 
-    vectors: np.ndarray
+    The same of a device: tensors, and None for state that it does not keep.
+    """
+
+    vectors: Any
     form: int
-    first: np.ndarray  # [R, D]
-    second: np.ndarray  # [R, D]
-    scalar: np.ndarray  # [R]
+    first: Any  # [R, D]
+    second: Any  # [R, D]
+    scalar: Any  # [R]
     origin: int  # the label of row 0
 
 

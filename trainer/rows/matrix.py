@@ -11,7 +11,6 @@ from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
 from trainer.rows import kernels, on_device
 from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.rows.on_device import DeviceMatrix
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
 
@@ -48,8 +47,8 @@ class DeviceStep(NamedTuple):
     """Step of kernels on a device: rows `places` [C] of `scored` are read, of `updated` changed as `rule` says."""
 
     places: np.ndarray
-    scored: DeviceMatrix
-    updated: DeviceMatrix
+    scored: kernels.Matrix
+    updated: kernels.Matrix
     rule: kernels.Rule
 
 
@@ -130,11 +129,11 @@ class RowMatrix:
     def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
         """End the step that `begin` began."""
 
-    def device_matrix(self) -> DeviceMatrix:
+    def device_matrix(self) -> kernels.Matrix:
         """Return what `operations_of` the device need of the matrix."""
-        state = self.state
+        state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
-        return DeviceMatrix(self.weight, first, state.get("second"), numbers, self._first)
+        return kernels.Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[kernels.Matrix, kernels.Rule]:
         """Return what a compiled loop needs to make the optimizer's step itself."""
@@ -149,11 +148,10 @@ class RowMatrix:
         return kernels.Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
 
     def _matrix(self) -> kernels.Matrix:
-        state = {name: value.numpy() for name, value in self.state.items()}
-        form, second = on_device.FORMS[self.weight.dtype], state.get("second", _NO_ROWS)
-        first = state.get("momentum", state.get("first", _NO_ROWS))
-        numbers = state.get("square", state.get("count", _NO_NUMBERS))
-        return kernels.Matrix(_unsigned(self.weight), form, first, second, numbers, self._first)
+        vectors, form, *state, origin = self.device_matrix()
+        absent = _NO_ROWS, _NO_ROWS, _NO_NUMBERS
+        arrays = (none if part is None else part.numpy() for part, none in zip(state, absent, strict=True))
+        return kernels.Matrix(_unsigned(vectors), form, *arrays, origin)
 
 
 def operations_of(device: torch.device) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Rule
+from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
@@ -19,16 +19,6 @@ _LOW32 = 0xFFFFFFFF
 # Of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _S1, _S2, _S3 = 30, 27, 31
-
-
-class DeviceMatrix(NamedTuple):
-    """Vectors [R, D] on a device, and their optimizer's state; what it does not keep is None."""
-
-    vectors: torch.Tensor
-    first: torch.Tensor | None  # [R, D]
-    second: torch.Tensor | None  # [R, D]
-    scalar: torch.Tensor | None  # [R]
-    origin: int  # the label of row 0
 
 
 class DevicePairs(NamedTuple):
@@ -102,7 +92,7 @@ def touched_rows(candidates: Candidates, device: torch.device) -> Any:
 
 
 def score_pairs(
-    x: torch.Tensor, matrix: DeviceMatrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
+    x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return binary cross-entropy of the pairs by query [B], `scale` times its slopes [n], and their gradient on x."""
     query, label = pairs.query.long(), pairs.label.long()
@@ -115,7 +105,7 @@ def score_pairs(
 
 
 def update_rows(
-    matrix: DeviceMatrix,
+    matrix: Matrix,
     rule: Rule,
     ids: torch.Tensor,
     gradient: torch.Tensor,
@@ -158,7 +148,7 @@ class _Places(NamedTuple):
         state.index_copy_(0, self.ids, torch.where(self.real, after, before))
 
 
-def _descend(matrix: DeviceMatrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
     rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
     if rule.keep != 1:
@@ -166,19 +156,15 @@ def _descend(matrix: DeviceMatrix, rule: Rule, places: _Places, w: torch.Tensor,
     if rule.method == SGD:
         return w - rate * g
     if rule.method == MOMENTUM:
-        assert matrix.first is not None
         first = places.read(matrix.first)
         moved = beta1 * first + g
         places.write(matrix.first, first, moved)
         return w - rate * moved
-    assert matrix.scalar is not None
     if rule.method == ADAGRAD:
         scalar = places.read(matrix.scalar)
         square = scalar + (g * g).sum(1) / g.shape[1]
         places.write(matrix.scalar, scalar, square)
         return w - (rate / (square.sqrt() + eps))[:, None] * g
-    assert matrix.first is not None
-    assert matrix.second is not None
     before = [places.read(state) for state in (matrix.scalar, matrix.first, matrix.second)]
     count, first, second = before
     count, first = count + 1, first + (1 - beta1) * (g - first)

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT32, MOMENTUM, SGD, Rule
-from trainer.rows.on_device import FORMS, DeviceMatrix, DevicePairs
+from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.on_device import DevicePairs
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _TILE = 2048  # numbers of a tile of pairs' rows: 16 registers a thread of four warps
@@ -161,21 +161,21 @@ def update_kernel(  # type: ignore[no-untyped-def]
 
 
 def score_pairs(
-    x: torch.Tensor, matrix: DeviceMatrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
+    x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Do as `on_device.score_pairs`."""
     loss, slopes, on_x = x.new_empty(len(x)), x.new_empty(len(pairs.label)), torch.empty_like(x)
     if len(x):
-        vectors, shape = matrix.vectors, tiles(x.shape[1])
+        shape = tiles(x.shape[1])
         score_kernel[len(x),](
-            x, bits_of(vectors), ids, pairs.label, pairs.weight, pairs.query_starts, loss, slopes, on_x,
-            scale, x.shape[1], FORM=FORMS[vectors.dtype], **shape,
+            x, bits_of(matrix.vectors), ids, pairs.label, pairs.weight, pairs.query_starts, loss, slopes, on_x,
+            scale, x.shape[1], FORM=matrix.form, **shape,
         )  # fmt: skip
     return loss, slopes, on_x
 
 
 def update_rows(
-    matrix: DeviceMatrix,
+    matrix: Matrix,
     rule: Rule,
     ids: torch.Tensor,
     gradient: torch.Tensor,
@@ -186,17 +186,17 @@ def update_rows(
     """Do as `on_device.update_rows`."""
     if not len(ids):
         return
-    vectors, D = matrix.vectors, matrix.vectors.shape[1]
+    D = matrix.vectors.shape[1]
     unused = gradient  # a pointer that is not followed
     numbers = [float(number) for number in (rule.rate, rule.keep, rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in (float(rule.beta1), float(rule.beta2))]
     update_kernel[len(ids),](
-        bits_of(vectors),
+        bits_of(matrix.vectors),
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
         *((unused,) * 5 if pairs is None else (x, slopes, pairs.query, pairs.order, pairs.label_starts)),
         matrix.origin, rule.key, *numbers, D,
-        HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=FORMS[vectors.dtype], **tiles(D, rows=True),
+        HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, **tiles(D, rows=True),
     )  # fmt: skip
 
 
