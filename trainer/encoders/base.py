@@ -174,16 +174,13 @@ class Encoder(ABC):
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `optimizer_tensors` returned."""
         for name, parameter in self._modules.named_parameters():
+            # AdamW counts steps beside the parameter only where it is fused.
+            places = {"step": CPU if self.device.type != "cuda" else parameter.device}
             keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in tensors]
             if keys:
                 self._optimizer.state[parameter] = {
-                    key: tensors[f"{name}.{key}"].to(parameter.device if self._on_device(key) else CPU, copy=True)
-                    for key in keys
+                    key: tensors[f"{name}.{key}"].to(places.get(key, parameter.device), copy=True) for key in keys
                 }
-
-    def _on_device(self, key: str) -> bool:
-        """Tell whether AdamW keeps this part of its state beside the parameter: steps only where it is fused."""
-        return key != "step" or self.device.type == "cuda"
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
