@@ -154,10 +154,10 @@ class RowGroups:
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
         else:
-            positives = _cast(rows.column("label_ids"), pa.list_(self._label_type))
+            positives = rows.column("label_ids").cast(pa.list_(self._label_type))
         columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
         if negatives:
-            columns["hard"] = _cast(negatives[0].column("label_ids"), pa.list_(self._label_type, self.width))
+            columns["hard"] = negatives[0].column("label_ids").cast(pa.list_(self._label_type, self.width))
         elif self.width:
             pads = pa.array(np.full(rows.num_rows * self.width, PAD), self._label_type)
             columns["hard"] = pa.FixedSizeListArray.from_arrays(pads, self.width)
@@ -276,7 +276,3 @@ class ShardPool:
                 return
             if self._open[place].done():
                 self._bytes -= self._open.pop(place).result().memory
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    return column if column.type == kind else column.cast(kind)
