@@ -7,7 +7,6 @@ import numpy as np
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.encoders.features import count_ngrams
@@ -68,13 +67,8 @@ def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
         if has_tokens:
             texts = list_column(group, "input_ids")
             tokens += len(texts.values)
-            hashes.append(_pairs_of_tokens(texts))
+            vocabulary = int(texts.values.max(initial=0)) + 1
+            ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
+            hashes.append(ids[ids >= vocabulary] - vocabulary)  # of the distinct pairs of neighbouring tokens of a text
     _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
     return rows, pairs, tokens, int((counts > 1).sum())
-
-
-def _pairs_of_tokens(texts: Ragged) -> np.ndarray:
-    """Return a hash of each distinct pair of neighbouring tokens of each text."""
-    vocabulary = int(texts.values.max(initial=0)) + 1
-    ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
-    return ids[ids >= vocabulary] - vocabulary
