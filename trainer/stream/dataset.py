@@ -103,11 +103,6 @@ class JoinedStream(IterableDataset):
         return self._channel.skipped
 
     @property
-    def first_row(self) -> np.ndarray:
-        """Id of the first row of each row group, and N at the end, [M + 1]."""
-        return self._groups.first_row
-
-    @property
     def order(self) -> EpochOrder:
         """The order of the current epoch."""
         options, groups = self._options, self._groups
