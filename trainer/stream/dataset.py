@@ -74,10 +74,7 @@ class JoinedStream(IterableDataset):
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
         super().__init__()
         self._options = StreamOptions(**options)
-        try:
-            self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
-        except ValueError as error:
-            raise InputError(f"{error}: a rank would have no rows. Raise order.streams, or take fewer ranks.") from None
+        self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")

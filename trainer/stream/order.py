@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schemas.errors import InputError
 from schemas.ragged import offsets_of
 from schemas.randomness import Purpose, generator
 
@@ -253,10 +254,13 @@ class EpochOrder:
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
 
-    Numbers of streams are within one of each other. Raises ValueError for more ranks than streams.
+    Numbers of streams are within one of each other. Raises InputError for more ranks than streams.
     """
     if ranks > streams:
-        raise ValueError(f"{ranks} ranks are more than the {streams} canonical streams (order.streams)")
+        raise InputError(
+            f"{ranks} ranks are more than the {streams} canonical streams (order.streams): a rank would have no rows. "
+            "Raise order.streams, or take fewer ranks."
+        )
     return range(streams * rank // ranks, streams * (rank + 1) // ranks)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import InputError
 from tests.laws import assert_every_row_once, batch_rows
 from trainer.stream.order import EpochOrder, WindowDeal, deal, streams_of_rank
 from trainer.stream.sources import clusters_of
@@ -192,7 +193,7 @@ def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: 
 
 
 def test_more_ranks_than_streams_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 ranks are more than the 2 canonical streams"):
+    with pytest.raises(InputError, match="4 ranks are more than the 2 canonical streams"):
         streams_of_rank(2, 0, 4)
 
 
