@@ -48,9 +48,7 @@ class BagInputs:
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient on the rows of `ids`, [U, D], of one on the sums [B, D]."""
-        bags, device = len(self.offsets) - 1, self.offsets.device
-        numbers = torch.arange(bags, device=device)
-        row = torch.repeat_interleave(numbers, self.offsets.diff(), output_size=len(self.column))
+        row = torch.repeat_interleave(self.offsets.diff(), output_size=len(self.column))
         return sparse_product(self.column, row, self.weight, len(self.ids), grad.contiguous())
 
 
