@@ -26,7 +26,6 @@ import torch
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
-from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
 from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
@@ -111,7 +110,7 @@ class Ours:
                 "loss": {"kind": "infonce", "temperature": TEMPERATURE},
             }
         )
-        encoder = build_encoder(recipe.encoder, 0, 0)
+        encoder = recipe.encoder.build(0, 0)
         assert isinstance(encoder, TransformerEncoder)
         self._encoder = encoder
         facts = HeadContext(lambda: encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ import torch
 from benchmarks.common.report import report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
-from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k
 from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
@@ -141,7 +140,7 @@ class Trained:
                 "loss": {"kind": loss, "temperature": 0.05},
             }
         )
-        self._encoder = build_encoder(recipe.encoder, vocabulary, 0)
+        self._encoder = recipe.encoder.build(vocabulary, 0)
         facts = HeadContext(lambda: self._encoder, Texts(labels))  # type: ignore[arg-type]
         self._head = LabelEncoderHead(recipe, self._encoder, len(labels), facts)
         planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder)

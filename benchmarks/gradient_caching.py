@@ -114,7 +114,6 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
     """Return the bytes that a step adds at its peak, and its seconds."""
     from trainer.config import Recipe
-    from trainer.encoders import build_encoder
     from trainer.heads.base import HeadContext
     from trainer.heads.label_encoder import LabelEncoderHead
     from trainer.heads.queries import SubBatches
@@ -136,7 +135,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
             "loss": {"kind": "decoupled", "temperature": 0.05, "chunk": chunk},
         }
     )
-    encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
+    encoder = recipe.encoder.build(VOCABULARY, 0)
     for warm in (256, labels):
         facts = HeadContext(lambda: encoder, RandomTexts(warm))  # type: ignore[arg-type]
         head = LabelEncoderHead(recipe, encoder, warm, facts)

@@ -15,7 +15,7 @@ from schemas.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
 from trainer.device import CPU
-from trainer.encoders import Encoder, build_encoder
+from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
 from trainer.heads.classifier import Classifier
@@ -49,7 +49,7 @@ class Model:
         """
 
         def encoder_of(seed: int) -> Encoder:
-            encoder = build_encoder(recipe.encoder, vocabulary, seed, features)
+            encoder: Encoder = recipe.encoder.build(vocabulary, seed, features)
             encoder.move(device)
             return encoder
 

@@ -16,7 +16,6 @@ from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
 from trainer.config.load import applicable_overrides
 from trainer.device import CPU
-from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
 from trainer.rows import host_matrix
 from trainer.step import StepContext
@@ -136,7 +135,7 @@ def test_a_whole_mask_gives_a_transformer_what_one_by_row_does(bert: str) -> Non
     """On a device the mask is [B, 1, 1, T], of which nothing is read back."""
     recipe = combination("classifier", "bce", "all")
     section = {"kind": "transformer", "model": bert, "dimension": 16}
-    encoder = build_encoder(validate({**recipe.model_dump(), "encoder": section}, "test").encoder, 50, 0)
+    encoder = validate({**recipe.model_dump(), "encoder": section}, "test").encoder.build(50, 0)
     model = encoder.model.eval()  # type: ignore[attr-defined]
     ids, mask = torch.arange(24).view(3, 8), torch.arange(8) < torch.tensor([[8], [3], [1]])
     by_row = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state

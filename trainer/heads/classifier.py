@@ -11,7 +11,7 @@ from trainer.device import CPU, torch_generator
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
-from trainer.losses import Loss, binary_cross_entropy, build_loss
+from trainer.losses import Loss, binary_cross_entropy
 from trainer.losses.binary import binary_step
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix
@@ -60,7 +60,7 @@ class Classifier(Head):
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
         assert isinstance(recipe, ClassifierRecipe)
-        loss, place = build_loss(recipe.loss), (context.group, context.device, context.bounds)
+        loss, place = recipe.loss.build(), (context.group, context.device, context.bounds)
         return cls(recipe.classifier, labels, encoder.dimension, recipe.train.seed, loss, *place)
 
     @property

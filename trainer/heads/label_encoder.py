@@ -15,7 +15,6 @@ from trainer.group import label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
-from trainer.losses import build_loss
 from trainer.methods.dexml import DualEncoder
 from trainer.negatives.candidates import every_query_with, labels_of
 from trainer.negatives.merge import Rows
@@ -38,7 +37,7 @@ class LabelEncoderHead(Head):
         self._all_labels = recipe.negatives.all_labels
         self._texts, self._group = context.texts, context.group
         self._label_encoder = encoder if recipe.head.shared else context.build_encoder()
-        self._loss = build_loss(recipe.loss)
+        self._loss = recipe.loss.build()
         self._vectors: torch.Tensor | None = None
         self._pending: tuple[CachedEmbeddings, torch.Tensor] | None = None
         self.labels = 0 if self._texts is None else labels

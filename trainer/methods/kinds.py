@@ -87,6 +87,13 @@ class KindSection(OneOfKinds):
         """The class that this section configures."""
         return self.class_of(self.kind)
 
+    def build(self, *facts: Any, **named: Any) -> Any:
+        """Build what this section configures: a loss, or of `vocabulary`, `seed`, `features` an encoder.
+
+        Raises InputError.
+        """
+        return self.implementation(self, *facts, **named)
+
 
 class EncoderSection(KindSection):
     """Text or sparse features to x in R^D."""

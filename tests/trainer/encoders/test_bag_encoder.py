@@ -8,7 +8,6 @@ from schemas.errors import TableError
 from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, random_tokens, tokens_of
 from tests.ranks import on_ranks
-from trainer.encoders import build_encoder
 from trainer.encoders import embedding_bag as bags
 from trainer.encoders.bag_encoder import BagEncoder
 from trainer.encoders.features import count_ngrams
@@ -29,7 +28,7 @@ FORMS = [
 
 def build(seed: int = 3, **changes: object) -> BagEncoder:
     options = {"dimension": D, "ngrams": 3, "buckets": 40, "optimizer": "sgd", "lr": 0.5, "dense_lr": 0.05, **changes}
-    encoder = build_encoder(EncoderSection.model_validate(options), VOCABULARY, seed)
+    encoder = EncoderSection.model_validate(options).build(VOCABULARY, seed)
     assert isinstance(encoder, BagEncoder)
     return encoder
 
@@ -241,7 +240,7 @@ def sparse(rows: int = 9, seed: int = 0) -> SparseRows:
 @pytest.mark.parametrize("inputs", ["features", "both"])
 def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
     form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
-    encoder = build_encoder(EncoderSection.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
+    encoder = EncoderSection.model_validate({"dimension": D, **form}).build(VOCABULARY, 3, SPARSE)
     rows = Inputs(batch() if inputs == "both" else None, sparse())
     encoder.fit([rows])
     shift = VOCABULARY if inputs == "both" else 0
@@ -270,7 +269,7 @@ def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit
 
 def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_refused() -> None:
     config = EncoderSection.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
-    encoder = build_encoder(config, VOCABULARY, 3, SPARSE)
+    encoder = config.build(VOCABULARY, 3, SPARSE)
     before = encoder.tensors()["embedding"].clone()
     rows = sparse(3)
     x = encoder.encode(encoder.prepare(Inputs(features=rows), KEY), KEY)

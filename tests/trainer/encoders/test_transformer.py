@@ -12,7 +12,6 @@ from transformers import BertModel
 from schemas.errors import InputError
 from tests.bert import write_bert
 from tests.builders import ragged, tokens_of
-from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
 from trainer.methods.kinds import EncoderSection
 
@@ -28,7 +27,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def build(model: str, **changes: object) -> TransformerEncoder:
     options = {"kind": "transformer", "model": model, "dimension": HIDDEN, "lr": 0.01, **changes}
-    encoder = build_encoder(EncoderSection.model_validate(options), VOCABULARY, seed=4)
+    encoder = EncoderSection.model_validate(options).build(VOCABULARY, seed=4)
     assert isinstance(encoder, TransformerEncoder)
     return encoder
 

@@ -14,7 +14,7 @@ from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer, encode_whole, train_wordpiece
 from schemas.ragged import Ragged
 from tests.bert import write_bert
-from trainer.encoders import Encoder, build_encoder
+from trainer.encoders import Encoder
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 
@@ -54,7 +54,7 @@ def write(encoder: Encoder, frozen: FrozenTokenizer, folder: Path) -> Path:
 
 def trained(config: EncoderSection, inputs: Inputs, vocabulary: int) -> Encoder:
     """A few steps away from where it began."""
-    encoder = build_encoder(config, vocabulary, seed=3)
+    encoder = config.build(vocabulary, seed=3)
     for step in range(2):
         x = encoder.encode(encoder.prepare(inputs, (0, step)), (0, step))
         x.backward(torch.sign(x.detach()) + 1)
@@ -83,7 +83,7 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
     expected = encoder.encode(encoder.prepare(inputs))
     folder = write(encoder, frozen, tmp_path)
 
-    again = build_encoder(config.at_folder(str(folder)), frozen.vocabulary, seed=99)
+    again = config.at_folder(str(folder)).build(frozen.vocabulary, seed=99)
     again.load(folder)
     torch.testing.assert_close(again.encode(again.prepare(inputs)), expected, rtol=0, atol=0)
 
@@ -98,7 +98,7 @@ def test_a_bag(frozen: FrozenTokenizer, tmp_path: Path) -> None:
     inputs = texts_as_inputs(frozen)
     encoder = trained(config, inputs, frozen.vocabulary)
     folder = write(encoder, frozen, tmp_path)
-    again = build_encoder(config, frozen.vocabulary, seed=99)
+    again = config.build(frozen.vocabulary, seed=99)
     again.load(folder)
     expected = encoder.encode(encoder.prepare(inputs))
     torch.testing.assert_close(again.encode(again.prepare(inputs)), expected, rtol=0, atol=0)
@@ -115,7 +115,7 @@ def test_the_real_minilm_is_what_it_was(tmp_path: Path) -> None:
     frozen = tokens.load_directory(model, 256)
     assert frozen is not None
     config = EncoderSection.model_validate({"kind": "transformer", "model": model, "dimension": 384, "normalize": True})
-    folder = write(build_encoder(config, frozen.vocabulary, seed=0), frozen, tmp_path)
+    folder = write(config.build(frozen.vocabulary, seed=0), frozen, tmp_path)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     texts = ["oil on canvas", "a ship in a storm " * 100]
     exported, original = (SentenceTransformer(place, device="cpu").encode(texts) for place in (str(folder), model))

@@ -10,12 +10,11 @@ from tests.bert import write_bert
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from trainer.config import Recipe
-from trainer.encoders import Encoder, build_encoder
+from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
-from trainer.losses import build_loss
 from trainer.model import Model
 from trainer.negatives.candidates import label_range as every_label
 from trainer.negatives.planner import Planner
@@ -77,10 +76,8 @@ def part_of(batch: Batch, group: Group) -> Batch:
 
 def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepContext:
     """Parts of a step: queries and labels in sub-batches."""
-    encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
-    facts = HeadContext(
-        lambda: build_encoder(recipe.encoder, VOCABULARY, 1), open_label_texts(data.layout, "tokens"), group
-    )
+    encoder = recipe.encoder.build(VOCABULARY, 0)
+    facts = HeadContext(lambda: recipe.encoder.build(VOCABULARY, 1), open_label_texts(data.layout, "tokens"), group)
     head = LabelEncoderHead(recipe, encoder, LABELS, facts)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
     return StepContext(Model(encoder, head), planner, SubBatches(encoder, 2), group)
@@ -133,7 +130,7 @@ def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     texts = open_label_texts(data.layout, "tokens")
     x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, 2, 0)
     z = encoded(label_encoder, lambda a, b: texts.slice(a, b), LABELS, recipe.head.label_batch, 1)
-    loss = build_loss(recipe.loss)(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
+    loss = recipe.loss.build()(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
     loss.backward()
     return loss.item(), [gradients_of(encoder) for encoder in encoders]
 

@@ -16,7 +16,7 @@ from tests.trainer.losses.test_binary import Problem, problem, problems
 from trainer.config import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
-from trainer.losses import Loss, build_loss
+from trainer.losses import Loss
 from trainer.losses.base import Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, LossSection
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "t
 
 
 def make(name: str, **more: Any) -> Loss:
-    return build_loss(LossSection.model_validate({"kind": name, **OPTIONS.get(name, {}), **more}))
+    return LossSection.model_validate({"kind": name, **OPTIONS.get(name, {}), **more}).build()
 
 
 def gradients(
@@ -273,7 +273,7 @@ def test_a_weighted_sample_estimates_the_normaliser_of_all(name: str) -> None:
 
 def test_a_recipe_names_its_loss() -> None:
     recipe = load_recipe("astra", ["loss.kind=softtopk", "loss.k=3", "loss.temperature=0.05", "loss.chunk=7"])
-    loss = build_loss(recipe.loss)
+    loss = recipe.loss.build()
     assert isinstance(loss, SoftTopK)
     assert loss.options == SoftTopKSection(temperature=0.05, chunk=7, k=3.0, alpha=2.0)
     with pytest.raises(InputError, match=r"loss\.kind"):
