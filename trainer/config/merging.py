@@ -84,14 +84,9 @@ def _merge_options(
             stated = [body[key] if isinstance(body.get(key), Mapping) else {} for body in bodies]
             classes = functools.partial(_sections_of, others, key)
             merged[key] = _merge_section(section, stated, kept_from, classes, light)
-        elif key not in kept and _is_foreign(options, others, key, value):
+        elif not (key in kept or _takes(options, key, value)) and any(_takes(each, key, value) for each in others()):
             del merged[key]
     return merged
-
-
-def _is_foreign(options: type[Options], others: Classes, key: str, value: Any) -> bool:
-    """Tell whether one of `others` has the option `key`, and `options` have not."""
-    return not _takes(options, key, value) and any(_takes(other, key, value) for other in others())
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:

@@ -73,7 +73,8 @@ class RandomPool:
         start, stop = self.part or (0, self.labels)
         kind = _SHORT if self.labels <= 1 << 31 else _LONG
         if not self.by_frequency:
-            first, last = self._live_within(start, stop)
+            # Of [start, stop), counted without the retired labels.
+            first, last = (start, stop) if self._live is None else np.searchsorted(self._live, (start, stop)).tolist()
             labels, ends = _draw_labels(key, at, count, self._count, first, last, kind)
             if self._live is not None and first < last:
                 labels = np.where(labels == PAD, PAD, self._live[first:last][labels] - start).astype(kind.dtype)
@@ -85,10 +86,6 @@ class RandomPool:
         labels = np.searchsorted(self._cumulative, numbers * 2.0**-64, side="right")
         is_own = (labels >= start) & (labels < stop)
         return Ragged(np.where(is_own, labels - start, PAD).astype(kind.dtype), ends)
-
-    def _live_within(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of labels that are drawn from [start, stop), counted without the retired ones."""
-        return (start, stop) if self._live is None else tuple(np.searchsorted(self._live, (start, stop)).tolist())
 
     @cached_property
     def _live(self) -> np.ndarray | None:

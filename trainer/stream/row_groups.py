@@ -82,7 +82,8 @@ class RowGroups:
         self._inputs = columns_of(inputs)
         self._label_type = label_type
         self._reading = reading or Reading()
-        self.width = max((source.negatives_width for source in sources), default=0)  # K of the joined negatives
+        joined = [source.negatives for source in sources if source.negatives is not None]
+        self.width = max((table.width("label_ids") for table in joined), default=0)  # K of the joined negatives
         tables = [(source, source.table.groups) for source in sources]
         self._places = [
             (source, shard, within)  # row group `within` of the shard

@@ -76,11 +76,6 @@ class Source:
     def rows(self) -> int:
         return self.table.rows
 
-    @property
-    def negatives_width(self) -> int:
-        """K of the joined negatives; 0 where there are none. Raises TableError."""
-        return 0 if self.negatives is None else self.negatives.width("label_ids")
-
     def with_negatives(self, url: str | None) -> "Source":
         """Join the rows with the table at `url`, or with the newest finished one of the run there.
 
