@@ -37,8 +37,8 @@ class BagInputs:
     def of(cls, rows: SparseRows, first: int = 0, device: torch.device = CPU) -> "BagInputs":
         """Number the distinct features of B rows."""
         ids, column = np.unique(rows.ids, return_inverse=True)
-        places, *matrix = send((ids, column, rows.values, rows.offsets), device)
-        return cls(ids, ids if device == CPU else places, *matrix, rows, first)
+        places, columns, weight, offsets = send((ids, column, rows.values, rows.offsets), device)
+        return cls(ids, ids if device == CPU else places, columns, weight, offsets, rows, first)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""

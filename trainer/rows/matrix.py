@@ -148,10 +148,10 @@ class RowMatrix:
         return kernels.Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
 
     def _matrix(self) -> kernels.Matrix:
-        vectors, form, *state, origin = self.device_matrix()
-        absent = _NO_ROWS, _NO_ROWS, _NO_NUMBERS
-        arrays = (none if part is None else part.numpy() for part, none in zip(state, absent, strict=True))
-        return kernels.Matrix(_unsigned(vectors), form, *arrays, origin)
+        vectors, form, first, second, numbers, origin = self.device_matrix()
+        first, second = (_NO_ROWS if part is None else part.numpy() for part in (first, second))
+        numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
+        return kernels.Matrix(_unsigned(vectors), form, first, second, numbers, origin)
 
 
 def operations_of(device: torch.device) -> Any:
