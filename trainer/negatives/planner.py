@@ -51,10 +51,9 @@ class Planner:
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. `parts`: the labels [start, stop) of
     every rank; number `rank` is this one's, and its candidates are the part of one process's that lies there, with ids
     that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, where
-    they change. `frequency` [L]: the training points of each label, where draws go by it.
-    `positives`: of each query that a step learns where it takes the labels of the batch, 0 for all.
-    `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges the labels of own
-    pools itself.
+    they change. `frequency` [L]: the training points of each label, where draws go by it. `positives`: of each query
+    that a step learns where it takes the labels of the batch, 0 for all. `retired` [L] bool: labels that are no random
+    negatives. `merges`: False where a device merges the labels of own pools itself.
     """
 
     options: Options

@@ -33,8 +33,7 @@ def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _A
 
     Fewer than `alone` rows take one thread. `work` gives up the interpreter's lock, as compiled loops do.
     """
-    edges = [rows * part // PARTS for part in range(PARTS + 1)]
-    calls = list(zip(range(PARTS), edges[:-1], edges[1:], strict=True))
+    calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
     threads = torch.get_num_threads()
     if threads == 1 or rows < alone:
         return list(itertools.starmap(work, calls))
