@@ -6,7 +6,6 @@ Labels of a batch of rows have places: first the positives of all rows, then the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import pyarrow as pa
 
@@ -81,19 +80,14 @@ def make_examples(
         order = np.argsort(number, kind="stable")
         row, number = row[order], number[order]
     key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
-    drawn = _draw(key, rows.astype(np.uint64), counts.astype(np.uint64)).astype(np.int64)
+    numbers = scrambled.py_func(key, rows.astype(np.uint64), np.uint64(0))  # of all rows at once
+    drawn = (numbers % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
     chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
     positive = positives.offsets[row] + (chosen if options.each_positive else drawn[row])
     negative = len(positives.values) + row[:, None] * width + np.arange(width)
     labels = np.concatenate([positives.values, negatives.reshape(-1)]).astype(np.int64)
     some = Examples(tables, rows, positives, labels, scores, row, number, positive, negative, found[row])
     return pa.table(_FORMS[options.form][1](some))
-
-
-@numba.vectorize(["u8(u8, u8, u8)"], cache=True)
-def _draw(key, row, count):  # type: ignore[no-untyped-def]
-    """Return a number below `count` for a row id; 0 where it is 0."""
-    return scrambled(key, row, np.uint64(0)) % count if count else np.uint64(0)
 
 
 def _triplets(some: Examples) -> Columns:
