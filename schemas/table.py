@@ -308,6 +308,24 @@ class Table:
         return Table(self.url, self.manifest.model_copy(update=changes))
 
 
+def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(table)
+        held += table.num_rows
+        if held < rows:
+            continue
+        ready = pa.concat_tables(pending)
+        full = held - held % rows
+        for start in range(0, full, rows):
+            yield ready.slice(start, rows).combine_chunks()
+        pending, held = [ready.slice(full)], held - full
+    if held:
+        yield pa.concat_tables(pending).combine_chunks()
+
+
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
     """Yield rows [start, stop) of `groups`; nothing behind them is read."""
     first = 0

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.vectors import rechunk
-from pipelines.formats import lines
+from pipelines.formats import lines, npz
 from pipelines.formats.column_files import open_parquet
 from pipelines.formats.names import listed, listing
 from schemas import storage
@@ -25,6 +24,7 @@ from schemas.errors import InputError
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import matrix_array
 from schemas.storage import join
+from schemas.table import rechunk
 
 KEY, TEXT, VECTOR = "key", "text", "vector"
 _SUFFIX = re.compile(r"\.(npy|safetensors|parquet|arrow|feather)$")
@@ -237,10 +237,7 @@ def _open(url: str, names: Names, vectors: bool) -> RowFile:
 
 
 def _open_npy(url: str, stream: IO[bytes]) -> RowFile:
-    layout = np.lib.format
-    version = layout.read_magic(stream)
-    read_header = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
-    shape, by_column, dtype = read_header(stream)
+    dtype, shape, by_column = npz.read_header(stream)
     if dtype.hasobject:
         raise InputError(f"{url}: an array of Python objects, which are never unpickled. {_FLOATS}")
     if by_column and len(shape) == 2 and min(shape) > 1:

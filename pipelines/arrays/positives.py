@@ -15,7 +15,7 @@ import pyarrow.csv as arrow_csv
 from pipelines.arrays.files import KEY, RowFiles
 from pipelines.common.progress import Progress
 from pipelines.formats import lines
-from pipelines.formats.column_files import parquet_names, read_parquet
+from pipelines.formats.column_files import column_names, read_parquet
 from pipelines.formats.names import listed
 from pipelines.sharding.hashing import hash_strings
 from schemas import storage
@@ -116,7 +116,7 @@ def files_of(source: str) -> list[str]:
 def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield (first row, columns of strings: query, document, and a score where there is one)."""
     if url.endswith(".parquet"):
-        row, chosen = 0, _choose(url, parquet_names(url))
+        row, chosen = 0, _choose(url, column_names(url) or [])
         for batch in read_parquet(url, _BLOCK_ROWS, chosen):
             yield row, [batch.column(name).cast(pa.string()) for name in chosen]
             row += batch.num_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 from schemas.errors import TableError
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column
-from schemas.table import Table
+from schemas.table import Table, rechunk
 from search.block import padded
 from search.exclusions import Exclusions
 
@@ -57,12 +57,6 @@ class Source:
             yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
-    def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:
-        """Read the `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
-        tables = self.queries.batches_of(shard, [self.id_column])
-        for table in rechunk(tables, rows):
-            yield table.column(self.id_column).combine_chunks()
-
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
         """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
         picked = sample_rows(len(self.embeddings.groups), groups, seed)
@@ -94,24 +88,6 @@ def open_source(name: str, queries: Table, embeddings: Table) -> Source:
             f"{queries.manifest.row_group_rows}. Make the embeddings again."
         )
     return Source(name, queries, embeddings)
-
-
-def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
-    pending: list[pa.Table] = []
-    held = 0
-    for table in tables:
-        pending.append(table)
-        held += table.num_rows
-        if held < rows:
-            continue
-        ready = pa.concat_tables(pending)
-        full = held - held % rows
-        for start in range(0, full, rows):
-            yield ready.slice(start, rows).combine_chunks()
-        pending, held = [ready.slice(full)], held - full
-    if held:
-        yield pa.concat_tables(pending).combine_chunks()
 
 
 _READERS = 2  # threads: each holds a row group, before there is an index and queries

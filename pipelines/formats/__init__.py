@@ -5,16 +5,16 @@ from dataclasses import replace
 from pipelines.formats.base import Format
 from pipelines.formats.keyed import CSV_FILES, DATASETS, JSON_LINES, PARQUET_FILES, Beir, Keyed
 from pipelines.formats.names import listed, listing, parse_fields_by_table
-from pipelines.formats.xc import XcRaw, XcSingle, XcSparse, XcText
+from pipelines.formats.xc import XC_RAW, XC_SPARSE, XC_TEXT, XcSingle
 from schemas import storage
 from schemas.errors import InputError
 
 # In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
-    XcRaw(),
-    XcSparse(),
+    XC_RAW,
+    XC_SPARSE,
     XcSingle(),
-    XcText(),
+    XC_TEXT,
     JSON_LINES,
     PARQUET_FILES,
     CSV_FILES,

@@ -19,6 +19,7 @@ from pipelines.formats import lines, records
 from pipelines.formats.base import Reason, Reject
 from schemas import storage
 from schemas.errors import InputError
+from schemas.table import rechunk
 
 PARQUET = "parquet"
 ARROW = "arrow"
@@ -29,10 +30,33 @@ _DELIMITERS = ",;\t|"  # of a .csv; a .tsv has tabs
 csv.field_size_limit(lines.MAX_LINE_BYTES)
 
 
-def arrow_names(url: str) -> list[str]:
-    """Return the names of the columns. Raises InputError, StorageError."""
-    with _open_arrow(url) as stream:
-        return list(stream.schema.names)
+def column_names(url: str) -> list[str] | None:
+    """Return the names of the columns of a file that has some, as its name says; None: it has none.
+
+    Raises InputError: not such a file, or a column twice in a header; StorageError.
+    """
+    if url.endswith(f".{PARQUET}"):
+        with open_parquet(url) as file:
+            return list(file.schema_arrow.names)
+    if url.endswith(f".{ARROW}"):
+        with _open_arrow(url) as stream:
+            return list(stream.schema.names)
+    return _header(url, _records(url)) if is_csv(url) else None
+
+
+def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
+    """Raise InputError where a file of columns has none of one of the groups `required`; types are for later.
+
+    example: of --fields, for the message.
+    """
+    names = column_names(url)
+    for group in required:
+        if names is not None and not set(group) & set(names):
+            present = ", ".join(records.shown(name) for name in names[:20])
+            raise InputError(
+                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
+                f"so with --fields, as in --fields {example}."
+            )
 
 
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -45,16 +69,9 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
         classes = _class_names(stream.schema)
         named = (
             pa.record_batch([_with_names(batch[name], classes.get(name)) for name in present], names=present)
-            for batch in _arrow_batches(url, stream)
+            for batch in stream
         )
         yield from _in_blocks(named, block_rows)
-
-
-def _arrow_batches(url: str, stream: pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from stream
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged_arrow(url, error) from None
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
@@ -81,23 +98,14 @@ def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
 
 @contextlib.contextmanager
 def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
+    """Open an Arrow stream. Raises InputError, from within the block too: none, or a damaged one; StorageError."""
     with lines.open_file(url) as file:
         try:
-            stream = pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
+            with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
+                yield stream
         except (pa.ArrowException, OSError) as error:
-            raise _damaged_arrow(url, error) from None
-        with stream:
-            yield stream
-
-
-def _damaged_arrow(url: str, error: Exception) -> InputError:
-    return InputError(f"{url}: not an Arrow stream, or a damaged one: {str(error)[:200]}. Save the data set again.")
-
-
-def parquet_names(url: str) -> list[str]:
-    """Return the names of the columns, from the footer. Raises InputError, StorageError."""
-    with open_parquet(url) as file:
-        return list(file.schema_arrow.names)
+            fault = f"not an Arrow stream, or a damaged one: {str(error)[:200]}"
+            raise InputError(f"{url}: {fault}. Save the data set again.") from None
 
 
 def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -116,40 +124,25 @@ def _parquet_batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa
                 yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
         except MemoryError:  # Arrow's own is one, too
             raise too_large(url, rows) from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged_parquet(url, error) from None
-
-
-def check_columns(url: str, *required: Sequence[str]) -> None:
-    """Raise InputError where the file at `url` has no column of one of the groups `required`; types are for later."""
-    names = parquet_names(url)
-    for group in required:
-        if not set(group) & set(names):
-            present = ", ".join(records.shown(name) for name in names[:20])
-            raise InputError(
-                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
-                "so with --fields, as in --fields key=id,text=query."
-            )
 
 
 @contextlib.contextmanager
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; with a `buffer_size` no column chunk is in memory whole. Raises InputError, StorageError."""
+    """Open a Parquet file; with a `buffer_size` no column chunk is in memory whole.
+
+    Raises InputError, from within the block too: there is none, or a damaged one; StorageError.
+    """
     try:
         length = storage.size(url)
     except FileNotFoundError:
         raise InputError(f"{url}: no such file.") from None
+    source = storage.RangeReader(url, length)
     try:
-        file = pq.ParquetFile(storage.RangeReader(url, length), pre_buffer=not buffer_size, buffer_size=buffer_size)
+        with pq.ParquetFile(source, pre_buffer=not buffer_size, buffer_size=buffer_size) as file:
+            yield file
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged_parquet(url, error) from None
-    with file:
-        yield file
-
-
-def _damaged_parquet(url: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).rstrip(".")[:200]
-    return InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.")
+        reason = " ".join(str(error).split()).rstrip(".")[:200]
+        raise InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.") from None
 
 
 def too_large(url: str, rows: int) -> InputError:
@@ -161,31 +154,14 @@ def too_large(url: str, rows: int) -> InputError:
 
 def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of exactly `block_rows` rows (the last may be shorter)."""
-    pending: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        pending.append(batch)
-        rows += batch.num_rows
-        while rows >= block_rows:
-            ready = _concat(pending)
-            yield ready.slice(0, block_rows)
-            pending, rows = [ready.slice(block_rows)], rows - block_rows
-    if rows:
-        yield _concat(pending)
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
+        (block,) = table.to_batches()
+        yield block
 
 
 def is_csv(url: str) -> bool:
     """Tell whether the name of a file is that of a CSV or TSV."""
     return re.search(rf"\.{CSV}$", url) is not None
-
-
-def csv_names(url: str) -> list[str]:
-    """Return the names of the columns, from the header. Raises InputError: no text in UTF-8, or a name twice."""
-    return _header(url, _records(url))
 
 
 def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:

@@ -259,12 +259,9 @@ def field_names(url: str) -> Sequence[str]:
 
     First are those of the first MiB, or the first one after. Raises InputError, StorageError.
     """
-    if url.endswith(f".{PARQUET}"):
-        return column_files.parquet_names(url)
-    if url.endswith(f".{ARROW}"):
-        return column_files.arrow_names(url)
-    if is_csv(url):
-        return column_files.csv_names(url)
+    columns = column_files.column_names(url)
+    if columns is not None:
+        return columns
     for some in lines.read_lines(url):
         names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in their order
         if names:
@@ -298,16 +295,6 @@ def _require_points(url: str, fields: Fields) -> Holds:
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names)
 
 
-def _check_csv(url: str, fields: Fields, required: Sequence[str]) -> None:
-    names = column_files.csv_names(url)
-    missing = [name for name in required if name not in names] or not {*fields.texts} & {*names}
-    if missing:
-        raise InputError(
-            f"{url}: expected the columns {', '.join(required)} and {fields.body}; found: {', '.join(names)[:200]}. If "
-            "they are called otherwise, say so, as in --fields labels.key=code,labels.text=name."
-        )
-
-
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
     """List the files of a table: `stem.kind`, `stem-00000.kind`, or all that end in `kind` in the folder `stem`."""
     return [name for name in names if re.fullmatch(rf"{stem}(?:[-_.0-9][^/]*|/[^/]+)?\.{kind}", name)]
@@ -327,14 +314,11 @@ def _parts(
         if same != name:
             raise InputError(f"{root}: both {same} and {name} are here, for the same thing. Remove one.")
     urls = [join(root, name) for name in names]
-    for url in urls:
-        if url.endswith(f".{PARQUET}"):
-            column_files.check_columns(url, *([name] for name in required))
-        elif is_csv(url) and not table.startswith(PAIRS):
-            _check_csv(url, fields, required)
     pairs = table.startswith(PAIRS)
     holds = Holds(features=not pairs and features_in(urls, fields), labels=labels)
+    groups = [[name] for name in required] + ([] if pairs or holds.features else [in_use(*fields.texts)])
+    example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     for url in urls:
-        if url.endswith(f".{PARQUET}") and not pairs and not holds.features:
-            column_files.check_columns(url, in_use(*fields.texts))
+        if not (pairs and is_csv(url)):  # pairs between tabs need no header
+            column_files.check_columns(url, *groups, example=example)
     return [Part(table, name, {ROWS: url}, holds=holds) for name, url in zip(names, urls, strict=True)]

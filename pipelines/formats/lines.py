@@ -5,7 +5,6 @@ import codecs
 import contextlib
 import gzip
 import hashlib
-import io
 import lzma
 import re
 import zlib
@@ -49,7 +48,7 @@ class Blocks:
         skip = self._skip
         with open_file(self._url) as file:
             pending: list[bytes] = []
-            for lines, ended in _split(self._url, _Counted(file)):
+            for lines, ended in _split(self._url, file):
                 self.ended = ended
                 pending += lines[skip:] if skip else lines
                 skip = max(skip - len(lines), 0)
@@ -68,7 +67,7 @@ def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.Record
 def read_lines(url: str) -> Generator[list[bytes]]:
     """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
     with open_file(url) as file:
-        yield from (lines for lines, _ in _split(url, _Counted(file)) if lines)
+        yield from (lines for lines, _ in _split(url, file) if lines)
 
 
 def first_line(url: str) -> bytes:
@@ -80,7 +79,7 @@ def first_line(url: str) -> bytes:
 def content(url: str) -> Iterator[bytes]:
     """Yield chunks of the file's content, decompressed. Raises as `Blocks`."""
     with open_file(url) as file:
-        yield from decompressed(url, _Counted(file))
+        yield from decompressed(url, file)
 
 
 def identify(url: str) -> tuple[int, str]:
@@ -108,7 +107,7 @@ def open_file(url: str) -> IO[bytes]:
         raise InputError(f"{url}: no such file.") from None
 
 
-def _split(url: str, file: "_Counted") -> Iterator[tuple[list[bytes], bool]]:
+def _split(url: str, file: IO[bytes]) -> Iterator[tuple[list[bytes], bool]]:
     """Yield (whole lines, as many as each chunk completes; whether they have line ends)."""
     pending = b""
     empty = True
@@ -135,33 +134,33 @@ def _without_mark(url: str, line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-def decompressed(url: str, file: "_Counted") -> Iterator[bytes]:
+def decompressed(url: str, file: IO[bytes]) -> Iterator[bytes]:
     """Yield chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
-    try:
-        with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        try:
             content = stack.enter_context(open_codec(file)) if open_codec else file
             unpacked = 0
             while chunk := content.read(_CHUNK):
                 unpacked += len(chunk)
-                if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.bytes):
+                if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
-                        f"{url}: {file.bytes:,} bytes of it unpack to more than {unpacked:,}, as no text does. "
+                        f"{url}: {file.tell():,} bytes of it unpack to more than {unpacked:,}, as no text does. "
                         f"Expected at most {MAX_RATIO} times as many; if it is meant so, unpack it before."
                     )
                 yield chunk
-    except EOFError:
-        raise _cut_off(url, name, file.bytes) from None
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(url, name, error) from None
-    except OSError as error:
-        # bzip2 and zstd have no errors of their own.
-        if name == "zstd" and "Truncated compressed stream" in str(error):
-            raise _cut_off(url, name, file.bytes) from None
-        if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
+        except EOFError:
+            raise _cut_off(url, name, file.tell()) from None
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
             raise _damaged(url, name, error) from None
-        raise _lost(url, file.bytes, error) from error
+        except OSError as error:
+            # bzip2 and zstd have no errors of their own.
+            if name == "zstd" and "Truncated compressed stream" in str(error):
+                raise _cut_off(url, name, file.tell()) from None
+            if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
+                raise _damaged(url, name, error) from None
+            raise _lost(url, file.tell(), error) from error
 
 
 def _lost(url: str, after: int, error: OSError) -> StorageError:
@@ -177,19 +176,3 @@ def _damaged(url: str, name: str, error: Exception) -> InputError:
         f"{url}: not a {name} file, or a damaged one ({error}). Expected {name} of lines, as its name says; compress a "
         f"plain file with `{name}`, copy a damaged one again."
     )
-
-
-class _Counted(io.RawIOBase):
-    """File that counts the bytes read from it, for decompressors that read it once from its start."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.bytes = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.bytes += len(data)
-        return data
-
-    def readable(self) -> bool:
-        return True

@@ -33,8 +33,13 @@ def one_of(
     if len(present) > 1:
         raise InputError(f"{source}: both {present[0]} and {present[1]} are here, for the same thing. Remove one.")
     if not present and required:
-        raise InputError(f"{source}: no {' or '.join(usual)} here; found: {listed(names)}. Expected {expected}.")
+        raise one_missing(source, names, usual, expected)
     return present[0] if present else None
+
+
+def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
+    """Return the error over a file that has to be there."""
+    return InputError(f"{source}: no {' or '.join(usual)} here; found: {listed(names)}. Expected {expected}.")
 
 
 def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:

@@ -142,20 +142,33 @@ def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
     return rows, columns
 
 
-def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Read (dtype, shape) from the start of a `.npy` stream; what would need unpickling is refused."""
+def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Read (dtype, shape, whether it lies column by column) from a `.npy` stream, a header of `most` bytes.
+
+    Raises ValueError, whose text follows the array's name.
+    """
     magic = stream.read(8)
     width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
     size = int.from_bytes(stream.read(width), "little")
-    if not width or size > _SMALL:
-        raise _damaged(url, f"the array {name} has no header")
+    if not width or size > most:
+        raise ValueError("has no header")
     try:
         header = ast.literal_eval(stream.read(size).decode("utf-8"))
-        dtype, shape, fortran = np.dtype(header["descr"]), header["shape"], header["fortran_order"]
+        dtype, shape, by_column = np.dtype(header["descr"]), header["shape"], header["fortran_order"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
-        raise _damaged(url, f"the array {name} has a header that cannot be read") from None
-    whole = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
-    if dtype.kind not in "SUbiuf" or not dtype.itemsize or not whole or (fortran and len(shape) > 1):
+        raise ValueError("has a header that cannot be read") from None
+    if not (isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)):
+        raise ValueError(f"has the shape {shape!r:.60}")
+    return dtype, shape, bool(by_column)
+
+
+def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Read (dtype, shape) from the start of an array; what would need unpickling is refused."""
+    try:
+        dtype, shape, by_column = read_header(stream, _SMALL)
+    except ValueError as error:
+        raise _damaged(url, f"the array {name} {error}") from None
+    if dtype.kind not in "SUbiuf" or not dtype.itemsize or (by_column and len(shape) > 1):
         raise InputError(f"{url}: the array {name} is not of plain numbers (pickled?). {_REMEDY}")
     return dtype, shape
 

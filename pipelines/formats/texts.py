@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipelines.formats import lines
 from pipelines.formats.base import Holds, Part
-from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns, is_csv
+from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
 from pipelines.formats.names import Fields, in_use, listed, listing
 from schemas import storage
@@ -107,12 +107,9 @@ class Texts:
     def _read_records(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
         """Read records; those of a file without keys are known by their numbers, as lines are."""
         keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
-        if (is_csv(url) or url.endswith(f".{ARROW}")) and not {*self.fields.texts} & {*field_names(url)}:
-            present = ", ".join(field_names(url))[:200]
-            raise InputError(f"{url}: no column {self.fields.body!r}; found: {present}. See --fields text=NAME.")
-        if url.endswith(f".{PARQUET}") and not features:
+        if not features:
             check_columns(url, in_use(*self.fields.texts))
-        if features and not features_in([url], self.fields):
+        elif not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."
             )

@@ -1,12 +1,12 @@
 """Aligned files of XC data sets: their names, matrices whose header states their rows (text or npz), lines."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from pipelines.formats import lines, npz, sparse
 from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
-from pipelines.formats.names import filters_at, listing, one_of
+from pipelines.formats.names import filters_at, listing, one_missing, one_of
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -19,19 +19,20 @@ _LABELS_A_POINT = 1000
 _MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
 
 
+_HEADERS = {"": ("two", "rows columns"), BOTH: ("three", "points features labels")}  # of matrices in text
+
+
 def read_size(url: str) -> tuple[int, int]:
     """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
     if url.endswith(".npz"):
         return npz.read_shape(url)
-    rows, columns = read_header(url, "rows columns", "two")
+    rows, columns = read_header(url)
     return rows, columns
 
 
-def read_header(url: str, names: str, count: str) -> list[int]:
-    """Read the whole numbers called `names` (`count` says how many, in a word) from the first line of `url`.
-
-    Raises InputError, StorageError.
-    """
+def read_header(url: str, role: str = "") -> list[int]:
+    """Read the whole numbers in the first line of the matrix `url` of `role`. Raises InputError, StorageError."""
+    count, names = _HEADERS[role]
     header = lines.first_line(url)
     sizes = sparse.whole_numbers(header)
     if len(sizes) != len(names.split()):
@@ -70,29 +71,31 @@ def read_part(part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
     A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
-    columns that each matrix states are in the schema's metadata, by role. Raises InputError, StorageError.
+    columns that each matrix states are in the schema's metadata, by role. Of a part without files nothing is known but
+    the number of its rows. Raises InputError, StorageError.
     """
-    sizes = {role: read_size(url) for role, url in part.files.items() if role in (LABELS, FEATURES)}
-    rows = _agreed_rows(part, {role: size[0] for role, size in sizes.items()})
-    columns = {role: str(size[1]).encode() for role, size in sizes.items()}
+    if part.rows is not None:
+        for first in range(0, part.rows, block_rows):
+            yield pa.record_batch({"nothing": pa.nulls(min(block_rows, part.rows - first))})
+        return
+    rows, columns = _stated(part)
+    stated = {role: str(count).encode() for role, count in columns.items()}
     readers = [read_file(role, url, rows, block_rows) for role, url in part.files.items()]
     for blocks in zip(*readers, strict=True):
         beside = {name: column for block in blocks for name, column in block.items()}
-        yield pa.record_batch(beside).replace_schema_metadata(columns)
+        yield pa.record_batch(beside).replace_schema_metadata(stated)
 
 
-def read_nothing(rows: int, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of rows that have nothing but their number."""
-    for first in range(0, rows, block_rows):
-        yield pa.record_batch({"nothing": pa.nulls(min(block_rows, rows - first))})
-
-
-def _agreed_rows(part: Part, rows: Mapping[str, int]) -> int | None:
-    """Return the number of rows that the headers state; None without headers. Raises InputError: they differ."""
-    if len(set(rows.values())) > 1:
-        stated = " and ".join(f"{part.files[role]} states {count:,}" for role, count in rows.items())
+def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
+    """Return the rows that headers state, None without headers, and columns by role. Raises InputError: they differ."""
+    if BOTH in part.files:
+        rows, features, labels = read_header(part.files[BOTH], BOTH)
+        return rows, {FEATURES: features, LABELS: labels}
+    sizes = {role: read_size(url) for role, url in part.files.items() if role in _MATRICES}
+    if len({size[0] for size in sizes.values()}) > 1:
+        stated = " and ".join(f"{part.files[role]} states {size[0]:,}" for role, size in sizes.items())
         raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
-    return next(iter(rows.values()), None)
+    return next((size[0] for size in sizes.values()), None), {role: size[1] for role, size in sizes.items()}
 
 
 def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
@@ -151,34 +154,26 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
 
 
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
-
-
-def usual(table: str, role: str) -> tuple[str, ...]:
-    """List the names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
-    stem = _STEMS[table]
-    plain, whole = _LABEL_NAMES[role] if table == LABELS else _split_names(stem, table, role)
-    return (*(name + codec for name in plain for codec in lines.SUFFIXES), *whole)
-
-
-_LABEL_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    LABELS: ((), ()),
-    FEATURES: (("lbl_X_Xf.txt", "Yf.txt"), ("lbl_X_Xf.npz",)),
-    TEXT: (("Y.txt", "raw/Y.txt", "lbl.raw.txt", "raw_data/label.raw.txt"), ()),
-    JSON: ((), ("lbl.json.gz", "lbl.raw.json.gz")),
+# Names that the files of each role may have: those in the first group also end in a codec's suffix.
+_OF_LABELS: dict[str, tuple[list[str], list[str]]] = {
+    LABELS: ([], []),
+    FEATURES: (["lbl_X_Xf.txt", "Yf.txt"], ["lbl_X_Xf.npz"]),
+    TEXT: (["Y.txt", "raw/Y.txt", "lbl.raw.txt", "raw_data/label.raw.txt"], []),
+    JSON: ([], ["lbl.json.gz", "lbl.raw.json.gz"]),
+}
+_OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
+    LABELS: (["{stem}_X_Y.txt"], ["{stem}_X_Y.npz", "Y.{stem}.npz"]),
+    FEATURES: (["{stem}_X_Xf.txt"], ["{stem}_X_Xf.npz", "X.{stem}.npz"]),
+    TEXT: (["{stem}_X.txt", "raw/{stem}_X.txt", "{stem}.raw.txt", "raw_data/{split}.raw.txt", "X.{stem}.txt"], []),
+    JSON: ([], ["{stem}.json.gz", "{stem}.raw.json.gz"]),
 }
 
 
-def _split_names(stem: str, table: str, role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (names that may end in a codec's suffix, names as they are)."""
-    return {
-        LABELS: ((f"{stem}_X_Y.txt",), (f"{stem}_X_Y.npz", f"Y.{stem}.npz")),
-        FEATURES: ((f"{stem}_X_Xf.txt",), (f"{stem}_X_Xf.npz", f"X.{stem}.npz")),
-        TEXT: (
-            (f"{stem}_X.txt", f"raw/{stem}_X.txt", f"{stem}.raw.txt", f"raw_data/{table}.raw.txt", f"X.{stem}.txt"),
-            (),
-        ),
-        JSON: ((), (f"{stem}.json.gz", f"{stem}.raw.json.gz")),
-    }[role]
+def usual(table: str, role: str) -> list[str]:
+    """List the names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
+    packed, whole = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
+    names = [name + codec for name in packed for codec in lines.SUFFIXES] + whole
+    return [name.format(stem=_STEMS[table], split=table) for name in names]
 
 
 def is_any(names: Sequence[str], table: str, role: str) -> bool:
@@ -200,16 +195,16 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
         if table != LABELS:
             if not files.keys() & {LABELS, required} and table != "train":
                 continue  # texts alone make no split, nor do they make a test split of another form
-            needed = [required] if JSON in files else [LABELS, required]
+            needed = [required] if JSON in files else [role for role in (LABELS, required) if role in roles]
             for role in [role for role in needed if role not in files]:
                 one_of(source, names, usual(table, role), f"{expects}, of each split", required=True)
         if files:
             first = next(files[role] for role in (LABELS, JSON, TEXT, FEATURES) if role in files)
             parts.append(Part(table, first.rsplit("/", 1)[-1], files))
-    return _sized(source, name, parts, names)
+    return _sized(source, name, expects, parts, names)
 
 
-def _sized(source: str, name: str, parts: list[Part], names: Sequence[str]) -> Inputs:
+def _sized(source: str, name: str, expects: str, parts: list[Part], names: Sequence[str]) -> Inputs:
     """Return the inputs with the numbers of labels and features, from the headers."""
     of_labels = next((part for part in parts if part.table == LABELS), None)
     columns = {part.table: read_size(part.files[LABELS]) for part in parts if LABELS in part.files}
@@ -220,9 +215,7 @@ def _sized(source: str, name: str, parts: list[Part], names: Sequence[str]) -> I
     labels = max((size[1] for size in columns.values()), default=None)
     if of_labels is None:
         if labels is None:
-            raise InputError(
-                f"{source}: nothing states how many labels there are. Expected lbl.json.gz beside the rest."
-            )
+            raise one_missing(source, names, usual(LABELS, JSON), expects)
         widest = next(
             part.files[LABELS] for part in parts if part.table in columns and columns[part.table][1] == labels
         )

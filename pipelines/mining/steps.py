@@ -40,6 +40,7 @@ from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
+from schemas.table import rechunk
 from search.block import Block
 from search.candidates import EMPTY, merge
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
@@ -206,8 +207,11 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     written = groups[0].content
     with profile.stage("merge"):
         if isinstance(written, Chunks):
-            ids = enumerate(source.id_batches(shard, plan.batch))
-            chunks = ((some, *_merge_chunk(plan, place, groups, number)) for number, some in ids)
+            ids = rechunk(source.queries.batches_of(shard, [source.id_column]), plan.batch)
+            chunks = (
+                (some.column(0).combine_chunks(), *_merge_chunk(plan, place, groups, number))
+                for number, some in enumerate(ids)
+            )
             written = _write_shard(plan, source, shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)

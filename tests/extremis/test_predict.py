@@ -373,7 +373,11 @@ class TestRefusals:
             ("in.jsonl", b"", ("in.jsonl: empty",)),
             ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: a line between 1 and 2 is not UTF-8",)),
             ("in.xml", b"a,b\n", ("in.xml: its name does not say", "--form")),
-            ("in.csv", b"a,b\nx,y\n", ("in.csv: no column 'text'", "found: a, b", "--fields")),
+            (
+                "in.csv",
+                b"a,b\nx,y\n",
+                ("in.csv: no column 'title' or 'text' or 'content'", "found: 'a', 'b'", "--fields"),
+            ),
             ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy it again")),
         ],
     )

@@ -365,6 +365,9 @@ class TestBadInput:
         objects = tmp_path / "objects.npy"
         np.save(objects, np.array([{"a": 1}], dtype=object), allow_pickle=True)
         refused(self.mine(tmp_path, objects), "never unpickled")
+        torn = tmp_path / "torn.npy"
+        torn.write_bytes(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (" + bytes(40))
+        refused(self.mine(tmp_path, torn), "torn.npy: not a .npy file, or a damaged one: has a header that cannot be")
         short = write(tmp_path / "short", "npy", self.GOOD) / "part-00.npy"
         short.write_bytes(short.read_bytes()[:-4])
         refused(self.mine(tmp_path, short), "too short for 6 × 6")

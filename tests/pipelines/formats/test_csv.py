@@ -84,7 +84,9 @@ def test_queries_and_labels_have_names_of_their_own(tmp_path: Path) -> None:
         "merged": 0,
     }
     assert [(row["key"], row["text"]) for row in tables[LABELS].rows] == [("x", "the x"), ("y", "the y")]
-    with pytest.raises(InputError, match=r"labels.csv: expected the columns key and text; found: code, name"):
+    with pytest.raises(
+        InputError, match=r"labels.csv: no column 'key'; found: 'code', 'name'.* --fields labels.key=code"
+    ):
         points(tmp_path, fields="key=id,text=query,labels=codes,labels.key=key,labels.text=text")
 
 

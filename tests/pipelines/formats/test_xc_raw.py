@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats.base import Parsed, Part, Reason
-from pipelines.formats.xc import XcRaw
+from pipelines.formats.xc import XC_RAW
 
 LABELS = 10
 
@@ -27,13 +27,13 @@ NEAR = st.fixed_dictionaries({}, optional=dict.fromkeys(("uid", "title", "conten
 
 
 def parse_points(lines: Sequence[bytes], first: int, file: str = "f", text: str = "title+content") -> Parsed:
-    raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
-    return XcRaw().parse(raw, first, Part("train", file, {"json": file}), text)
+    raw = pa.record_batch({"json": pa.array(lines, pa.large_binary())})
+    return XC_RAW.parse(raw, first, Part("train", file, {"json": file}), text)
 
 
 def parse_labels(lines: Sequence[bytes], first: int) -> Parsed:
-    raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
-    return XcRaw().parse(raw, first, Part("labels", "f", {"json": "f"}), "title")
+    raw = pa.record_batch({"json": pa.array(lines, pa.large_binary())})
+    return XC_RAW.parse(raw, first, Part("labels", "f", {"json": "f"}), "title")
 
 
 @settings(deadline=None)
