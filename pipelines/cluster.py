@@ -7,26 +7,38 @@ The table is one of queries like any other: the stream reads it in turn, and its
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pipelines.clustering import steps
+import numpy as np
+import pyarrow as pa
+
+from pipelines.clustering.balanced import balanced_order, parts_of
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
-from pipelines.clustering.plan import ClusterPlan, Settled, make_layout, make_plan
+from pipelines.clustering.plan import ROW, VECTOR, ClusterPlan, Settled, make_layout, make_plan
 from pipelines.common.dumps import watch_dumps
-from pipelines.common.exchange import Exchange, choose_exchange
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.common.exchange import Exchange, Packet, choose_exchange, gather, one_batch, receive, split_by
+from pipelines.common.flow import Collection, Flow
+from pipelines.common.progress import Progress, say_use, silent
+from pipelines.common.summary import Summary, describe
+from pipelines.common.vectors import require_finite
+from pipelines.job import Job, make_table
 from pipelines.options import ClusterOptions
-from pipelines.runners.runner import Runner, choose_runner, for_workers
-from schemas.layout import CLUSTERS, staging
-from schemas.manifest import Manifest, columns_of, manifest_url
-from schemas.owners.build import Build, building, clean_up
+from pipelines.runners.runner import for_workers
+from schemas.layout import CLUSTERS
+from schemas.manifest import Manifest, manifest_url
 from schemas.owners.place import require_place
-from schemas.reuse import find_by_parents
+from schemas.reuse import Request, find_by_parents
+from schemas.shard_files import parquet
+from schemas.shard_files.parquet import matrix_column
+from schemas.table import rechunk
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
+
+PARTS, TABLE = "parts", "queries"  # names in a Summary
+COUNT, DEAL, CLUSTER, WRITE = "count parts", "deal", "cluster", "write"  # steps
+_ROWS = 1 << 13  # dealt at a time
 
 
 def cluster(
@@ -49,14 +61,18 @@ def cluster(
     if options.out is not None:
         require_place(options.out, "clustered", [data, run])
     plan = make_plan(inputs, options)
-    finished = plan.finished_table(options, run)
-    if finished is not None:
-        clean_up(inputs.out, "clustered")
+
+    def make(job: Job) -> Manifest:
+        own = replace(plan, inputs=replace(inputs, out=job.build.url), meter=job.watch.meter)
+        manifest = job.build.publish(_make(own, job, say))
+        say(f"{inputs.name}: clustered{say_use(inputs.use_from)}")
+        return manifest
+
+    find = functools.partial(plan.finished_table, options, run)
+    reads = [manifest_url(inputs.source.queries.url)]
+    if find() is not None:
         say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
-        return finished
-    with choose_runner(beam_options) as runner, building(inputs.out, "clustered", say) as build:
-        # The last owner may have made it.
-        return plan.finished_table(options, run) or _make(plan, build, runner, say)
+    return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads)
 
 
 def watch(
@@ -81,60 +97,102 @@ def watch(
     return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
 
 
-def _make(plan: ClusterPlan, build: Build, runner: Runner, say: Progress) -> Manifest:
-    name = plan.inputs.name
-    watch = Watch(staging(build.url), say)
-    plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
-    runner.check([manifest_url(plan.inputs.source.queries.url)], build.url, say)
-    counts, queries = _count(plan, runner, watch), plan.queries
+def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
+    counts, queries = _count(plan, job), plan.queries
     shard_rows = max(1, queries.rows // len(queries.shards))
     layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
     settled = Settled(plan, layout, queries.schema)
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
-    say(f"{name}: {queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
-    watch.expect(dict.fromkeys((steps.DEAL, steps.CLUSTER, steps.WRITE), queries.rows))
-    runner.run(_flow(settled, choose_exchange(runner.shuffles, staging(build.url))), watch)
-    manifest = build.publish(_describe(settled, read_summary(plan.summary)))
-    watch.summarize()
-    say(f"{name}: clustered{say_use(plan.inputs.use_from)}")
-    return manifest
+    say(f"{plan.inputs.name}: {queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
+    exchange = choose_exchange(job.runner.shuffles, job.watch.staging)
+
+    def wire(flow: Flow) -> Collection:
+        shards = flow.create("Shards", range(len(queries.shards)))
+        dealt = shards.flat_map("Deal rows", deal_shard, settled, exchange).group("By part")
+        clustered = dealt.flat_map("Cluster", cluster_part, settled, exchange).group("By shard")
+        return clustered.map("Write shards", write_shard, settled)
+
+    names = dict.fromkeys((DEAL, CLUSTER, WRITE), queries.rows)
+    return _describe(settled, job.run("cluster", names, wire))
 
 
-def _count(plan: ClusterPlan, runner: Runner, watch: Watch) -> list[int]:
+def _count(plan: ClusterPlan, job: Job) -> list[int]:
     """Return the rows of each part: counted where there are several."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
-    flow = Flow()
-    shards = flow.create("Shards", range(len(plan.queries.shards)))
-    write_sum(shards.map("Count parts", steps.count_parts, plan), plan.summary)
-    watch.expect({steps.COUNT: plan.queries.rows})
-    runner.run(flow, watch)
-    summary = read_summary(plan.summary)
-    return [summary.count(steps.PARTS, str(part)) for part in range(plan.tree.parts)]
-
-
-def _flow(settled: Settled, exchange: Exchange) -> Flow:
-    flow = Flow()
-    shards = flow.create("Shards", range(len(settled.plan.queries.shards)))
-    dealt = shards.flat_map("Deal rows", steps.deal_shard, settled, exchange).group("By part")
-    clustered = dealt.flat_map("Cluster", steps.cluster_part, settled, exchange).group("By shard")
-    write_sum(clustered.map("Write shards", steps.write_shard, settled), settled.plan.summary)
-    return flow
+    summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
+    return [summary.count(PARTS, str(part)) for part in range(plan.tree.parts)]
 
 
 def _describe(settled: Settled, summary: Summary) -> Manifest:
-    plan, layout = settled.plan, settled.layout
+    plan, layout, rows = settled.plan, settled.layout, settled.plan.queries.rows
     parameters = plan.parameters()
     parameters[CLUSTERS] |= {"rows": layout.rows, "count": layout.clusters}
-    rows = plan.queries.rows
-    return Manifest(
-        kind="queries",
-        columns=columns_of(settled.schema),
-        shards=summary.shards_of(steps.TABLE),
-        rows=rows,
-        row_group_rows=layout.row_group_rows,
-        id_range=(0, rows),
-        parents=plan.inputs.parents,
-        parameters=parameters,
-        counters={"rows": rows, "clusters": layout.clusters, "short_clusters": sum(layout.short)},
-    )
+    request = Request(TABLE, plan.inputs.parents, parameters)
+    counters = {"rows": rows, "clusters": layout.clusters, "short_clusters": sum(layout.short)}
+    return describe(request, summary, settled.schema, layout.row_group_rows, (0, rows), counters=counters)
+
+
+def count_parts(shard: int, plan: ClusterPlan) -> Summary:
+    """Count the rows of source shard `shard` by their part."""
+    counts = np.zeros(plan.tree.parts, np.int64)
+    plan.meter.start(COUNT)
+    for _, part in _parted(plan, shard, [plan.inputs.source.id_column]):
+        plan.meter.count(COUNT, len(part))
+        counts += np.bincount(part, minlength=len(counts))
+    return Summary(counters={PARTS: Counter({str(part): int(count) for part, count in enumerate(counts) if count})})
+
+
+def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+    """Send the rows of source shard `shard`, with their numbers and vectors: (part, packet)."""
+    columns = [name for name in settled.schema.names if name != "query_id"] + ["query_id"]
+    meter = settled.plan.meter
+    meter.start(DEAL)
+    for rows, part in _parted(settled.plan, shard, columns):
+        yield from meter.count_bytes(DEAL, exchange.send(split_by(one_batch(rows.drop_columns(["query_id"])), part)))
+        meter.count(DEAL, rows.num_rows)
+
+
+def cluster_part(
+    element: tuple[int, Iterable[Packet]], settled: Settled, exchange: Exchange
+) -> Iterator[tuple[int, Packet]]:
+    """Cluster the rows of (part, packets) and send them: (shard of the new table, packet), places in column `row`."""
+    part, packets = element
+    plan = settled.plan
+    plan.meter.start(CLUSTER)
+    rows = pa.Table.from_batches(receive(packets))
+    # Whatever the order of arrival.
+    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable"))).combine_chunks()
+    order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
+    rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
+    shard, place = settled.layout.places(part)
+    sent = exchange.send(split_by(one_batch(rows.append_column(ROW, pa.array(place))), shard))
+    yield from plan.meter.count_bytes(CLUSTER, sent)
+    plan.meter.count(CLUSTER, rows.num_rows)
+
+
+def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summary:
+    """Write (shard, packets) of the new table, its rows numbered on from those of the shards before."""
+    shard, packets = element
+    layout, schema, meter = settled.layout, settled.schema, settled.plan.meter
+    meter.start(WRITE)
+    placed = schema.remove(schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
+    rows = gather(packets, placed)
+    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
+    first = layout.first_row(shard)
+    ids = pa.array(np.arange(first, first + layout.rows_of(shard)))
+    rows = rows.append_column("query_id", ids).select(schema.names).cast(schema)
+    entry = parquet.write_shard(settled.plan.inputs.out, shard, layout.shards, rows, layout.row_group_rows)
+    meter.count(WRITE, rows.num_rows, entry.bytes)
+    return Summary(shards={TABLE: (entry,)})
+
+
+def _parted(plan: ClusterPlan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """Yield rows of source shard `shard`, some at a time, with their numbers and vectors, and the part of each."""
+    first, source = plan.first_row(shard), plan.inputs.source
+    for rows in rechunk(source.aligned(shard, columns), _ROWS):
+        vectors = matrix_column(rows, VECTOR)
+        require_finite(vectors, first, source.embeddings.url)
+        numbers = pa.array(np.arange(first, first + rows.num_rows))
+        yield rows.append_column(ROW, numbers), parts_of(plan.tree, vectors, first)
+        first += rows.num_rows

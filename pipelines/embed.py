@@ -1,75 +1,123 @@
-"""`extremis embed DATA RUN OUT`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
+"""`extremis embed`: vectors of texts by any model (MODEL INPUT OUT), or of queries or labels by a run's (DATA RUN OUT).
 
-    shards of the table ─▶ embed and write ─▶ sum up ─▶ publish
+    files of texts ─▶ blocks of rows in staging                             (of MODEL INPUT OUT; then the plan)
+    shards ─▶ embed and write ─▶ sum up ─▶ publish
 
-It loads a model, as `pipelines.encode` does: workers need the trainer's packages. Memory is bounded by the encoder, one
-row group and one batch, whatever the number of rows and labels.
+By a run's checkpoint a shard is one of the table, and the vectors are aligned with its rows. By any model it is a block
+of rows, or a shard of DATA: INPUT alone decides it; a shard that is written stays for a run that goes on after one that
+was cut off. Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a row group or
+block of rows, and a batch a thread, whatever the number of rows and labels.
 """
 
+import functools
+import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic import TypeAdapter
 
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, describe, read_summary, write_sum, written_schema
-from pipelines.options import EmbedOptions
+from pipelines.common.exchange import Files, one_batch, receive
+from pipelines.common.progress import Meter, Progress, silent
+from pipelines.common.summary import Summary, describe, written_schema
+from pipelines.formats import lines
+from pipelines.formats.names import parse_fields
+from pipelines.formats.texts import STANDARD, Texts
+from pipelines.job import REMEDY, Job, make_table
+from pipelines.options import EmbedOptions, EmbedTextsOptions
 from pipelines.runners.runner import choose_runner, for_workers
-from schemas import arrow
-from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout, staging
-from schemas.manifest import Manifest, shard_url
-from schemas.owners.build import building, clean_up
+from pipelines.sharding.resume import Phases
+from schemas import arrow, storage
+from schemas.cores import cores
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, RunLayout, phases
+from schemas.manifest import Manifest, Shard, code_version, is_published, shard_url
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, writing_shard
-from schemas.sizes import require_room
 from schemas.storage import join
-from schemas.table import Table
-from trainer.device import open_device
+from schemas.table import Table, rechunk
+from trainer.device import describe_device, open_device
+from trainer.encoders.texts import TextFiles, TextModel, choose_compute
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.rows.threads import one_thread
 from trainer.stream import open_queries
 
-# One model a worker process, however many threads and shards it has.
-_MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
-_LOADING = threading.Lock()
-_STEP = "embed"
+KIND = "embeddings"
+BLOCK_ROWS = 1 << 13
+_READ, _EMBED, _SHARDS = "read", "embed", "shards"
+_AS_JSON = TypeAdapter(Summary)
+T = TypeVar("T")
+
+
+def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
+    """Return `load` that loads a model once, however many threads and shards there are; an earlier one is let go."""
+    lock, loaded = threading.Lock(), dict[tuple[Any, ...], T]()
+
+    @functools.wraps(load)
+    def shared(*named: Any) -> T:
+        with lock:
+            if named not in loaded:
+                loaded.clear()
+                loaded[named] = load(*named)
+            return loaded[named]
+
+    return shared
 
 
 @dataclass(frozen=True)
-class EmbedPlan:
-    """Plan of one run: every choice, made once in the launching process, so that all workers agree."""
+class Plan:
+    """Plan of one run: every choice, made once in the launching process, so that all workers agree.
+
+    `source`: Texts, or a table of DATA. `staged`: what the first flow left of Texts. `out`: the prefix of the shards.
+    """
+
+    source: Texts | Table
+    staged: Summary
+    out: str
+    dtype: str
+    device: str
+    meter: Meter = field(compare=False)
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.source.shards) if isinstance(self.source, Table) else len(self.staged.kept[_READ])
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.source.rows if isinstance(self.source, Table) else self.staged.count(_READ, "rows")
+
+    def write(
+        self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
+    ) -> Shard:
+        """Write a shard of (columns, vectors of these rows, what the vectors are). Raises InputError, StorageError."""
+        group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
+        with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
+            for columns, x, what in embedded:
+                vectors = matrix_array(narrow(x, self.dtype, what), schema.field("vector").type.value_type)
+                out.write(pa.table([*columns, vectors], schema=schema))
+                self.meter.count(_EMBED, len(x))
+        return out.entry
+
+
+@dataclass(frozen=True)
+class RunPlan(Plan):
+    """Plan of embedding a table with the encoder of a run at `step`, whose checkpoint has the digest `checkpoint`."""
 
     data: str
     run: str
     step: int
     checkpoint: str
-    source: Table
-    out: str
-    options: EmbedOptions
-    device: str = "auto"
-    meter: Meter = field(default=Meter(), compare=False)
-
-    @property
-    def kind(self) -> str:
-        """Kind of the table: label embeddings are vectors to search, as classifier vectors are."""
-        return "vectors" if self.options.what == "labels" else "embeddings"
-
-    def schema(self, dimension: int) -> pa.Schema:
-        """Return the schema of the table with vectors [dimension]."""
-        make = arrow.vectors if self.options.what == "labels" else arrow.embeddings
-        return make(dimension, self.options.dtype)
-
-    @property
-    def summary(self) -> str:
-        """URL of what the workers report."""
-        return join(staging(self.out), "summary.json")
+    kind: str  # label embeddings are `vectors` to search, as classifier vectors are
+    batch: int
 
 
 def embed(
@@ -85,8 +133,7 @@ def embed(
 
     Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
     vectors are multiplied with, so D counts the bias column where there is one. Queries give an `embeddings` table,
-    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Each worker opens
-    `device` where it is. Raises InputError
+    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Raises InputError
     (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
     StorageError.
     """
@@ -101,66 +148,55 @@ def embed(
     choose_runner(beam_options)  # refuses wrong options before anything is read
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source, recipe.encoder.inputs)
-    parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.table.digest}
-    parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
+    digest, bias = checkpoint.table.digest, has_bias(recipe)
+    parameters = {**options.model_dump(), "step": checkpoint.step, "bias": bias}
     if labels:
         del parameters["split"]
-    request = Request("vectors" if labels else "embeddings", parents, parameters)
-    remedy = "Give another OUT, or remove it first."
-    finished = find_reusable(out, request, remedy)
-    if finished is not None:
-        clean_up(out, "embedded")
-        return finished
-    width, item = recipe.encoder.dimension + int(has_bias(recipe)), np.dtype(options.dtype).itemsize
-    require_room(out, {"embeddings": source.manifest.rows * width * item}, "Give another OUT, or --dtype float16.")
-    with choose_runner(beam_options, [*files, out]) as runner, building(out, "embedded", progress) as build:
-        finished = find_reusable(out, request, remedy)  # the last owner may have made it
-        if finished is not None:
-            return finished
-        watch = Watch(staging(build.url), progress or silent)
-        watch.expect({_STEP: source.manifest.rows})
-        digest = checkpoint.table.digest
-        plan = EmbedPlan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
-        runner.check(files[:1], build.url, progress or silent)
-        flow = Flow()
-        shards = flow.create("Shards", range(len(source.manifest.shards)))
-        write_sum(shards.map("Embed shards", embed_shard, plan), plan.summary)
-        runner.run(flow, watch)
-        made, of = read_summary(plan.summary), source.manifest
-        schema = written_schema(plan.out, made, request.kind)
-        manifest = build.publish(describe(request, made, schema, of.row_group_rows, of.id_range))
-        watch.summarize()
-        return manifest
+    parents = {options.what: source.digest, "checkpoint": digest}
+    request = Request("vectors" if labels else KIND, parents, parameters)
+
+    def make(job: Job) -> Manifest:
+        common = source, Summary(), job.build.url, options.dtype, device, job.watch.meter
+        plan = RunPlan(*common, data, run, checkpoint.step, digest, request.kind, options.batch)
+        made = job.run_step(_EMBED, plan.rows, range(plan.shards), embed_shard, plan)
+        schema, of = written_schema(plan.out, made, plan.kind), source.manifest
+        return job.build.publish(describe(request, made, schema, of.row_group_rows, of.id_range))
+
+    width, item = recipe.encoder.dimension + int(bias), np.dtype(options.dtype).itemsize
+    return make_table(
+        out,
+        "embedded",
+        functools.partial(find_reusable, out, request, REMEDY),
+        make,
+        beam_options,
+        progress or silent,
+        needs={"embeddings": source.rows * width * item},
+        remedy="Give another OUT, or --dtype float16.",
+        urls=[*files, out],
+        reads=files[:1],
+    )
 
 
-def embed_shard(shard: int, plan: EmbedPlan) -> Summary:
+def embed_shard(shard: int, plan: RunPlan) -> Summary:
     """Write the embeddings of shard `shard`. Raises InputError, TableError, StorageError."""
-    source, labels = plan.source, plan.options.what == "labels"
-    plan.meter.start(_STEP)
-    model = shared_model(plan)
-    schema = plan.schema(model.width)
-    groups = source.batches_of(shard, [source.id_column, *model.columns])
-    file = writing_shard(plan.out, shard, len(source.shards), schema, source.manifest.group_rows(shard))
-    # Bytes do not depend on a machine's cores; workers share them as processes.
-    with one_thread(), file as out:
-        for group in groups:
-            z = model.embed_table(group, plan.options.batch, labels).cpu().numpy()
-            x = narrow(z, plan.options.dtype, f"{plan.run}, step {plan.step}: an embedding of {source.url}")
-            vectors = matrix_array(x, schema.field("vector").type.value_type)
-            out.write(pa.table([group.column(source.id_column), vectors], schema=schema))
-            plan.meter.count(_STEP, group.num_rows)
-    plan.meter.count(_STEP, 0, out.entry.bytes)
-    return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
+    source, labels = plan.source, plan.kind == "vectors"
+    assert isinstance(source, Table)
+    plan.meter.start(_EMBED)
+    model = load_run(plan.data, plan.run, plan.step, plan.checkpoint, plan.device)
+    schema = (arrow.vectors if labels else arrow.embeddings)(model.width, plan.dtype)
+    what = f"{plan.run}, step {plan.step}: an embedding of {source.url}"
+    embedded = (
+        ([group.column(source.id_column)], model.embed_table(group, plan.batch, labels).cpu().numpy(), what)
+        for group in source.batches_of(shard, [source.id_column, *model.columns])
+    )
+    with one_thread():  # bytes do not depend on a machine's cores; workers share them as processes
+        return _written(plan, plan.kind, plan.write(shard, schema, embedded))
 
 
-def shared_model(plan: EmbedPlan) -> Model:
-    """Load the encoder of the plan's checkpoint, once a process; that of an earlier plan is let go."""
-    with _LOADING:
-        if plan.checkpoint not in _MODELS:
-            _MODELS.clear()
-            device = open_device(plan.device)
-            _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step, device)
-        return _MODELS[plan.checkpoint]
+@once_a_process
+def load_run(data: str, run: str, step: int, checkpoint: str, device: str) -> Model:
+    """Load the encoder of the checkpoint with this digest."""
+    return load_encoder(DataLayout(data), RunLayout(run), step, open_device(device))
 
 
 def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
@@ -173,3 +209,155 @@ def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
             "Embed with --dtype float32, or with another checkpoint."
         )
     return narrowed
+
+
+def _written(plan: Plan, kind: str, entry: Shard) -> Summary:
+    plan.meter.count(_EMBED, 0, entry.bytes)
+    return Summary({kind: (entry,)}, {kind: Counter(rows=entry.rows)})
+
+
+@dataclass(frozen=True)
+class TextsPlan(Plan):
+    """Plan of embedding texts with the model of texts `model`, of the digest `digest`."""
+
+    model: str
+    digest: str
+    prompt: str
+    compute: str
+    threads: int
+
+    def blocks_of(self, shard: int) -> Iterator[pa.Table]:
+        """Read the columns query_id, key and text of a shard, a block at a time. Raises TableError, StorageError."""
+        if isinstance(self.source, Table):
+            names = [self.source.id_column, "key", "text"]
+            for rows in rechunk(self.source.batches_of(shard, names), BLOCK_ROWS):
+                yield rows.select(names)
+            return
+        for batch in receive([self.staged.kept[_READ][shard]]):
+            ids = pa.array(np.arange(batch.num_rows) + shard * BLOCK_ROWS)
+            yield pa.table([ids, batch["key"], batch["text"]], names=["query_id", "key", "text"])
+
+
+def embed_texts(
+    model: str,
+    source: str,
+    out: str,
+    options: EmbedTextsOptions | None = None,
+    beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> Manifest:
+    """Embed the texts at `source`, files or a data set, with the model of texts `model`: the manifest of OUT.
+
+    OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT of the same model, input
+    and parameters is returned as it is. Raises InputError (no model, one that is pickled, no texts, OUT holds something
+    else, a value too large for the dtype), TableError, StorageError.
+    """
+    say, options = progress or silent, options or EmbedTextsOptions()
+    source, out = for_workers(beam_options, source), for_workers(beam_options, out)
+    require_place(out, "embedded", [model, source])
+    choose_runner(beam_options)  # refuses wrong options before anything is read
+    model = for_workers(beam_options, model) if os.path.isdir(model) else model
+    files = TextFiles.find(model)
+    texts, name, digest = _open_input(source, options)
+    what = options.what or ("queries" if isinstance(texts, Table) else "")
+    opened = open_device(device)
+    compute = choose_compute(options.compute, opened)
+    prompt = files.prompt({"labels": "documents"}.get(what, what), options.prompt)
+    say(f"{model}: computes in {compute} on {describe_device(opened)}, prompt {prompt!r}")
+    if files.assumed:
+        say(files.assumed)
+    named = {"prompt": prompt, "compute": compute, "device": opened.type, "dtype": options.dtype}
+    parameters = {**named, "fields": options.fields} if isinstance(texts, Texts) else named
+    request = Request(KIND, {"model": files.digest, name: digest}, parameters)
+
+    def make(job: Job) -> Manifest:
+        work = storage.sha256(repr((request, code_version(), version("torch"), describe_device(opened))).encode())
+        kept = Phases(phases(out), work, job.build.claim)
+        before = kept.find(_READ)
+        if before is None:
+            staged = Summary()
+            if isinstance(texts, Texts):
+                staged = job.run_step(_READ, None, [texts], read_texts, Files(kept.folder(_READ)), job.watch.meter)
+            before = _READ, {"summary": _AS_JSON.dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
+            kept.finish(*before, (_READ, _SHARDS))
+        else:
+            say(f"{out}: goes on from an earlier run that was cut off")
+        common = texts, _AS_JSON.validate_python(before[1]["summary"]), before[1]["out"], options.dtype, device
+        threads = options.threads or (1 if beam_options else cores())
+        plan = TextsPlan(*common, job.watch.meter, model, files.digest, prompt, compute, threads)
+        made = job.run_step(_EMBED, plan.rows, range(plan.shards), embed_texts_shard, plan)
+        group_rows = texts.manifest.row_group_rows if isinstance(texts, Table) else BLOCK_ROWS
+        manifest = describe(request, made, written_schema(plan.out, made, KIND), group_rows, (0, plan.rows))
+        return replace(job.build, url=plan.out).publish(manifest)
+
+    find = functools.partial(find_reusable, out, request, REMEDY)
+    reads = [texts.place(0)] if isinstance(texts, Table) else texts.places()[:1]
+    return make_table(out, "embedded", find, make, beam_options, say, needs={}, reads=reads, in_phases=True)
+
+
+def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
+    """Leave the rows of all files in staging, BLOCK_ROWS rows a packet. Raises InputError, StorageError."""
+    meter.start(_READ)
+    summary = Summary(kept={_READ: {}}, counters={_READ: Counter()})
+    tables = (pa.Table.from_batches([batch]) for batch in texts.batches(BLOCK_ROWS, features=False))
+    for number, block in enumerate(rechunk(tables, BLOCK_ROWS)):
+        summary.kept[_READ].update(files.send([(number, one_batch(block))]))
+        summary.counters[_READ]["rows"] += block.num_rows
+        meter.count(_READ, block.num_rows)
+    return summary
+
+
+def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
+    """Write the vectors of shard `shard`, unless an earlier run has. Raises InputError, TableError, StorageError."""
+    plan.meter.start(_EMBED)
+    place = join(plan.out, f"{shard}.json")
+    try:
+        entry = Shard.model_validate_json(storage.read_sealed(place, "It is made again."))
+        plan.meter.count(_EMBED, entry.rows)
+    except (FileNotFoundError, TableError):
+        entry = _write_texts(shard, plan)
+        storage.write_sealed(place, entry.model_dump_json().encode())
+    return _written(plan, KIND, entry)
+
+
+def _write_texts(shard: int, plan: TextsPlan) -> Shard:
+    model = load_texts_model(plan.model, plan.digest, plan.device, plan.compute, plan.prompt)
+    schema = arrow.texts(model.embed([""]).shape[1], plan.dtype)
+    embedded = (
+        (
+            rows.columns,
+            model.embed(rows.column("text").to_pylist(), plan.threads),
+            f"{plan.model}: the vector of a text behind row {rows[0][0].as_py():,}",
+        )
+        for rows in plan.blocks_of(shard)
+    )
+    return plan.write(shard, schema, embedded)
+
+
+@once_a_process
+def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: str) -> TextModel:
+    """Open a model of texts. Raises InputError: not the one with this digest."""
+    files = TextFiles.find(name)
+    if files.digest != digest:
+        raise InputError(f"{name}: on a worker this is another model than at the start. Give all the same files.")
+    return files.open(open_device(device), compute, prompt)
+
+
+def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:
+    """Return what is embedded, its name among the parents, and its digest. Raises InputError, TableError."""
+    if not (is_published(source) and Table.open(source).kind == "data"):
+        if source == STANDARD:
+            raise InputError("INPUT - : texts are read more than once. Write standard input to a file, and name it.")
+        texts = Texts(source, fields=parse_fields(options.fields or ""))
+        digests = [lines.identify(url)[1] for url in texts.places()]
+        return texts, "input", storage.sha256("".join(digests).encode())
+    layout = DataLayout(source)
+    labels = options.what in ("labels", "documents")
+    table = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
+    if "text" not in table.columns:
+        raise InputError(
+            f"{table.url}: no column text; there are {', '.join(table.columns)}. Shard with --keep-text, or give the "
+            "files that DATA was made from as INPUT."
+        )
+    return table, table.kind, table.digest

@@ -14,14 +14,12 @@ from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.mining.aliases import find_aliases, read_aliases
 from pipelines.mining.candidates import rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, write_derived
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
 from pipelines.options import MergeOptions
 from pipelines.runners.runner import for_workers
 from schemas.errors import InputError
-from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.place import require_place
-from schemas.table import Table
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions, drop_excluded
 
@@ -53,9 +51,7 @@ def merge(
     require_place(out, "mined", [data, *urls])
     if len(urls) < 2:
         raise InputError("one table alone: nothing to merge. Name others with --others.")
-    opened = tuple(Table.open(url, "negatives") for url in urls)
-    labels = Table.open(DataLayout(data).labels, "labels")
-    rows = open_rows(data, labels, opened)
+    rows, opened, labels = open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)
     if width > sum(widths):

@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.common.dumps import watch_dumps
 from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
+from pipelines.common.summary import Summary, describe
 from pipelines.common.vectors import Source
 from pipelines.mining import steps
 from pipelines.mining.aliases import find_aliases
@@ -30,10 +31,10 @@ from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers, is_local
 from schemas import storage
 from schemas.layout import SPENT
-from schemas.manifest import Manifest, columns_of, manifest_url
+from schemas.manifest import Manifest, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
-from schemas.reuse import find_by_parents
+from schemas.reuse import Request, find_by_parents
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 
@@ -184,16 +185,7 @@ def _flow(plan: MinePlan, places: Sequence[Place], keep: bool) -> Flow:
     return flow
 
 
-def _describe(plan: MinePlan, source: Source, summary: dict[str, Any]) -> Manifest:
-    return Manifest(
-        kind="negatives",
-        columns=columns_of(plan.schema),
-        shards=summary["shards"],
-        rows=sum(shard.rows for shard in summary["shards"]),
-        row_group_rows=source.queries.manifest.row_group_rows,
-        id_range=source.queries.manifest.id_range,
-        parents=plan.inputs.parents(source),
-        parameters=plan.parameters(),
-        counters=summary["counters"],
-        quality=summary["quality"],
-    )
+def _describe(plan: MinePlan, source: Source, made: dict[str, Any]) -> Manifest:
+    request = Request("negatives", plan.inputs.parents(source), plan.parameters())
+    summary, of = Summary({request.kind: made["shards"]}, {request.kind: made["counters"]}), source.queries.manifest
+    return describe(request, summary, plan.schema, of.row_group_rows, of.id_range, quality=made["quality"])

@@ -306,7 +306,7 @@ class EmbedOptions(Options):
     batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")
 
 
-class EncodeOptions(Options):
+class EmbedTextsOptions(Options):
     """Options of `extremis embed` with any model of texts; of DATA `what` are its labels, or else its queries."""
 
     what: Literal["queries", "labels", "documents"] | None = Field(

@@ -3,8 +3,6 @@
 Beside `embed` the only pipeline that loads a model. Memory is bounded by the model and the texts of one row group.
 """
 
-import functools
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +12,22 @@ import pyarrow as pa
 
 from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
+from pipelines.embed import once_a_process
 from pipelines.mining.candidates import has_margin, limits, rows_of_table
-from pipelines.mining.derived import Derived, keep_first, make_derived, open_rows, write_derived
+from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
 from pipelines.options import TeachOptions
 from pipelines.runners.runner import for_workers
 from schemas import arrow
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.owners.place import require_place
 from schemas.ragged import Ragged
-from schemas.table import Table
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions
 from trainer.device import open_device
 from trainer.encoders.teacher import Teacher, TeacherFiles
 
-_LOADING = threading.Lock()
-_opened = functools.lru_cache(maxsize=1)(TeacherFiles.open)  # a process, however many threads and shards it has
+_open_teacher = once_a_process(TeacherFiles.open)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +65,7 @@ def teach(
     require_place(out, "mined", [data, table, teacher])
     if not beam_options:  # workers elsewhere may have what this machine has not
         open_device(device)
-    opened, labels = Table.open(table, "negatives"), Table.open(DataLayout(data).labels, "labels")
-    rows = open_rows(data, labels, [opened])
+    rows, (opened,), labels = open_tables(data, [table])
     if "text" not in rows.columns:
         raise TableError(f"{rows.url}: holds no texts, which a teacher reads. Make it again with --keep-text.")
     files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
@@ -84,9 +79,7 @@ def teach(
 
 def teach_shard(shard: int, plan: TeachPlan) -> Summary:
     """Write shard `shard` of the table. Raises InputError, TableError, StorageError."""
-    options = plan.options
-    with _LOADING:
-        teacher = _opened(plan.teacher, open_device(plan.device))
+    options, teacher = plan.options, _open_teacher(plan.teacher, open_device(plan.device))
 
     def make(points: pa.Table, ids: pa.Array, offered: list[np.ndarray], counts: Counter[str]) -> pa.Table:
         keys, queries = offered[0], points.column("text").to_pylist()

@@ -6,13 +6,13 @@ from typing import Any, Literal
 from extremis.command import Progress, command, options_of, text_of
 from extremis.commands.shared import BeamOptions, Device, Fields, NotNegative, Place, StartTimeout
 from extremis.console import say
-from pipelines.options import EmbedOptions, EncodeOptions
+from pipelines.options import EmbedOptions, EmbedTextsOptions
 from schemas.errors import InputError
 
 _OF_RUNS, _OF_TEXTS = ("step",), ("prompt", "fields", "compute", "threads")
 
 
-@command(EncodeOptions)
+@command(EmbedTextsOptions)
 def embed(
     model: Place,
     input: Any,
@@ -54,22 +54,21 @@ def embed(
 
     of_run = is_published(fspath(model)) or (isinstance(input, str) and exists(RunLayout(input).config))
     for name in _OF_TEXTS if of_run else _OF_RUNS:
-        field = EncodeOptions.model_fields.get(name)
+        field = EmbedTextsOptions.model_fields.get(name)
         if stated[name] not in (None, field and field.default):
             form = "MODEL INPUT OUT" if of_run else "DATA RUN OUT"
             raise InputError(f"--{name} belongs to `extremis embed {form}`. Leave it out, or give these.")
-    if of_run:
-        from pipelines import embed as embedding
+    from pipelines import embed as embedding
 
+    if of_run:
         of_table = options_of(EmbedOptions, stated)
         manifest = embedding.embed(fspath(model), fspath(input), out, of_table, beam_options, say, device)
     else:
         from extremis.commands.shard import as_source
-        from pipelines import encode
 
         with as_source(input) as source:
-            options = options_of(EncodeOptions, stated)
-            manifest = encode.encode(fspath(model), source, out, options, beam_options, say, device)
+            options = options_of(EmbedTextsOptions, stated)
+            manifest = embedding.embed_texts(fspath(model), source, out, options, beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     say(f"next: extremis inspect {out}")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

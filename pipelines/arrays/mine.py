@@ -19,25 +19,23 @@ import pyarrow as pa
 from pipelines.arrays.files import KEY, TEXT, VECTOR, Names, RowFiles, open_files
 from pipelines.arrays.positives import Keys, files_of, read_positives
 from pipelines.common.exchange import Files, Packet, receive
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.common.progress import Meter, Progress, silent
+from pipelines.common.summary import Summary, describe
 from pipelines.formats import lines
 from pipelines.formats.names import parse_fields_by_table
+from pipelines.job import Job, make_table
 from pipelines.mine import mine
 from pipelines.options import ArrayOptions, default_row_group_rows, default_shards
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow, storage
 from schemas.errors import InputError
-from schemas.layout import staging
-from schemas.manifest import Manifest, Shard, columns_of, is_published, unpublish
-from schemas.owners.build import Build, building
+from schemas.manifest import Manifest, Shard, is_published, unpublish
+from schemas.owners.build import Build
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.ragged import Ragged
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_array, writing_shard
-from schemas.sizes import require_room
 from schemas.storage import join
 
 WIDTH = 50  # K, unless it is stated
@@ -205,32 +203,24 @@ def _import(
     """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
         raise InputError(f"{out}: holds hard negatives that were mined from something else. {_REMEDY}")
-    needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
-    require_room(out, needs, "Give another --out.")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"
         say(f"{side.vectors.source}: {shape}, {' and '.join(has)}")
-    keys = [Keys.of(side.keyed) for side in sides]
-    pairs = (
-        read_positives(options.positives, keys[0], keys[1], say)
-        if options.positives
-        else Ragged.empty(sides[0].vectors.rows)
-    )
-    urls = [file.url for side in sides for file in side.vectors.files]
-    with choose_runner(beam_options, urls) as runner, building(out, "mined") as build:
-        watch = Watch(staging(build.url), say)
-        watch.expect({_STEP: sum(side.vectors.rows for side in sides)})
-        runner.check(urls[:1], build.url, say)
-        flow, summary = Flow(), join(staging(build.url), "summary.json")
-        plan = ImportPlan(build.url, sides, options.metric == "cosine", watch.meter)
-        shards = flow.create("Shards", Files(join(staging(build.url), "pairs")).send(_pairs_by_shard(sides, pairs)))
-        write_sum(shards.map("Import rows", import_rows, plan), summary)
-        runner.run(flow, watch)
+
+    def make(job: Job) -> Manifest:
+        keys, none = [Keys.of(side.keyed) for side in sides], Ragged.empty(sides[0].vectors.rows)
+        pairs = read_positives(options.positives, keys[0], keys[1], say) if options.positives else none
+        plan = ImportPlan(job.build.url, sides, options.metric == "cosine", job.watch.meter)
+        shards = Files(join(job.watch.staging, "pairs")).send(_pairs_by_shard(sides, pairs))
+        summary = job.run_step(_STEP, sum(side.vectors.rows for side in sides), shards, import_rows, plan)
         unpublish(join(out, "data"))
         storage.remove(join(out, "queries"), recursive=True)
-        _publish(build, sides, read_summary(summary), stated)
-        watch.summarize()
+        return _publish(job.build, sides, summary, stated)
+
+    urls = [file.url for side in sides for file in side.vectors.files]
+    needs = {"vectors": sum(side.vectors.rows * side.vector_bytes for side in sides)}
+    make_table(out, "mined", lambda: None, make, beam_options, say, needs=needs, urls=urls, reads=urls[:1])
 
 
 def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
@@ -270,20 +260,10 @@ def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Su
     return Summary(entries, {side.table: Counter(rows_out=done, **mentions)})
 
 
-def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> None:
+def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapping[str, Any]) -> Manifest:
     def put(side: Side, kind: str, path: str, schema: pa.Schema, parents: dict[str, str], **parameters: Any) -> str:
-        rows = side.vectors.rows
-        manifest = Manifest(
-            kind=kind,
-            columns=columns_of(schema),
-            shards=summary.shards_of(path),
-            rows=rows,
-            row_group_rows=side.group_rows,
-            id_range=(0, rows),
-            parents=parents,
-            parameters=parameters,
-            counters=dict(summary.counters.get(path, {})),
-        )
+        request, ids = Request(kind, parents, parameters), (0, side.vectors.rows)
+        manifest = describe(request, summary, schema, side.group_rows, ids, path)
         return Build(join(build.out, path), join(build.url, path), build.claim).publish(manifest).digest
 
     digests = {}
@@ -292,4 +272,4 @@ def _publish(build: Build, sides: Sequence[Side], summary: Summary, stated: Mapp
         put(side, kind, side.embeddings, side.schemas[1], {side.name: digest}, what=side.name)
         digests[side.table.removeprefix("data/")] = digest
     manifest = Manifest(kind="data", parents=digests, parameters={"options": {}, "arrays": dict(stated)})
-    Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)
+    return Build(join(build.out, "data"), join(build.url, "data"), build.claim).publish(manifest)

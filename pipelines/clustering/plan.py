@@ -20,12 +20,11 @@ from pipelines.common.dumps import require_unused
 from pipelines.common.progress import Meter
 from pipelines.options import ClusterOptions
 from schemas.errors import InputError
-from schemas.layout import CLUSTERS, staging
+from schemas.layout import CLUSTERS
 from schemas.manifest import Manifest
 from schemas.randomness import Purpose, generator
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
-from schemas.storage import join
 from schemas.table import Table
 
 _GROUP_CLUSTERS = 16  # in a row group, at least
@@ -152,11 +151,6 @@ class ClusterPlan:
     def queries(self) -> Table:
         """Rows to be reordered."""
         return self.inputs.source.queries
-
-    @property
-    def summary(self) -> str:
-        """URL of what the workers report."""
-        return join(staging(self.inputs.out), "summary.json")
 
     def first_row(self, shard: int) -> int:
         """Return the number of the first row of source shard `shard`."""

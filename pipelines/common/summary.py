@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -145,20 +146,24 @@ def describe(
     schema: pa.Schema,
     row_group_rows: int | None,
     id_range: tuple[int, int] | None,
+    table: str = "",
+    **more: Any,
 ) -> Manifest:
-    """Return the manifest of the table of `request`, whose shards and counters `summary` has by its kind."""
-    shards = summary.shards_of(request.kind)
-    return Manifest(
-        kind=request.kind,
-        columns=columns_of(schema),
-        shards=shards,
-        rows=sum(shard.rows for shard in shards),
-        row_group_rows=row_group_rows,
-        id_range=id_range,
-        parents=dict(request.parents or {}),
-        parameters=dict(request.parameters),
-        counters=dict(summary.counters.get(request.kind, {})),
-    )
+    """Return the manifest of the table of `request`, whose shards and counters `summary` has by `table`, or its kind.
+
+    more: other fields of the manifest.
+    """
+    shards = summary.shards_of(table or request.kind)
+    facts = {
+        "columns": columns_of(schema),
+        "rows": sum(shard.rows for shard in shards),
+        "row_group_rows": row_group_rows,
+        "id_range": id_range,
+        "parents": dict(request.parents or {}),
+        "parameters": dict(request.parameters),
+        "counters": dict(summary.counters.get(table or request.kind, {})),
+    }
+    return Manifest(kind=request.kind, shards=shards, **(facts | more))
 
 
 def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:

@@ -1,5 +1,6 @@
 """Tables of negatives that are made of others of the same rows: shard by shard, a row group of each at a time."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,24 +9,20 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Meter, Progress, Watch, silent
-from pipelines.common.summary import Summary, describe, read_summary, write_sum
-from pipelines.runners.runner import choose_runner
+from pipelines.common.progress import Meter, Progress, silent
+from pipelines.common.summary import Summary, describe
+from pipelines.job import REMEDY, Job, make_table
 from schemas import arrow, storage
 from schemas.errors import TableError
 from schemas.layout import DataLayout, staging
 from schemas.manifest import Manifest
-from schemas.owners.build import building, clean_up
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_column, writing_shard
-from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
 from search.candidates import EMPTY, pack
 
 STEP = "write"
-_REMEDY = "Give another OUT, or remove it first."
 
 
 @dataclass(frozen=True)
@@ -66,31 +63,29 @@ def make_derived(
 
     `parents` and `parameters` are recorded beside those of any such table. Raises InputError, TableError, StorageError.
     """
-    rows, before, say = plan.rows, plan.tables[0].parameters, say or silent
+    rows, before = plan.rows, plan.tables[0].parameters
     tables = {f"table-{number}": table.digest for number, table in enumerate(plan.tables)}
     taken = {name: before.get(name) for name in ("by", "epoch", "step", "use_from")}  # which run and epoch it is for
     recorded = {**taken, **parameters, "width": plan.width, "labels": plan.labels.rows}
     request = Request("negatives", {"queries": rows.digest, **tables, **parents}, recorded)
-    if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:
-        clean_up(plan.out, "mined")
-        return finished
-    require_room(plan.out, {"tables": rows.rows * 6 * plan.width}, "Give another OUT.")
-    with choose_runner(beam_options, [rows.url, plan.out]) as runner, building(plan.out, "mined", say) as build:
-        if (finished := find_reusable(plan.out, request, _REMEDY)) is not None:  # the last owner may have made it
-            return finished
-        watch = Watch(staging(build.url), say)
-        watch.expect({STEP: rows.rows})
-        plan = replace(plan, out=build.url, meter=watch.meter)
-        prepare(plan)
-        runner.check([table.place(0) for table in plan.tables if table.shards], build.url, say)
-        flow, summary = Flow(), join(staging(build.url), "summary.json")
-        write_sum(flow.create("Shards", range(len(rows.shards))).map("Write shards", write_shard, plan), summary)
-        runner.run(flow, watch)
-        of = rows.manifest
-        manifest = describe(request, read_summary(summary), plan.schema, of.row_group_rows, of.id_range)
-        build.publish(manifest)
-        watch.summarize()
-        return manifest
+
+    def make(job: Job) -> Manifest:
+        own = replace(plan, out=job.build.url, meter=job.watch.meter)
+        prepare(own)
+        made, of = job.run_step(STEP, rows.rows, range(len(rows.shards)), write_shard, own), rows.manifest
+        return job.build.publish(describe(request, made, own.schema, of.row_group_rows, of.id_range))
+
+    return make_table(
+        plan.out,
+        "mined",
+        functools.partial(find_reusable, plan.out, request, REMEDY),
+        make,
+        beam_options,
+        say or silent,
+        needs={"tables": rows.rows * 6 * plan.width},
+        urls=[rows.url, plan.out],
+        reads=[table.place(0) for table in plan.tables if table.shards],
+    )
 
 
 Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
@@ -142,9 +137,13 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
     return pack(labels.astype(np.int64), scores)
 
 
-def open_rows(data: str, labels: Table, tables: Sequence[Table]) -> Table:
-    """Open the rows of DATA that all `tables` are of. Raises TableError: of others, other labels, or label ranges."""
-    layout = DataLayout(data)
+def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
+    """Open the rows of DATA that all tables at `urls` are of, these, and the labels.
+
+    Raises TableError: of other rows, other labels, or label ranges.
+    """
+    layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
+    labels = Table.open(layout.labels, "labels")
     splits = storage.list_names(join(data, "queries"))
     known = [labels, *(found for split in splits if (found := Table.find(layout.queries(split), "queries")))]
     rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
@@ -159,4 +158,4 @@ def open_rows(data: str, labels: Table, tables: Sequence[Table]) -> Table:
             )
         if len(table.parameters.get("ranges") or ()) > 1:
             raise TableError(f"{table.url}: has columns for each label range. Make it again without --ranges.")
-    return rows
+    return rows, tables, labels

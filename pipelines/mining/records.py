@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any, NamedTuple
@@ -106,7 +107,7 @@ def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
             quality[name] = {"least": min(values), "most": max(values)}
     return {
         "shards": entries,
-        "counters": {name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]},
+        "counters": Counter({name: sum(each["counters"][name] for each in facts) for name in facts[0]["counters"]}),
         "quality": {**quality, **_overlap(plan, source, [each.get("overlaps") for each in arrays])},
         "profile": reduce(Profile.add, (Profile(**each["profile"]) for each in facts), Profile()).facts(),
     }

@@ -18,7 +18,7 @@ from extremis.arguments import naming_arguments
 from extremis.cli import cli
 from extremis.command import Option, Progress, command, options_of
 from extremis.commands.shared import Fields, Settings
-from pipelines.options import ClusterOptions, EncodeOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
+from pipelines.options import ClusterOptions, EmbedTextsOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.command import ROOT, call, environment, refused
@@ -31,7 +31,7 @@ MODELS: dict[str, type[Options]] = {
     "merge": MergeOptions,
     "teach": TeachOptions,
     "cluster": ClusterOptions,
-    "embed": EncodeOptions,
+    "embed": EmbedTextsOptions,
     "tuples": TupleOptions,
 }
 UNSAID = {"shard": {"propensity_a", "propensity_b"}}  # fields that are no option by their names

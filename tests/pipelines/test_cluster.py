@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import cluster as clustering
 from pipelines.cluster import ClusterOptions, cluster, watch
-from pipelines.clustering import steps
 from pipelines.clustering.balanced import balanced_clusters, balanced_order, grow_parts, parts_of
 from pipelines.clustering.inputs import open_clustering
 from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS, make_layout
@@ -202,17 +202,17 @@ def test_embeddings_of_a_table_in_cluster_order_are_clustered_again(data: SmallD
 def test_what_was_cut_off_is_invisible_and_made_again(
     data: SmallData, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, write = str(tmp_path / "out"), steps.write_shard
+    out, write = str(tmp_path / "out"), clustering.write_shard
     whole = cluster(data.layout.root, run, options=ClusterOptions(out=out))
     storage.remove(out, recursive=True)
     for step in (0, len(whole.shards) - 1):
 
-        def failing(element: tuple, settled: steps.Settled, fail: int = step) -> object:
+        def failing(element: tuple, settled: clustering.Settled, fail: int = step) -> object:
             if element[0] == fail:
                 raise StorageError("the disk is full")
             return write(element, settled)
 
-        monkeypatch.setattr(steps, "write_shard", failing)
+        monkeypatch.setattr(clustering, "write_shard", failing)
         with pytest.raises(StorageError, match="the disk is full"):
             cluster(data.layout.root, run, options=ClusterOptions(out=out))
         with pytest.raises(TableError, match=r"no table here|unfinished"):

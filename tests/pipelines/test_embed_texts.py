@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 import extremis
-from pipelines.encode import BLOCK_ROWS, encode
-from pipelines.options import EncodeOptions
+from pipelines.embed import BLOCK_ROWS, embed_texts
+from pipelines.options import EmbedTextsOptions
 from pipelines.sharding.tokenizer import train_wordpiece
 from schemas import storage
 from schemas.errors import InputError
@@ -64,7 +64,7 @@ def content(out: str) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def whole(model: str, many: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("whole") / "out")
-    encode(model, many, out, EncodeOptions(dtype="float32"))
+    embed_texts(model, many, out, EmbedTextsOptions(dtype="float32"))
     return out
 
 
@@ -83,7 +83,7 @@ def test_rows_are_in_the_order_of_the_input_with_keys_and_texts(model: str, whol
 
 def test_workers_and_threads_give_the_same_bytes(model: str, many: str, whole: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    encode(model, many, out, EncodeOptions(dtype="float32", threads=3), PROCESSES)
+    embed_texts(model, many, out, EmbedTextsOptions(dtype="float32", threads=3), PROCESSES)
     assert content(out) == content(whole)
 
 
@@ -91,20 +91,20 @@ def test_a_killed_run_goes_on_from_its_shards(model: str, many: str, whole: str,
     out = str(tmp_path / "out")
     program = (
         "import os, signal\n"
-        "from pipelines import encode\n"
-        "write = encode._write\n"
+        "from pipelines import embed\n"
+        "write = embed._write_texts\n"
         "def dying(shard, plan):\n"
         "    if shard == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return write(shard, plan)\n"
-        "encode._write = dying\n"
-        f"encode.encode({model!r}, {many!r}, {out!r}, encode.EncodeOptions(dtype='float32'))"
+        "embed._write_texts = dying\n"
+        f"embed.embed_texts({model!r}, {many!r}, {out!r}, embed.EmbedTextsOptions(dtype='float32'))"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT)
     assert done.returncode == -9
     kept = {path.name: path.stat().st_mtime_ns for path in Path(staging(out)).rglob("part-*.parquet")}
     assert len(kept) == 2
     said: list[str] = []
-    encode(model, many, out, EncodeOptions(dtype="float32"), progress=said.append)
+    embed_texts(model, many, out, EmbedTextsOptions(dtype="float32"), progress=said.append)
     assert f"{out}: goes on from an earlier run that was cut off" in said
     assert content(out) == content(whole)
     assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in Path(out).glob("*.parquet")}.items()
@@ -112,17 +112,17 @@ def test_a_killed_run_goes_on_from_its_shards(model: str, many: str, whole: str,
 
 def test_a_finished_one_is_returned_and_another_is_refused(model: str, many: str, whole: str, tmp_path: Path) -> None:
     before = content(whole)
-    made = encode(model, many, whole, EncodeOptions(dtype="float32"))
+    made = embed_texts(model, many, whole, EmbedTextsOptions(dtype="float32"))
     assert made == Table.open(whole).manifest
-    for options in (EncodeOptions(), EncodeOptions(dtype="float32", what="queries")):
+    for options in (EmbedTextsOptions(), EmbedTextsOptions(dtype="float32", what="queries")):
         with pytest.raises(InputError, match="made otherwise"):
-            encode(model, many, whole, options)
+            embed_texts(model, many, whole, options)
     with pytest.raises(InputError, match="other input"):
-        encode(model, str(Path(many, "a.jsonl")), whole, EncodeOptions(dtype="float32"))
+        embed_texts(model, str(Path(many, "a.jsonl")), whole, EmbedTextsOptions(dtype="float32"))
     assert content(whole) == before
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds other files, and embeddings would be written there"):
-        encode(model, many, str(tmp_path))
+        embed_texts(model, many, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -168,20 +168,20 @@ def test_texts_at_hand_and_a_prompt_by_its_use(model: str, tmp_path: Path) -> No
 
 def test_labels_of_data_are_aligned_and_queries_need_their_text(model: str, tmp_path: Path) -> None:
     data = build_data(str(tmp_path / "data")).layout
-    made = encode(model, data.root, str(tmp_path / "labels"), EncodeOptions(what="labels"))
+    made = embed_texts(model, data.root, str(tmp_path / "labels"), EmbedTextsOptions(what="labels"))
     labels, out = Table.open(data.labels), Table.open(str(tmp_path / "labels"))
     assert out.cut == labels.cut
     assert made.parents["labels"] == labels.digest
     assert out.read(["key", "text"]).equals(labels.read(["key", "text"]))
     with pytest.raises(InputError, match=r"queries/test: no column text; .*--keep-text"):
-        encode(model, data.root, str(tmp_path / "queries"))
+        embed_texts(model, data.root, str(tmp_path / "queries"))
     assert not storage.exists(str(tmp_path / "queries"))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.csv", "id,body\n1,a\n", r"x.csv: no column 'text'; found: id, body"),
+        ("x.csv", "id,body\n1,a\n", r"x.csv: no column .*'text'.*; found: 'id', 'body'"),
         ("x.jsonl", '{"id": 1, "body": "a"}\n', r"line 1: .*'text' is missing; found .*body.*id"),
         ("x.txt", "", "empty"),
         ("x.csv", "text\n", "no row in it"),
@@ -194,7 +194,7 @@ def test_input_that_cannot_be_read_leaves_nothing(
 ) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
-        encode(model, str(tmp_path / name), str(tmp_path / "out"))
+        embed_texts(model, str(tmp_path / name), str(tmp_path / "out"))
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
 
@@ -204,7 +204,7 @@ def test_a_value_beyond_the_dtype_and_options_of_the_other_form_are_refused(mode
     save_file({"embedding.weight": torch.full((150, 6), 1e6)}, wild / "model.safetensors")
     (tmp_path / "x.txt").write_text("a ship\n")
     with pytest.raises(InputError, match=r"float16 does not hold\. Embed with --dtype float32"):
-        encode(str(wild), str(tmp_path / "x.txt"), str(tmp_path / "out"))
+        embed_texts(str(wild), str(tmp_path / "x.txt"), str(tmp_path / "out"))
     with pytest.raises(InputError, match=r"step belongs to `extremis embed DATA RUN OUT`"):
         extremis.embed(model, tmp_path / "x.txt", tmp_path / "out", step=1, progress=False)
     with pytest.raises(InputError, match="no such directory"):

@@ -1,0 +1,71 @@
+"""Making of a table: returned where it is there already, else built aside by flows that are watched, and published."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.common.flow import Collection, Flow
+from pipelines.common.progress import Progress, Watch
+from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.runners.runner import Runner, choose_runner
+from schemas.layout import staging
+from schemas.manifest import Manifest
+from schemas.owners.build import Build, building, clean_up
+from schemas.sizes import require_room
+from schemas.storage import join
+
+REMEDY = "Give another OUT, or remove it first."
+
+
+@dataclass(frozen=True)
+class Job:
+    """Making of one output: where it is built, what runs its flows, and the watch over their steps."""
+
+    build: Build
+    runner: Runner
+    watch: Watch
+
+    def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow], Collection]) -> Summary:
+        """Run the flow whose summaries `wire(flow)` returns; all as one. `steps`: their rows, as `Watch.expect`."""
+        flow, url = Flow(), join(self.watch.staging, f"{name.replace(' ', '-')}.json")
+        write_sum(wire(flow), url)
+        self.watch.expect(steps)
+        self.runner.run(flow, self.watch)
+        return read_summary(url)
+
+    def run_step(self, step: str, rows: int | None, elements: Iterable[Any], *work: Any) -> Summary:
+        """Run one step over `rows` rows. work: a function of each element, which returns a Summary, and arguments."""
+        return self.run(step, {step: rows}, lambda flow: flow.create(f"Elements of {step}", elements).map(step, *work))
+
+
+def make_table(
+    out: str,
+    doing: str,
+    find: Callable[[], Manifest | None],
+    make: Callable[[Job], Manifest],
+    beam_options: Sequence[str],
+    say: Progress,
+    *,
+    needs: Mapping[str, int],
+    remedy: str = "Give another place.",
+    urls: Sequence[str] = (),
+    reads: Sequence[str] = (),
+    in_phases: bool = False,
+) -> Manifest:
+    """Return the table at `out` that `find` finds, or else what `make` publishes there, which takes `needs` bytes.
+
+    It works on `urls`, and reads some, `reads`. Raises RoomError, which ends with `remedy`, ClaimedError, StorageError,
+    and as `find` and `make` do.
+    """
+    if (finished := find()) is not None:
+        clean_up(out, doing)
+        return finished
+    require_room(out, needs, remedy)
+    with choose_runner(beam_options, urls) as runner, building(out, doing, say, in_phases) as build:
+        if (finished := find()) is not None:  # the last owner may have made it
+            return finished
+        job = Job(build, runner, Watch(staging(build.url), say))
+        runner.check(reads, build.url, say)
+        manifest = make(job)
+        job.watch.summarize()
+        return manifest
