@@ -9,28 +9,30 @@ Each line is a flow, and a phase: what it leaves is kept until the next one is d
 """
 
 import contextlib
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import Exchange, Files, choose_exchange
-from pipelines.common.flow import Flow
+from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange
+from pipelines.common.flow import Collection, Flow, sum_of
 from pipelines.common.progress import Progress, Watch, silent
-from pipelines.common.summary import Summary, read_summary
+from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
+from pipelines.job import Job
 from pipelines.options import ShardOptions, vocabulary_size
-from pipelines.runners.runner import Runner, absolute_path, choose_runner, for_workers
-from pipelines.sharding import dataset, flows, plans, read, resume, tokenizer
+from pipelines.runners.runner import absolute_path, choose_runner, for_workers
+from pipelines.sharding import dataset, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
-from pipelines.sharding.flows import TablePlans
 from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.queries import AGAIN, FREQUENCIES, Group
 from pipelines.sharding.resume import Finished, Phases
+from pipelines.sharding.steps import keep, reopen
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.versions import changes
 from pipelines.sharding.versions.earlier import EarlierData, older_shards
 from pipelines.sharding.versions.publish import publish_version, require_most_labels
 from schemas import storage
@@ -38,7 +40,7 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.build import Build, building, clean_up
+from schemas.owners.build import building, clean_up
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
@@ -106,9 +108,8 @@ def shard(
             phases = Phases(absolute_path(phases_of(data)), work, build.claim)
             with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
                 runner.check(resume.files_of(inputs)[:1], watch.staging, say)
-                attempt = Attempt(
-                    source, data, build, form, inputs, options, recorded, runner, say, watch, phases, overwrite, base
-                )
+                job = build, runner, watch
+                attempt = Attempt(*job, source, data, form, inputs, options, recorded, say, phases, overwrite, base)
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")
@@ -136,19 +137,16 @@ def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, b
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at a data set: where it is built, the input, the options, and what runs the flows."""
+class Attempt(Job):
+    """One attempt at a data set: the input, the options, and what finished phases left."""
 
     source: str
     data: str
-    build: Build
     form: Format
     inputs: Inputs
     options: ShardOptions
     recorded: Mapping[str, Any]
-    runner: Runner
     say: Progress
-    watch: Watch
     phases: Phases
     anew: bool  # whatever an earlier run left
     base: EarlierData | None = None  # of a version
@@ -158,13 +156,13 @@ class Attempt:
         """Prefix of the tables that are made: those of the data set, or of the part that a version adds."""
         return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
-    def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow, Exchange, str], None]) -> Summary:
-        """Run the flow that `wire(flow, exchange, summary_url)` makes; its summary. `steps`: their rows."""
-        flow, url = Flow(), join(self.watch.staging, f"{name}.json")
-        wire(flow, choose_exchange(self.runner.shuffles, self.phases.folder(name), self.options.exchange), url)
-        self.watch.expect(steps)
-        self.runner.run(flow, self.watch)
-        return read_summary(url)
+    def files(self, kind: str) -> Files:
+        """Return the files of one kind that phases leave."""
+        return Files(self.phases.folder(kind))
+
+    def bulk(self, name: str) -> Exchange:
+        """Return the exchange within the flow `name`."""
+        return choose_exchange(self.runner.shuffles, self.phases.folder(name), self.options.exchange)
 
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
@@ -195,27 +193,23 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    tables = TablePlans(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
-    steps = _steps(raw, queries, labels)
+    tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
     if finished.phase == resume.READ:
-        rows, ids = (Files(phases.folder(kind)) for kind in (resume.LABELS, resume.IDS))
-        wire = functools.partial(flows.join, tables=tables, raw=raw, rows=rows, ids=ids)
-        joined = attempt.run("join", steps[0], wire)
+        joined = attempt.run("join", steps[0], lambda flow: join_labels(flow, attempt, tables, raw))
         finished = Finished(resume.JOINED, raw, joined, frozen)
         resume.keep(phases, finished)
     if finished.phase == resume.JOINED:
-        rows = Files(phases.folder(resume.ROWS))
-        wire = functools.partial(flows.tokenize, tables=tables, raw=raw, joined=finished.later, rows=rows)
-        finished = Finished(
-            resume.TOKENIZED, raw, Summary.sum_of([finished.later, attempt.run("tokenize", steps[1], wire)]), frozen
-        )
+        joined = finished.later
+        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
+        finished = Finished(resume.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
         resume.keep(phases, finished)
-    written = attempt.run("write", steps[2], functools.partial(flows.write, tables=tables, assembled=finished.later))
-    summary = Summary.sum_of([raw, finished.later, written])
+    later = finished.later
+    written = attempt.run("write", steps[2], lambda flow: write(flow, attempt, tables, later))
+    summary = Summary.sum_of([raw, later, written])
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
-    rejects = dataset.write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
+    rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     if base is not None:
         say(_changes(base, summary))
@@ -233,7 +227,80 @@ def _read(attempt: Attempt) -> Summary:
         attempt.form, attempt.inputs, options.text, blocks, rejects, options.seed, read.BLOCK_ROWS, meter
     )
     steps = dict.fromkeys((read.READ, read.PARSE))
-    return attempt.run("read", steps, lambda flow, bulk, url: read.read(flow, reading, bulk, url))
+    return attempt.run("read", steps, lambda flow: read.read(flow, reading, attempt.bulk("read")))
+
+
+class TablePlans(NamedTuple):
+    """Plans of all tables."""
+
+    queries: Sequence[QueriesPlan]
+    labels: LabelsPlan
+
+    def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.Blocks]]]:
+        """Return the blocks of points and pairs in groups, by input table."""
+        sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
+        return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
+
+
+def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
+    """Put the labels in order, and find the ids of those that points name; both are kept for later. Summary.
+
+    raw: the first flow's blocks.
+    """
+    base, labels, blocks, bulk = attempt.base, tables.labels, raw.blocks_of(LABELS), attempt.bulk("join")
+    rows, ids, rejects = (attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.REJECTS))
+    summaries = []
+    if base is None:
+        ordered = label_steps.order_labels(flow, labels, blocks, bulk, rows, rejects)
+    else:
+        version = changes.order_labels_onto(flow, labels, base, blocks, bulk, rows, rejects)
+        ordered = version.ordered
+        summaries += [keep(version.states, changes.STATES, rows), keep(version.changed, changes.CHANGED, rows)]
+    summaries.append(label_steps.keep_labels(ordered, rows))
+    for table, groups in tables.groups(raw).items():
+        if any(block.mentions for _, blocks in groups for block in blocks):
+            named = flow.create(f"Blocks of {table}", groups)
+            resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed, bulk, ids)
+            summaries.append(keep(resolved, label_steps.ids_of_table(table), ids))
+    return sum_of(summaries)
+
+
+def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
+    """Send every split's rows, tokenized and with their labels' ids, to its shards, where they are left. Summary."""
+    groups = {
+        table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
+        for table, some in tables.groups(raw).items()
+    }
+    staged = attempt.files(resume.ROWS), attempt.files(resume.REJECTS)
+    return sum_of([query_steps.assemble_queries(flow, plan, groups, *staged) for plan in tables.queries])
+
+
+def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
+    """Write all tables from what `tokenize` left, with training counts for the labels. Summary."""
+    base, labels, built, bulk = attempt.base, tables.labels, attempt.build.url, attempt.bulk("write")
+    rejects = attempt.files(resume.REJECTS)
+    written = {plan.split: query_steps.write_queries(flow, plan, assembled, bulk, rejects) for plan in tables.queries}
+    summaries = [outputs[SUMMARY] for outputs in written.values()]
+    counts = written["train"][FREQUENCIES]
+    for plan in tables.queries:
+        if plan.older and base is not None:
+            left = changes.leave_out(written[plan.split][AGAIN], plan, base, built, assembled.label_sizes, bulk)
+            summaries.append(left[SUMMARY])
+            if plan.split == "train":
+                counts += left[FREQUENCIES]
+    if base is not None:
+        kept = {name: reopen(flow, assembled, name) for name in (changes.STATES, changes.CHANGED)}
+        older = counts.flat_map("Of labels before", _of_labels, labels.shards_before, False)
+        patched = flow.join("Join what changes", {"counts": older, **kept})
+        summaries.append(patched.map("Patch labels", changes.patch_labels, base, built))
+        counts = counts.flat_map("Of new labels", _of_labels, labels.shards_before, True)
+    return sum_of([*summaries, label_steps.write_labels(counts, labels, assembled)])
+
+
+def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
+    """Pass counts of a shard of labels that are new, or not new."""
+    if (element[0] >= before) == new:
+        yield element
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:

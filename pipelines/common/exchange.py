@@ -10,7 +10,7 @@ flow leaves for the next is in files whatever the runner, and where it lies is i
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -66,26 +66,23 @@ class Shuffle:
 Exchange = Files | Shuffle  # of record batches between workers
 
 
-class SendBuffer(Generic[K]):
-    """Rows for many destinations, held back until there are enough of them: few long messages, not many short ones."""
+def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+    """Send (destination, batch) held back until there are enough: few long messages, not many short ones.
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._parts: dict[K, list[pa.RecordBatch]] = {}
-        self._bytes = 0
+    Raises StorageError.
+    """
+    held, size = dict[K, list[pa.RecordBatch]](), 0
 
-    def add(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """Hold (destination, batch); yield (destination, packet) of all once they are many. Raises StorageError."""
-        for destination, batch in parts:
-            self._parts.setdefault(destination, []).append(batch)
-            self._bytes += batch.nbytes
-        if self._bytes >= _HELD_BYTES:
-            yield from self.send()
+    def send() -> Iterator[tuple[K, Packet]]:
+        return exchange.send((destination, pa.concat_batches(some)) for destination, some in held.items())
 
-    def send(self) -> Iterator[tuple[K, Packet]]:
-        """Send what is held. Raises StorageError."""
-        parts, self._parts, self._bytes = self._parts, {}, 0
-        yield from self._exchange.send((destination, pa.concat_batches(some)) for destination, some in parts.items())
+    for destination, batch in parts:
+        held.setdefault(destination, []).append(batch)
+        size += batch.nbytes
+        if size >= _HELD_BYTES:
+            yield from send()
+            held, size = {}, 0
+    yield from send()
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:

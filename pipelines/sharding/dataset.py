@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Files, Packet, SendBuffer, gather, receive, split_by
-from pipelines.common.summary import Summary
+from pipelines.common.exchange import Files, Packet, gather, receive, send_together, split_by
+from pipelines.common.flow import group_by_key
+from pipelines.common.summary import Summary, describe
 from pipelines.formats.base import LABELS, Inputs, Reason
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan, name_of, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
@@ -16,7 +17,7 @@ from schemas import arrow, storage
 from schemas import manifest as manifests
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
-from schemas.manifest import Manifest, columns_of
+from schemas.manifest import Manifest
 from schemas.owners.build import Build
 from schemas.owners.claim import LostError
 from schemas.reuse import Request, find_reusable
@@ -126,43 +127,28 @@ def publish(
     if tokenizer is not None:
         parents["tokenizer"] = manifests.publish(layout.tokenizer, tokenizer).digest
         text = tokenizer.parameters
-    labels = sum(shard.rows for shard in summary.shards_of(of_labels.name))
+    labels, origins = sum(shard.rows for shard in summary.shards_of(of_labels.name)), dict(parents)
     for plan in splits:
         facts = {**text, "labels": labels, "split": plan.split, "seed": options["seed"], "text": options["text"]}
-        origins = {name: parents[name] for name in ("tokenizer",) if name in parents}
-        queries = describe_table("queries", plan, plan.source, summary, origins, facts)
+        queries = describe_table(plan, summary, origins, facts)
         parents[plan.name] = manifests.publish(plan.table, queries).digest
     facts = {**text, "training_points": summary.counters["queries/train"]["rows_out"], "text": options["text"]}
-    origins = {name: parents[name] for name in ("tokenizer", "queries/train") if name in parents}
-    labels_manifest = describe_table("labels", of_labels, LABELS, summary, origins, facts)
-    parents[of_labels.name] = manifests.publish(layout.labels, labels_manifest).digest
+    origins["queries/train"] = parents["queries/train"]
+    described = describe_table(of_labels, summary, origins, facts)
+    parents[of_labels.name] = manifests.publish(layout.labels, described).digest
     parents["rejects"] = manifests.publish(layout.rejects, rejects).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
 def describe_table(
-    kind: str,
-    plan: QueriesPlan | LabelsPlan,
-    source: str,
-    summary: Summary,
-    parents: dict[str, str],
-    parameters: dict[str, Any],
+    plan: QueriesPlan | LabelsPlan, summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
 ) -> Manifest:
-    """Return the manifest of a table that was made from the input table `source`."""
-    shards = summary.shards_of(plan.name)
-    rows = sum(shard.rows for shard in shards)
-    counters = dict(sorted(summary.counters[plan.name].items()))
-    return Manifest(
-        kind=kind,
-        columns=columns_of(plan.schema),
-        shards=shards,
-        rows=rows,
-        row_group_rows=plan.row_group_rows,
-        id_range=(0, rows),
-        parents=parents,
-        parameters=parameters,
-        counters={**counters, "rejected": summary.rejects.by_reason(source)},
-    )
+    """Return the manifest of the table that was made by `plan`."""
+    kind, source = ("queries", plan.source) if isinstance(plan, QueriesPlan) else ("labels", LABELS)
+    rows = sum(shard.rows for shard in summary.shards_of(plan.name))
+    counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.rejects.by_reason(source)}
+    request = Request(kind, parents, parameters)
+    return describe(request, summary, plan.schema, plan.row_group_rows, (0, rows), plan.name, counters=counters)
 
 
 def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
@@ -179,26 +165,14 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
             for _, packets in sorted(_by_range(by_table[table], staged).items()):
                 shard.write(gather(packets, schema).sort_by([(name, "ascending") for name in schema.names]))
         shards.append(shard.entry)
-    return Manifest(
-        kind="rejects",
-        columns=columns_of(schema),
-        shards=tuple(shards),
-        rows=sum(shard.rows for shard in shards),
-        row_group_rows=_GROUP_ROWS,
-        parameters={"tables": sorted(by_table)},
-    )
+    request = Request("rejects", None, {"tables": sorted(by_table)})
+    return describe(request, Summary({request.kind: tuple(shards)}), schema, _GROUP_ROWS, None)
 
 
 def _by_range(packets: Sequence[Packet], staged: Files) -> dict[Range, list[Packet]]:
     """Send rejects to their ranges of lines."""
-    buffer: SendBuffer[Range] = SendBuffer(staged)
-    ranges: dict[Range, list[Packet]] = {}
-    for batch in receive(packets):
-        for place, packet in buffer.add(_ranges(batch)):
-            ranges.setdefault(place, []).append(packet)
-    for place, packet in buffer.send():
-        ranges.setdefault(place, []).append(packet)
-    return ranges
+    parts = (part for batch in receive(packets) for part in _ranges(batch))
+    return dict(group_by_key(send_together(staged, parts)))
 
 
 def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:

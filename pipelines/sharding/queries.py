@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, gather, one_batch, read_places, receive
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, read_places, receive, send_together
 from pipelines.common.flow import Collection, Flow, Tagged, sum_of
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import PAIRS as PAIRS_OF
@@ -72,7 +72,12 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan, staged: Files, r
     pairs = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.attach_filters(encode(batch, plan, tokens), pairs, plan).select(plan.row_schema.names)
+        batch = encode(batch, plan, tokens)
+        if pairs is not None:
+            kind = plan.schema.field("filter_label_ids").type.value_type
+            filters = rows.join_pairs(batch["row"].to_numpy(), pairs, kind)
+            batch = batch.append_column("filter_label_ids", filters)
+        return batch.select(plan.row_schema.names)
 
     yield from _assemble(groups, plan, staged, rejects, finish, plan.meter.count)
 
@@ -97,16 +102,20 @@ def _assemble(
     count: Callable[[str, int], None],
 ) -> Iterator[Tagged]:
     """Send what `finish` makes of rows with `label_ids`, many blocks at a time; summaries of their rejects."""
-    buffer: SendBuffer[int] = SendBuffer(staged)
-    for group in groups:
-        plan.meter.start(ENCODE)
-        for block, batch, rejected in _with_labels(Group(*group), plan):
-            yield Tagged(SUMMARY, reported(block.table, rejected, rejects))
-            finished = finish(batch)
-            sent = plan.meter.count_bytes(ENCODE, buffer.add(by_shard(finished, plan.shards)))
-            yield from (Tagged(ROWS, packet) for packet in sent)
-            count(ENCODE, finished.num_rows)
-    yield from (Tagged(ROWS, packet) for packet in plan.meter.count_bytes(ENCODE, buffer.send()))
+    summaries: list[Summary] = []
+
+    def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
+        for group in groups:
+            plan.meter.start(ENCODE)
+            for block, batch, rejected in _with_labels(Group(*group), plan):
+                summaries.append(reported(block.table, rejected, rejects))
+                finished = finish(batch)
+                yield from by_shard(finished, plan.shards)
+                count(ENCODE, finished.num_rows)
+
+    sent = plan.meter.count_bytes(ENCODE, send_together(staged, parts()))
+    yield from (Tagged(ROWS, packet) for packet in sent)
+    yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
 
 def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:

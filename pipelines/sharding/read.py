@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.common.exchange import Exchange, Files, Packet, receive
-from pipelines.common.flow import Flow
-from pipelines.common.summary import INPUT, Block, Summary, write_sum
+from pipelines.common.flow import Collection, Flow
+from pipelines.common.summary import INPUT, Block, Summary
 from pipelines.formats import lines
-from pipelines.formats.base import LABELS, PAIRS, Inputs, Rejects, printable, to_batch
+from pipelines.formats.base import LABELS, PAIRS, Inputs, printable
 from pipelines.sharding.hashing import combine, hash_strings
 from pipelines.sharding.plans import ReadPlan
 from pipelines.sharding.resume import files_of
+from pipelines.sharding.steps import reported
 from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
@@ -27,13 +28,12 @@ _LISTED = 5  # labels or features of a row that is shown
 _THREADS = 8  # readers wait for storage more than they work
 
 
-def read(flow: Flow, plan: ReadPlan, exchange: Exchange, summary_url: str) -> None:
-    """Read all parts of `plan`; the summary goes to `summary_url`."""
+def read(flow: Flow, plan: ReadPlan, exchange: Exchange) -> Collection:
+    """Read all parts of `plan`; Summary."""
     raw = flow.create("Parts", range(len(plan.inputs.parts))).flat_map("Read", read_part, plan, exchange)
     # One file has but one reader: grouping by block spreads the parsing over the workers.
     parsed = raw.group("Spread").map("Parse", parse_block, plan)
-    hashed = flow.create("Files", files_of(plan.inputs)).map("Hash", hash_file)
-    write_sum(parsed + hashed, summary_url)
+    return parsed + flow.create("Files", files_of(plan.inputs)).map("Hash", hash_file)
 
 
 def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple[tuple[int, int], Packet]]:
@@ -55,15 +55,11 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
     sent = dict(plan.meter.count_bytes(PARSE, Files(plan.staging).send(parts)))
-    rejected = Files(plan.rejects).send([(part.table, to_batch(parsed.rejects))] if parsed.rejects else [])
     plan.meter.count(PARSE, raw.num_rows)
-    return Summary(
-        counters={INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)},
-        rejects=Rejects.of(part.table, parsed.rejects),
-        blocks=(Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),),
-        rejected=tuple(rejected),
-        features=_features(rows),
-    )
+    counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
+    blocks = (Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
+    facts = {"counters": counters, "blocks": blocks, "features": _features(rows)}
+    return reported(part.table, parsed.rejects, Files(plan.rejects), **facts)
 
 
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:

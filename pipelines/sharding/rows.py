@@ -140,19 +140,11 @@ def attach_labels(
     return batch, rejects + lost
 
 
-def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: QueriesPlan) -> pa.RecordBatch:
-    """Return points with `filter_label_ids` where the table has them; `pairs` int64 [F, 2] are sorted (row, label)."""
-    if pairs is None:
-        return batch
-    kind = plan.schema.field("filter_label_ids").type.value_type
-    return batch.append_column("filter_label_ids", join_pairs(batch["row"].to_numpy(), pairs, kind))
-
-
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
     """Return the labels that `pairs` (int64 [F, 2], sorted) name for each of `rows` [B]: a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
     counts = np.searchsorted(pairs[:, 0], rows, "right") - first
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = offsets_of(counts)
     picked = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
     return parquet.list_array(pairs[picked, 1], offsets, type)
 

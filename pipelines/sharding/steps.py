@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, places_of, read_places, split_by
+from pipelines.common.exchange import Exchange, Files, Packet, places_of, read_places, send_together, split_by
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import Summary
 from pipelines.formats.base import Reject, Rejects, to_batch
@@ -60,10 +60,8 @@ def keep(packets: Collection, name: str, files: Files) -> Collection:
 
 def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
     """Write where the packets of (key, packets) lie, those of many keys in one file."""
-    buffer: SendBuffer[int] = SendBuffer(files)
-    for key, packets in groups:
-        yield from (Summary(kept={name: dict([sent])}) for sent in buffer.add([(key, places_of(packets))]))
-    yield from (Summary(kept={name: dict([sent])}) for sent in buffer.send())
+    places = ((key, places_of(packets)) for key, packets in groups)
+    yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
 
 
 def reopen(flow: Flow, kept: Summary, name: str) -> Collection:

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.common import exchange
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import flows, labels, queries, read
+from pipelines.sharding import labels, queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
@@ -88,9 +88,9 @@ def go_on(raw: Path, out: Path, options: ShardOptions, done: str) -> list[str]:
         if done:
             patch.setattr(read, "parse_block", fail)
         if "ids" in done or "tokenized" in done:
-            patch.setattr(flows, "join", fail)
+            patch.setattr("pipelines.shard.join_labels", fail)
         if "tokenized" in done:
-            patch.setattr(flows, "tokenize", fail)
+            patch.setattr("pipelines.shard.tokenize", fail)
         shard(str(raw), str(out), options, progress=lines.append)
     assert [line.partition("from there: ")[2] for line in lines if "from there" in line] == ([done] if done else [])
     return lines

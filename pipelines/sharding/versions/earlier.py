@@ -162,16 +162,23 @@ class EarlierData:
 
 def views_of(before: str, after: str, table: Manifest | None, part: str) -> tuple[Shard, ...]:
     """Return the shards with rows of `table` at `before`, which is of `part`, as views of the table at `after`."""
-    shards, first = [], 0
+    shards, place = [], relative(after, before)
     for entry in table.shards if table is not None else ():
-        if not entry.rows:
-            continue
         size = (table.row_group_rows if table is not None else None) or 1
         view = entry.view and moved(entry.view, before, after)
-        view = view or View(table=relative(after, before), part=part, first=0, rows=entry.rows, row_group_rows=size)
-        shards.append(entry.model_copy(update={"view": view.model_copy(update={"first": first})}))
-        first += entry.rows
-    return tuple(shards)
+        view = view or View(table=place, part=part, first=0, rows=entry.rows, row_group_rows=size)
+        shards.append(entry.model_copy(update={"view": view}))
+    return tuple(renumbered(shards))
+
+
+def renumbered(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the shards that have rows, with the ids that these have now."""
+    numbered, first = [], 0
+    for entry in shards:
+        if entry.rows and entry.view is not None:
+            numbered.append(entry.model_copy(update={"view": entry.view.model_copy(update={"first": first})}))
+            first += entry.rows
+    return numbered
 
 
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:

@@ -11,7 +11,7 @@ from pipelines.common.summary import Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding.dataset import describe_table
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.versions.earlier import EarlierData, views_of
+from pipelines.sharding.versions.earlier import EarlierData, renumbered, views_of
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
@@ -47,8 +47,8 @@ def publish_version(
     added: dict[str, Manifest] = {}
     for plan in splits:
         own = {**facts, "labels": total, "split": plan.split}
-        added[plan.name] = describe_table("queries", plan, plan.source, summary, origins, own)
-    added[LABELS] = describe_table("labels", labels, LABELS, summary, origins, facts)
+        added[plan.name] = describe_table(plan, summary, origins, own)
+    added[LABELS] = describe_table(labels, summary, origins, facts)
     added[LABELS] = added[LABELS].model_copy(update={"id_range": (earlier.labels, total)})
     for name, table in added.items():
         parents[f"{parts_prefix(earlier.part)}/{name}"] = manifests.publish(_own(built, earlier, name), table).digest
@@ -122,7 +122,7 @@ def _view_of_table(
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
-    shards = _renumbered(
+    shards = renumbered(
         [*_with_patches(earlier.views(name), patched), *views_of(own, earlier.place(name), added, earlier.part)]
     )
     columns = _columns(name, older, added)
@@ -159,16 +159,6 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
             changes |= {"groups": each.groups, "rows": sum(each.groups)}
         shards[each.number] = entry.model_copy(update=changes)
     return shards
-
-
-def _renumbered(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the shards that have rows, with the ids that these have now."""
-    numbered, first = [], 0
-    for entry in shards:
-        if entry.rows and entry.view is not None:
-            numbered.append(entry.model_copy(update={"view": entry.view.model_copy(update={"first": first})}))
-            first += entry.rows
-    return numbered
 
 
 def _cut(entry: Shard, size: int) -> Shard:
