@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from extremis.planning import made_data
-from extremis.planning.stage import Stage, Task, peak_bytes, size_of
+from extremis.planning.stage import Stage, Task, size_of
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Shard, publish
 from schemas.owners.claim import Unclaimed
+from schemas.processes import peak_bytes
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.checkpoint import latest_checkpoint

@@ -72,13 +72,6 @@ class Stage:
     note: str = ""
 
 
-def peak_bytes() -> int | None:
-    """Return the most memory that this process has held since it started; None where the system does not say."""
-    path = Path("/proc/self/status")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
-
-
 def size_of(folder: str) -> int:
     """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from extremis.planning import made_data
-from extremis.planning.stage import Sizes, Stage, Task, peak_bytes, size_of
+from extremis.planning.stage import Sizes, Stage, Task, size_of
 from pipelines.mine import mine as mine_dump
 from pipelines.options import MineOptions, ShardOptions, default_row_group_rows
 from pipelines.shard import shard as shard_input
 from schemas import arrow
 from schemas.layout import SPENT, DataLayout, RunLayout
+from schemas.processes import peak_bytes
 from schemas.table import Table
 from search.factory import Factory
 

@@ -6,7 +6,6 @@ which tells how fast they go stale. Of the work: seconds by stage and peak memor
 
 import contextlib
 import ctypes
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pipelines.common.vectors import Source
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
+from schemas.processes import peak_bytes
 from schemas.ragged import Ragged
 from schemas.run_tables import run_tables
 from schemas.shard_files.parquet import matrix_column
@@ -167,16 +167,6 @@ class Profile:
             "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
             "peak_bytes": self.peak_bytes,
         }
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has held since it started."""
-    try:
-        # Not `ru_maxrss`: a process inherits it from the one that started it.
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def release() -> None:

@@ -233,7 +233,7 @@ def test_the_command_line_takes_every_option(world):
 PEAK = """
 import sys
 from pipelines.mine import mine, MineOptions
-from pipelines.mining.audit import peak_bytes
+from schemas.processes import peak_bytes
 mine(sys.argv[1], sys.argv[2], options=MineOptions(index=sys.argv[3], memory=sys.argv[4], threads=1))
 print(peak_bytes())
 """
