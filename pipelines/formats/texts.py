@@ -57,10 +57,12 @@ class Texts:
                 raise InputError(
                     f"{url}: lines of text, but this encoder reads sparse features. Give JSON lines or Parquet."
                 )
-            batches = (
-                self._read_lines(url, rows, seen) if form == "text" else self._read_records(url, rows, seen, features)
-            )
-            for batch in batches:
+            keyless = form == "text" or self.fields.key not in field_names(url)
+            read = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, keyless, features)
+            for batch in read:
+                if keyless:  # rows are known by their numbers
+                    numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
+                    batch = batch.set_column(0, "key", numbers)
                 seen += batch.num_rows
                 if batch.num_rows:
                     yield batch
@@ -93,20 +95,20 @@ class Texts:
             raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
         return form
 
-    def _read_lines(self, url: str, rows: int, seen: int) -> Iterator[pa.RecordBatch]:
+    def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
+        first = 0
         for block in lines.read_blocks(url, rows):
             try:
                 text = block["line"].cast(pa.large_string()).cast(pa.string())
             except pa.ArrowInvalid:
                 raise InputError(
-                    f"{url}: a line between {seen + 1:,} and {seen + len(block):,} is not UTF-8."
+                    f"{url}: a line between {first + 1:,} and {first + len(block):,} is not UTF-8."
                 ) from None
-            yield pa.record_batch({"key": pa.array(np.arange(seen, seen + len(block))).cast(pa.string()), "text": text})
-            seen += len(block)
+            yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
+            first += len(block)
 
-    def _read_records(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
-        """Read records; those of a file without keys are known by their numbers, as lines are."""
-        keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
+    def _read_records(self, url: str, rows: int, keyless: bool, features: bool) -> Iterator[pa.RecordBatch]:
+        keyed = Keyed(self.fields)
         if not features:
             check_columns(url, in_use(*self.fields.texts))
         elif not features_in([url], self.fields):
@@ -125,12 +127,7 @@ class Texts:
             kept = [
                 name for name in ("key", "text", "feature_ids", "feature_values") if name in parsed.batch.schema.names
             ]
-            batch = parsed.batch.select(kept)
-            if keyless:
-                numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
-                batch = batch.set_column(0, batch.schema.field(0), numbers)
-            seen += batch.num_rows
-            yield batch
+            yield parsed.batch.select(kept)
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:
