@@ -207,19 +207,17 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
 def _sized(source: str, name: str, expects: str, parts: list[Part], names: Sequence[str]) -> Inputs:
     """Return the inputs with the numbers of labels and features, from the headers."""
     of_labels = next((part for part in parts if part.table == LABELS), None)
-    columns = {part.table: read_size(part.files[LABELS]) for part in parts if LABELS in part.files}
+    matrices = {url: read_size(url) for part in parts if (url := part.files.get(LABELS))}
     widths = [(read_size(part.files[FEATURES])[1], part.files[FEATURES]) for part in parts if FEATURES in part.files]
     features, widest = max(widths, default=(None, ""))
     if features is not None:
         check_features(features, widest)
-    labels = max((size[1] for size in columns.values()), default=None)
+    labels = max((size[1] for size in matrices.values()), default=None)
     if of_labels is None:
         if labels is None:
             raise one_missing(source, names, usual(LABELS, JSON), expects)
-        widest = next(
-            part.files[LABELS] for part in parts if part.table in columns and columns[part.table][1] == labels
-        )
-        parts.append(labels_by_number(labels, sum(size[0] for size in columns.values()), widest))
+        widest = next(url for url, size in matrices.items() if size[1] == labels)
+        parts.append(labels_by_number(labels, sum(size[0] for size in matrices.values()), widest))
     elif FEATURES in of_labels.files:
         rows = read_size(of_labels.files[FEATURES])[0]
         if labels is not None and labels > rows:

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.common.exchange import Files, Packet, gather, receive, send_together, split_by
@@ -178,9 +177,8 @@ def _by_range(packets: Sequence[Packet], staged: Files) -> dict[Range, list[Pack
 def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:
     """Cut rejects by file and range of lines."""
     files = batch["source"].dictionary_encode()
-    names, number = files.dictionary.to_pylist(), files.indices.to_numpy()
+    names, number = files.dictionary.to_pylist(), files.indices.to_numpy().astype("int64")
     part = batch["line"].to_numpy() // _LINES
-    for file, name in enumerate(names):
-        of_file = np.flatnonzero(number == file)
-        for some, rows in split_by(batch.take(pa.array(of_file)), part[of_file]):
-            yield (name, some), rows
+    stride = int(part.max(initial=0)) + 1
+    for place, rows in split_by(batch, number * stride + part):
+        yield (names[place // stride], place % stride), rows
