@@ -9,7 +9,7 @@ from extremis.reporting.charts import data_charts, drift_charts, metric_charts, 
 from extremis.reporting.data_facts import describe
 from extremis.reporting.page import render
 from extremis.reporting.queries import NEIGHBOURED, Sample, sample, weakest
-from extremis.reporting.run_records import Run, differing, headlines, metric_tables, names_of, open_run, ordered_splits
+from extremis.reporting.run_records import Run, differing, metric_tables, names_of, open_run, ordered_splits
 from extremis.spinner import doing
 from schemas import storage
 from schemas.errors import InputError
@@ -53,7 +53,6 @@ def build(
         "runs": runs,
         "data": facts,
         "differences": differing({run.name: run.config for run in runs}),
-        "headlines": headlines(runs),
         "metrics": metric_tables(runs),
         "weakest": tables,
         "labels": examples.labels,

@@ -1,4 +1,4 @@
-"""Charts of the report, as Plotly figures without colours: the page adds those of its theme.
+"""Charts of the report, as Plotly figures without colours and margins: the page adds those of its theme.
 
 A chart is a dict: `id`, `title`, `note` and `figure`, which has Plotly's `data` and `layout`. A trace's `meta` is the
 number of its colour, the same for one run in all charts. A chart of one dot a line has `said` in place of a figure.
@@ -34,15 +34,6 @@ FATES = {
 _BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # by quantile
 _DASHES = ("solid", "dot", "dash")
 _LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
-_LAYOUT = {
-    "margin": {"l": 48, "r": 12, "t": 8, "b": 40},
-    "font": {"size": 12},
-    "hovermode": "x unified",
-    "hoverdistance": -1,
-    "boxmode": "group",
-    "bargap": 0.15,
-    "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 11}},
-}
 
 
 def data_charts(facts: Facts) -> list[Chart]:
@@ -231,23 +222,20 @@ def draw_chart(
 ) -> Chart:
     """Make a chart of those `traces` that have something to draw; `x` and `y`: titles of the axes."""
     traces = [trace for trace in traces if trace["x"]]
-    x_axis, y_axis = _axis(x), _axis(y)
+    x_axis: dict[str, Any] = {"title": {"text": x}}
+    y_axis: dict[str, Any] = {"title": {"text": y}}
     if "epoch" in x and traces:  # whole numbers, with a tick for each as long as there is room
         values = [value for trace in traces for value in trace["x"]]
         x_axis |= {"tickformat": "d", "dtick": max(1, -(-(max(values) - min(values)) // 8))}
     if y == "%" or barmode == "stack":
         y_axis["rangemode"] = "tozero"
-    layout = {**_LAYOUT, "barmode": barmode, "showlegend": len(traces) > 1, "xaxis": x_axis, "yaxis": y_axis}
+    layout = {"barmode": barmode, "xaxis": x_axis, "yaxis": y_axis}
     return {"id": identity, "title": title, "note": note, "figure": {"data": traces, "layout": layout}}
 
 
 def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
     """Name a line of a run; alone on the page it is its label, if it has one."""
     return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
-
-
-def _axis(title: str) -> dict[str, Any]:
-    return {"title": {"text": title, "standoff": 8, "font": {"size": 12}}, "automargin": True}
 
 
 def _drawn(charts: list[Chart]) -> list[Chart]:

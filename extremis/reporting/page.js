@@ -19,10 +19,15 @@
 
   function template() {
     const [text, line, panel] = ["text", "line", "panel"].map(color);
-    const axis = { gridcolor: line, linecolor: line, showline: true, zerolinecolor: line };
+    const axis = {
+      gridcolor: line, linecolor: line, showline: true, zerolinecolor: line,
+      automargin: true, title: { standoff: 8, font: { size: 12 } },
+    };
     return {
       layout: {
-        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text }, xaxis: axis, yaxis: axis,
+        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 12 }, xaxis: axis,
+        yaxis: axis, margin: { l: 48, r: 12, t: 8, b: 40 }, hovermode: "x unified", hoverdistance: -1, boxmode: "group",
+        bargap: 0.15, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
         hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: text } },
       },
     };

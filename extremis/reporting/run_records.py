@@ -40,36 +40,11 @@ class Run:
     commands: list[str]  # that made it
     standing: Standing | None  # None: no checkpoint yet
     auto: dict[str, Any] | None  # what `auto` recorded, where it made the run
-    later: str | None = None  # digest of the data of the page, where it is a later version than the run's
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
         return thin(np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), POINTS)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all epochs."""
-        return sum(row.get("seconds", 0.0) for row in self.records.get("epoch", []))
-
-    @property
-    def loss(self) -> float | None:
-        """Mean loss of the last epoch; None before the first one ends."""
-        epochs = self.records.get("epoch", [])
-        return epochs[-1]["loss"] if epochs else None
-
-    def epochs_on(self, table_epoch: int) -> list[int]:
-        """List the epochs that trained on the table of `table_epoch`."""
-        return [row["epoch"] for row in self.records.get("epoch", []) if row.get("table_epoch") == table_epoch]
-
-
-def baselines_of(runs: Sequence[Run], split: str) -> dict[str, tuple[int, dict[str, float]]]:
-    """Return by name the number of queries, the first, and metrics of baselines, of the first run that has each."""
-    baselines: dict[str, tuple[int, dict[str, float]]] = {}
-    for body in (run.evaluations[split] for run in runs if split in run.evaluations):
-        for name, metrics in body.get("baselines", {}).items():
-            baselines.setdefault(name, (body["beside_baselines"]["queries"], metrics))
-    return baselines
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
@@ -100,7 +75,6 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
         commands_of(layout),
         None if checkpoint is None else Standing.of(layout, checkpoint, later is not None),
         read_json(join(layout.root, REPORT)) if storage.exists(join(layout.root, REPORT)) else None,
-        later,
     )
 
 
@@ -145,79 +119,37 @@ def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[s
     return chosen
 
 
-HEADLINE = ("P@1", "P@5", "R@5", "PSP@5")
-
-
-def headlines(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"split", "cards": {metric: bars}} for each evaluated split, test first.
-
-    A bar is {"name", "value", "half", "color"}; `half` of the interval and the number of its `color` are None for a
-    baseline.
-    """
-    cards = []
-    for split in evaluated_splits(runs):
-        bars = {name: _bars(runs, split, name) for name in HEADLINE}
-        cards.append({"split": split, "cards": {name: rows for name, rows in bars.items() if rows}})
-    return cards
-
-
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
     """List the splits that a run was evaluated on, test first."""
     return ordered_splits({split for run in runs for split in run.evaluations})
 
 
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked.
+    """Make a table per evaluated split, test first: a row a run, and the best value of each metric, where runs differ.
 
-    Baselines come last, on the first queries of the split alone. `parts`: metrics of seen and unseen queries.
+    A row is the run's evaluation with its name and the number of its color. Baselines come last, without a color, on
+    the first queries of the split alone. `parts`: run, name, and evaluation of seen and of unseen queries.
     """
     tables = []
     for split in evaluated_splits(runs):
-        bodies = {run.name: run.evaluations[split] for run in runs if split in run.evaluations}
-        names = [name for name in SHOWN_METRICS if any(name in body["metrics"] for body in bodies.values())]
-        best = {name: max(body["metrics"].get(name, float("-inf")) for body in bodies.values()) for name in names}
-        rows = []
-        for run_name, body in bodies.items():
-            values = {name: body["metrics"].get(name) for name in names}
-            cells = [
-                {"value": value, "half": _half(body, name), "best": len(bodies) > 1 and value == best[name]}
-                for name, value in values.items()
-            ]
-            facts = {name: body[name] for name in ("scores", "step", "queries")}
-            rows.append({"run": run_name, **facts, "cells": cells})
-        for name, (queries, metrics) in baselines_of(runs, split).items():
-            cells = [{"value": metrics.get(metric), "half": None, "best": False} for metric in names]
-            rows.append({"run": name, "scores": None, "step": None, "queries": queries, "cells": cells})
-        seen = max((body["seen"]["queries"] for body in bodies.values() if "seen" in body), default=None)
-        parts = _parts(bodies, names)
-        tables.append({"split": split, "names": names, "rows": rows, "parts": parts, "seen": seen})
+        numbered = [(number, run) for number, run in enumerate(runs) if split in run.evaluations]
+        rows = [{**run.evaluations[split], "run": run.name, "color": number} for number, run in numbered]
+        names = [name for name in SHOWN_METRICS if any(name in row["metrics"] for row in rows)]
+        best = {name: max(row["metrics"].get(name, -np.inf) for row in rows) for name in names if len(rows) > 1}
+        parts = [(row["run"], part, row.get(part, {})) for row in rows for part in ("seen", "unseen")]
+        baselines: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            for name, metrics in row.get("baselines", {}).items():
+                queries = row["beside_baselines"]["queries"]
+                baselines.setdefault(name, {"run": name, "queries": queries, "metrics": metrics})
+        tables.append(
+            {
+                "split": split,
+                "names": names,
+                "rows": [*rows, *baselines.values()],
+                "best": best,
+                "parts": [part for part in parts if "metrics" in part[2]],
+                "seen": max((row["seen"]["queries"] for row in rows if "seen" in row), default=None),
+            }
+        )
     return tables
-
-
-def _parts(bodies: dict[str, dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return rows {"run", "part", "queries", "values"} of seen and unseen queries."""
-    return [
-        {"run": run, "part": part, "queries": body[part]["queries"], "values": [metrics.get(name) for name in names]}
-        for run, body in bodies.items()
-        for part in ("seen", "unseen")
-        if (metrics := body.get(part, {}).get("metrics"))
-    ]
-
-
-def _bars(runs: Sequence[Run], split: str, name: str) -> list[dict[str, Any]]:
-    bars = [
-        {"name": run.name, "value": body["metrics"][name], "half": _half(body, name), "color": number}
-        for number, run in enumerate(runs)
-        if name in (body := run.evaluations.get(split, {"metrics": {}}))["metrics"]
-    ]
-    return bars + [
-        {"name": title, "value": metrics[name], "half": None, "color": None}
-        for title, (_, metrics) in baselines_of(runs, split).items()
-        if name in metrics
-    ]
-
-
-def _half(body: dict[str, Any], name: str) -> float:
-    """Return half of the 95 % interval of a metric."""
-    low, high = body["intervals"].get(name, (0, 0))
-    return (high - low) / 2
