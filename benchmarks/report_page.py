@@ -27,7 +27,7 @@ from schemas import arrow, storage
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
 from schemas.shard_files.parquet import list_array, list_column, writing_shard
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.loop import Trainer
 from trainer.settings.resolve import resolve
 
@@ -102,7 +102,7 @@ def _labels(world: World) -> Manifest:
     """Labels with four words each, and how many queries have them."""
     queries = open_manifest(world.queries, "queries")
     frequency = np.zeros(LABELS, np.int64)
-    for group in iterate(world.queries, queries, ["label_ids"]):
+    for group in Table(world.queries, queries).batches(["label_ids"]):
         frequency += np.bincount(list_column(group, "label_ids").values, minlength=LABELS)
     schema = arrow.labels(arrow.token_type(VOCABULARY))
     draw = np.random.default_rng(1)

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 
 Points = dict[str, list[str]]  # label keys by key
 
@@ -49,7 +48,7 @@ def count_found(data: str, points: Points) -> int:
 def _find(data: str, table: str, column: str, keys: pa.Array) -> Iterator[tuple[str, Any]]:
     """Yield (key, value of `column`) of the rows of a table that have one of `keys`."""
     url = f"{DataLayout(data).root}/{table}"
-    for group in iterate(url, open_manifest(url), ["key", column]):
+    for group in Table.open(url).batches(["key", column]):
         rows = group.filter(pc.is_in(group["key"], value_set=keys))
         if rows.num_rows:
             yield from zip(rows["key"].to_pylist(), rows[column].to_pylist(), strict=True)
@@ -58,11 +57,11 @@ def _find(data: str, table: str, column: str, keys: pa.Array) -> Iterator[tuple[
 def positives(data: str) -> int:
     """Count the labels of all training points."""
     url = DataLayout(data).queries("train")
-    return sum(len(list_column(group, "label_ids").values) for group in iterate(url, open_manifest(url), ["label_ids"]))
+    return sum(len(list_column(group, "label_ids").values) for group in Table.open(url).batches(["label_ids"]))
 
 
 def training_counts(data: str) -> int:
     """Sum what the labels say of their training points."""
     url = DataLayout(data).labels
-    groups = iterate(url, open_manifest(url), ["frequency"])
+    groups = Table.open(url).batches(["frequency"])
     return int(sum(np.sum(group["frequency"].to_numpy()) for group in groups))

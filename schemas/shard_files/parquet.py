@@ -84,16 +84,9 @@ class ShardEncoder:
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int | Sequence[int]) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
-    name = shard_name(index, count)
-    data = memoryview(encode(table, row_group_rows))
-    storage.write_bytes(join(url, name), data)
-    digest, groups = storage.sha256(data), _listed(row_group_rows)
-    sums = _checksums_of(data)
-    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=digest, checksums=sums, groups=groups)
-
-
-def _listed(row_group_rows: int | Sequence[int]) -> tuple[int, ...] | None:
-    return tuple(row_group_rows) if isinstance(row_group_rows, Sequence) else None
+    with writing_shard(url, index, count, table.schema, row_group_rows) as encoder:
+        encoder.write(table)
+    return encoder.entry
 
 
 def _checksums_of(data: memoryview) -> str:
@@ -113,7 +106,7 @@ def _checksums_of(data: memoryview) -> str:
 def writing_shard(
     url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int | Sequence[int]
 ) -> Iterator[ShardEncoder]:
-    """Yield the writer of shard `index` of `count` under the prefix `url`, in the bytes of `write_shard`.
+    """Yield the writer of shard `index` of `count` under the prefix `url`, published whole or not at all.
 
     Memory is bounded by one row group. Its `entry` is there once the block has ended, and nothing is published when an
     error ends it. Raises StorageError.
@@ -124,7 +117,8 @@ def writing_shard(
             yield encoder
         data = memoryview(Mapped(path).whole)
         entry = describe_file(path, name, encoder.rows, _checksums_of(data))
-        encoder.entry = entry.model_copy(update={"groups": _listed(row_group_rows)})
+        groups = tuple(row_group_rows) if isinstance(row_group_rows, Sequence) else None
+        encoder.entry = entry.model_copy(update={"groups": groups})
 
 
 class ParquetShard(OpenShard):

@@ -63,12 +63,6 @@ def _sinks() -> dict[str, Any]:
     return {name: importlib.import_module(module) for name, module in SINKS.items()}
 
 
-def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the row groups of the whole table in storage order. Raises TableError."""
-    for shard in manifest.shards:
-        yield from iterate_shard(url, shard, columns)
-
-
 def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the row groups of one shard in storage order. Raises TableError."""
     with open_shard(url, shard) as file:

@@ -12,8 +12,8 @@ import extremis
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
 from schemas.storage import list_names
+from schemas.table import Table
 from tests.pipelines.test_versions import rows_of
 from trainer.model import load_model
 
@@ -35,7 +35,7 @@ def test_labels_that_came_later_are_positives_and_are_never_predicted(days: Path
     candidates = np.flatnonzero(~retired[: checkpoint.labels])
     hits = {1: 0.0, 3: 0.0}
     queries = 0
-    for rows in iterate(layout.queries("train"), open_manifest(layout.queries("train"))):
+    for rows in Table.open(layout.queries("train")).batches():
         scores = model.embed_table(rows) @ model.head.vectors[candidates].float().T
         ranked = candidates[np.argsort(-scores.numpy(), axis=1, kind="stable")]
         for row, positives in zip(ranked, rows["label_ids"].to_pylist(), strict=True):

@@ -19,7 +19,6 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from schemas.table import Table
 from tests.bert import write_bert
@@ -50,7 +49,7 @@ def exported(data: Path, run: Path) -> Path:
 def truth(data: Path, split: str = "test") -> pa.Table:
     """The split's keys and positives, in the order of storage."""
     url = DataLayout(str(data)).queries(split)
-    return pa.concat_tables(iterate(url, open_manifest(url), ["key", "label_ids"]))
+    return pa.concat_tables(Table.open(url).batches(["key", "label_ids"]))
 
 
 def metrics(data: Path, top: np.ndarray) -> dict[str, float]:

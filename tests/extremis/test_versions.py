@@ -12,8 +12,6 @@ import torch
 import extremis
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
 from schemas.table import Table
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
@@ -196,11 +194,10 @@ def test_what_is_gone_is_told(days: Path, tmp_path: Path) -> None:
 def test_embeddings_and_negatives_are_aligned_with_a_version(days: Path, tmp_path: Path) -> None:
     out = extremis.embed(days / "data1", days / "run1", tmp_path / "x", split="train", progress=False)
     assert out
-    table = open_manifest(f"{days}/data1/queries/train")
-    assert open_manifest(str(tmp_path / "x")).cut == table.cut
+    table, embeddings = Table.open(f"{days}/data1/queries/train"), Table.open(f"{tmp_path}/x")
+    assert embeddings.cut == table.cut
     model = load_encoder(DataLayout(f"{days}/data1"), RunLayout(f"{days}/run1"))
-    vectors = iterate(f"{tmp_path}/x", open_manifest(f"{tmp_path}/x"))
-    for queries, embedded in zip(iterate(f"{days}/data1/queries/train", table), vectors, strict=True):
+    for queries, embedded in zip(table.batches(), embeddings.batches(), strict=True):
         assert queries["query_id"].to_pylist() == embedded["query_id"].to_pylist()
         x = np.array(embedded["vector"].to_pylist(), np.float32)
         assert np.allclose(x, model.embed_table(queries).numpy(), atol=2e-2)

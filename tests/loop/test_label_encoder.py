@@ -12,7 +12,7 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
@@ -79,11 +79,11 @@ def test_a_dump_holds_the_embeddings_of_queries_and_labels(data: SmallData, tmp_
     manifest = open_manifest(run.vectors(0), "vectors")
     assert manifest.rows == data.labels
     assert manifest.parameters["bias"] is False
-    z = np.concatenate([matrix_column(group, "vector") for group in iterate(run.vectors(0), manifest)])
+    z = np.concatenate([matrix_column(group, "vector") for group in Table(run.vectors(0), manifest).batches()])
     np.testing.assert_allclose(z, trainer.model.head.vectors.numpy(), atol=1e-4)
     url = run.embeddings(0, "queries")
-    x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
-    rows = iterate(data.layout.queries("train"), open_manifest(data.layout.queries("train")), trainer.model.columns)
+    x = np.concatenate([matrix_column(group, "vector") for group in Table.open(url).batches()])
+    rows = Table.open(data.layout.queries("train")).batches(trainer.model.columns)
     expected = torch.cat([trainer.model.embed_table(group) for group in rows])
     np.testing.assert_allclose(x, expected.numpy(), atol=2e-3)  # float16
 

@@ -10,7 +10,7 @@ import pytest
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.command import call, extremis, refused, sets
 from tests.pipelines.raw import read_lines, write_lines
 from tests.pipelines.tfidf import write_tfidf
@@ -62,7 +62,7 @@ def assert_same_values(file: Path, data: DataLayout, sink: str) -> None:
     manifest = open_manifest(data.queries("train"))
     assert {shard.path.rsplit(".", 1)[1] for shard in manifest.shards} == {"tar" if sink == "webdataset" else sink}
     stored = []
-    for group in iterate(data.queries("train"), manifest, ["feature_ids", "feature_values"]):
+    for group in Table(data.queries("train"), manifest).batches(["feature_ids", "feature_values"]):
         (ids, offsets), (values, _) = list_column(group, "feature_ids"), list_column(group, "feature_values")
         for low, high in itertools.pairwise(offsets):
             stored.append([[int(i), value] for i, value in zip(ids[low:high], values[low:high], strict=True)])

@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from schemas.shard_files import shards
 from schemas.table import Table
 
 TATE = Path(__file__).parents[2] / "examples" / "tate"
@@ -61,7 +60,7 @@ def rows_of(url: str) -> list[dict[str, Any]]:
     """All rows of a table, whose files are those of its manifest."""
     table = Table.open(url)
     table.verify()
-    return [row for group in shards.iterate(url, table.manifest) for row in group.to_pylist()]
+    return [row for group in Table(url, table.manifest).batches() for row in group.to_pylist()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
-from schemas.shard_files.shards import iterate, write_table
+from schemas.shard_files.shards import write_table
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.stream.sources import clusters_of
@@ -70,7 +70,7 @@ def run(data: SmallData) -> str:
 def read(url: str) -> pa.Table:
     manifest = open_manifest(url, "queries")
     Table(url, manifest).verify()
-    return pa.concat_tables(iterate(url, manifest))
+    return pa.concat_tables(Table(url, manifest).batches())
 
 
 def cluster_ids(manifest: Manifest) -> np.ndarray:
@@ -87,9 +87,7 @@ def cluster_ids(manifest: Manifest) -> np.ndarray:
 
 
 def vectors_of(url: str) -> np.ndarray:
-    parts = [
-        np.stack(group.column("vector").to_numpy(zero_copy_only=False)) for group in iterate(url, open_manifest(url))
-    ]
+    parts = [np.stack(group.column("vector").to_numpy(zero_copy_only=False)) for group in Table.open(url).batches()]
     return np.concatenate(parts).astype(np.float32)
 
 

@@ -10,7 +10,6 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest, publish, unpublish
 from schemas.owners.place import MARK
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -61,7 +60,7 @@ def test_rows_are_what_the_model_gives_in_the_order_of_the_table(
     _, model, _ = load_model(small.layout, RunLayout(run))
     Table(out, manifest).verify()
     assert manifest == open_manifest(out, "vectors" if what == "labels" else "embeddings")
-    groups = list(zip(iterate(out, manifest), iterate(url, source), strict=True))
+    groups = list(zip(Table(out, manifest).batches(), Table(url, source).batches(), strict=True))
     assert sum(rows.num_rows for rows, _ in groups) == source.rows > 0
     for got, rows in groups:
         id_column = "label_id" if what == "labels" else "query_id"

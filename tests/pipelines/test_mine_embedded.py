@@ -12,8 +12,8 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from tests.pipelines.mining.world import brute_force, random_world, read_negatives
 from tests.pipelines.test_embed import RECIPE
@@ -36,7 +36,7 @@ def run(small: SmallData) -> str:
 
 
 def matrix(url: str) -> np.ndarray:
-    return np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
+    return np.concatenate([matrix_column(group, "vector") for group in Table.open(url).batches()])
 
 
 def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from pipelines.shard import ShardOptions, shard
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.shard_files import shards
 from schemas.table import Table
 from schemas.version import own_digest
 from trainer.stream import JoinedStream, open_sources
@@ -117,7 +116,7 @@ def make(root: Path, sequence: list[Day], order: random.Random | None = None) ->
 def rows_of(url: str) -> list[dict[str, Any]]:
     manifest = open_manifest(url)
     Table(url, manifest).verify()
-    groups = list(shards.iterate(url, manifest))
+    groups = list(Table(url, manifest).batches())
     assert [len(group) for group in groups] == np.diff(Table(url, manifest).groups.first).tolist()
     return [row for group in groups for row in group.to_pylist()]
 

@@ -13,7 +13,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, publish
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from tests.pipelines.test_cluster import cluster_ids, embed_queries
 from tests.ranks import on_ranks
@@ -86,7 +86,7 @@ def test_batches_are_whole_clusters_that_grow_with_the_epochs(data: SmallData, t
 
 def test_rows_are_those_of_the_table_and_a_resumed_stream_goes_on(data: SmallData, tables: str) -> None:
     url = RunLayout(tables).clusters(2, "queries")
-    keys = [key for group in iterate(url, open_manifest(url)) for key in group["key"].to_pylist()]
+    keys = [key for group in Table.open(url).batches() for key in group["key"].to_pylist()]
     stream = stream_of(data, url)
     stream.set_epoch(2)
     batches, states = [], []
@@ -185,8 +185,8 @@ def test_embeddings_of_a_dump_are_those_of_its_rows(data: SmallData, tables: str
     trainer = Trainer.start(data.layout.root, run, options, silent)
     train(trainer)
     url, rows = RunLayout(run).embeddings(2, "queries"), RunLayout(run).clusters(2, "queries")
-    x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
-    expected = [trainer.model.embed_table(group).numpy() for group in iterate(rows, open_manifest(rows))]
+    x = np.concatenate([matrix_column(group, "vector") for group in Table.open(url).batches()])
+    expected = [trainer.model.embed_table(group).numpy() for group in Table.open(rows).batches()]
     np.testing.assert_allclose(x, np.concatenate(expected), atol=2e-3)
 
 

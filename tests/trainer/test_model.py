@@ -9,7 +9,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.config import Recipe, dump_config
@@ -45,7 +45,7 @@ def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | No
 
 def test_a_table_is_embedded_row_by_row_whatever_the_slices(data: SmallData) -> None:
     url = data.layout.queries("train")
-    table = pa.concat_tables(iterate(url, open_manifest(url)))
+    table = pa.concat_tables(Table.open(url).batches())
     model = model_of(data)
     whole = model.embed_table(table)
     assert whole.shape == (64, 5)

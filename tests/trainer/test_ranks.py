@@ -22,7 +22,6 @@ import trainer.refresh.dump
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
@@ -174,7 +173,7 @@ def dumped(run: str, epoch: int) -> dict[str, np.ndarray]:
         url = layout.vectors(epoch) if name == "vectors" else layout.embeddings(epoch, name)
         manifest = open_manifest(url)
         Table(url, manifest).verify()
-        rows = pa.concat_tables(iterate(url, manifest))
+        rows = pa.concat_tables(Table(url, manifest).batches())
         np.testing.assert_array_equal(rows.column(0), np.arange(manifest.rows))
         tables[name] = matrix_column(rows, "vector")
     return tables

@@ -10,14 +10,14 @@ from extremis.auto.excerpt import draw_labels, write_excerpt
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.settings.facts import measure
 from trainer.stream.sources import ALL_ROWS
 
 
 def rows_of(url: str, kind: str) -> pa.Table:
-    return pa.concat_tables(iterate(url, open_manifest(url, kind)))
+    return pa.concat_tables(Table.open(url, kind).batches())
 
 
 def test_each_label_drawn_keeps_all_of_its_points(small: SmallData, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from schemas.shard_files.parquet import (
     writing_shard,
 )
 from schemas.shard_files.ranges import Access
-from schemas.shard_files.shards import iterate, read_group, write_table
+from schemas.shard_files.shards import read_group, write_table
 from schemas.storage import join
 from schemas.table import Table
 from tests.builders import build_data, ragged
@@ -87,8 +87,8 @@ def test_a_table_comes_back_as_it_was_written(tmp_path, root: str) -> None:  # t
     written = write_table(url, "negatives", [table.slice(0, 9), table.slice(9, 0), table.slice(9)], 4)
     manifest = open_manifest(url)
     assert manifest == written
-    assert pa.concat_tables(iterate(url, manifest)).equals(table)
-    assert pa.concat_tables(iterate(url, manifest, ["scores"])).column_names == ["scores"]
+    assert pa.concat_tables(Table(url, manifest).batches()).equals(table)
+    assert pa.concat_tables(Table(url, manifest).batches(["scores"])).column_names == ["scores"]
     for first, rows in Table.open(url).read_groups(range(6)):
         assert rows.equals(table.slice(first, rows.num_rows))
 
@@ -146,12 +146,12 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, root: str, part: str) 
         spoilt[position] ^= 1 << position % 8
         storage.write_bytes(place, bytes(spoilt))
         if part == "magic":  # nobody reads it: the table is as it was, and `verify` sees it all the same
-            assert pa.concat_tables(iterate(url, manifest)).equals(table)
+            assert pa.concat_tables(Table(url, manifest).batches()).equals(table)
             with pytest.raises(TableError, match=re.escape(place)):
                 Table(url, manifest).verify()
             continue
         with pytest.raises(TableError, match=re.escape(place)) as refusal:
-            list(iterate(url, manifest))
+            list(Table(url, manifest).batches())
         assert ("row group" in str(refusal.value)) == (part == "chunks")
 
 
@@ -165,9 +165,9 @@ def test_columns_that_are_not_read_may_be_damaged() -> None:
         ((start, stop),) = file.ranges(2, ["scores"])
     content[(start + stop) // 2] ^= 1
     storage.write_bytes(place, bytes(content))
-    assert pa.concat_tables(iterate(url, manifest, ["label_ids"])).equals(table.select(["label_ids"]))
+    assert pa.concat_tables(Table(url, manifest).batches(["label_ids"])).equals(table.select(["label_ids"]))
     with pytest.raises(TableError, match=re.escape(f"{place}, row group 2: damaged: the values of scores")):
-        list(iterate(url, manifest))
+        list(Table(url, manifest).batches())
 
 
 def test_not_verified_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Pat
     manifest = open_manifest(url)
     assert "checksums" not in storage.read_bytes(join(url, "_manifest.json")).decode()
     assert manifest.digest == old.digest != written.digest
-    assert pa.concat_tables(iterate(url, manifest)).equals(table)
+    assert pa.concat_tables(Table(url, manifest).batches()).equals(table)
     place = join(url, manifest.shards[0].path)
     content = storage.read_bytes(place)
     refused = 0
@@ -205,7 +205,7 @@ def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Pat
         spoilt[position] ^= 1 << position % 8
         storage.write_bytes(place, bytes(spoilt))
         try:
-            assert pa.concat_tables(iterate(url, manifest)).equals(table), f"byte {position} of {len(content)}"
+            assert pa.concat_tables(Table(url, manifest).batches()).equals(table), f"byte {position} of {len(content)}"
         except TableError as error:
             refused += 1
             assert place in str(error)  # noqa: PT017
@@ -248,4 +248,4 @@ def test_a_fault_of_the_network_is_retried_and_is_no_damage(monkeypatch: pytest.
 def test_a_column_that_is_not_there_is_named() -> None:
     manifest = write_table("memory://parquet/columns", "negatives", [negatives(3)], 2)
     with pytest.raises(TableError, match="no column label_idz"):
-        list(iterate("memory://parquet/columns", manifest, ["query_id", "label_idz"]))
+        list(Table("memory://parquet/columns", manifest).batches(["query_id", "label_idz"]))

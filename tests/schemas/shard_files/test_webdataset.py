@@ -17,8 +17,9 @@ from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, open_manifest
 from schemas.shard_files import ranges, tar, webdataset
 from schemas.shard_files.parquet import list_array
-from schemas.shard_files.shards import iterate, iterate_shard, open_shard, read_group, write_table
+from schemas.shard_files.shards import iterate_shard, open_shard, read_group, write_table
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import cut, ragged
 from tests.schemas.flaky import FlakyFileSystem
 
@@ -81,7 +82,7 @@ def test_rows_come_back_as_they_were_written(
     table = queries(rows, first)
     manifest = write_table(url, "queries", cut(table, shards), group, "webdataset")
     assert open_manifest(url) == manifest
-    assert pa.concat_tables([table.slice(0, 0), *iterate(url, manifest)]).equals(table)
+    assert pa.concat_tables([table.slice(0, 0), *Table(url, manifest).batches()]).equals(table)
     for shard in manifest.shards:
         assert [part.num_rows for part in iterate_shard(url, shard)] == [
             min(group, shard.rows - start) for start in range(0, shard.rows, group)
@@ -150,7 +151,7 @@ def test_an_index_that_is_longer_than_the_first_look_is_read_whole(monkeypatch: 
     monkeypatch.setattr(ranges, "_TAIL", 30)
     table = some(20)
     manifest = publish("memory://webdataset/long", table)
-    assert pa.concat_tables(iterate("memory://webdataset/long", manifest)).equals(table)
+    assert pa.concat_tables(Table("memory://webdataset/long", manifest).batches()).equals(table)
 
 
 @pytest.mark.parametrize("root", ["local", "memory"])

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, ragged, tokens_of
 from tests.ranks import on_ranks
 from trainer.config import Recipe
@@ -32,7 +31,7 @@ def model_of(data: SmallData, group: Group = ALONE) -> Model:
 
 def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
     table = open_queries(data.layout, split)
-    return torch.cat([model.embed_table(rows) for rows in iterate(table.url, table.manifest, model.columns)])
+    return torch.cat([model.embed_table(rows) for rows in table.batches(model.columns)])
 
 
 def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

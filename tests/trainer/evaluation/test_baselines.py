@@ -15,7 +15,8 @@ from schemas.errors import InputError
 from schemas.manifest import open_manifest, publish
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array
-from schemas.shard_files.shards import iterate, write_table
+from schemas.shard_files.shards import write_table
+from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
 from trainer.evaluation import tfidf
 from trainer.evaluation.baselines import measure_baselines, rank_popular
@@ -102,7 +103,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
         str(tmp_path_factory.mktemp("baselines")), rows={"train": 25, "test": 20}, vocabulary=VOCABULARY, labels=12
     )
     test = built.layout.queries("test")
-    rows = pa.concat_tables(list(iterate(test, open_manifest(test))))
+    rows = pa.concat_tables(list(Table.open(test).batches()))
     filters = list_array(*ragged(filters_of(built), np.int32), pa.int32())
     rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
     added = write_table(built.layout.queries(FILTERED), "queries", [rows], 6)

@@ -10,7 +10,6 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged
 from tests.trainer.evaluation.small_model import (
     SECTIONS,
@@ -121,7 +120,7 @@ class TestFit:
         x = queries(data, model, "val")
         text_scores, vector_scores = brute_force(data, model, x)
         table = open_queries(data.layout, "val")
-        rows = [list_column(group, "label_ids") for group in iterate(table.url, table.manifest, ["label_ids"])]
+        rows = [list_column(group, "label_ids") for group in table.batches(["label_ids"])]
         positives = [values[low:high] for values, ends in rows for low, high in itertools.pairwise(ends)]
         frequency = label_statistics(data.layout).frequency
         expected = []

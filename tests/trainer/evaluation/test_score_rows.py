@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import build_data
 from trainer.config import validate
 from trainer.evaluation.ranking import score_rows
@@ -18,7 +17,7 @@ def test_scores_are_inner_products_and_predictions_the_best_of_them() -> None:
     model = Model.build(recipe, small.vocabulary, small.labels)
     model.head.vectors.copy_(torch.as_tensor(np.random.default_rng(0).normal(size=model.head.vectors.shape)))
     url = small.layout.queries("test")
-    rows = next(iterate(url, open_manifest(url, "queries")))
+    rows = next(Table.open(url, "queries").batches())
     named = [[3, 5], [], *([[row % 12] for row in range(2, rows.num_rows)])]
     scores, ids, of_named = score_rows(model, rows, named, 4)
     whole = model.embed_table(rows) @ model.head.vectors.T

@@ -10,7 +10,8 @@ import pytest
 from schemas.errors import InputError
 from schemas.manifest import open_manifest, publish
 from schemas.shard_files.parquet import list_array
-from schemas.shard_files.shards import iterate, write_table
+from schemas.shard_files.shards import write_table
+from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged
 from tests.command import call, sets
 from tests.ranks import on_ranks
@@ -28,7 +29,7 @@ FILTERED = "filtered"  # the split with a filter: the greatest positive of every
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     built = build_data(str(tmp_path_factory.mktemp("data")), rows={"train": 12, "test": 25}, labels=LABELS)
     test = built.layout.queries("test")
-    rows = pa.concat_tables(list(iterate(test, open_manifest(test))))
+    rows = pa.concat_tables(list(Table.open(test).batches()))
     filters = list_array(*ragged(filtered_labels(built.points["test"].positives), np.int32), pa.int32())
     rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
     added = write_table(built.layout.queries(FILTERED), "queries", [rows], 10)
@@ -61,7 +62,7 @@ def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
     """Every label of each test query by descending score; those of the filter last, as pads."""
     model = model_of(data, head)
     url = data.layout.queries(split)
-    x = model.embed_table(pa.concat_tables(list(iterate(url, open_manifest(url), model.columns))))
+    x = model.embed_table(pa.concat_tables(list(Table.open(url).batches(model.columns))))
     scores = (x @ model.head.vectors.T).numpy()
     for row, labels in enumerate(filtered_labels(data.points["test"].positives) if split == FILTERED else []):
         scores[row, labels] = -np.inf

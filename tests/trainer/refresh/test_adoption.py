@@ -16,7 +16,6 @@ from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives, write_negatives
@@ -102,13 +101,13 @@ def test_a_dump_is_aligned_with_each_source(epoch: Epoch) -> None:
         assert [shard.rows for shard in manifest.shards] == [shard.rows for shard in queries.shards]
         assert manifest.row_group_rows == queries.row_group_rows
         assert manifest.parents == {"queries": queries.digest}
-        rows = pa.concat_tables(iterate(run.embeddings(EPOCH, source.name), manifest))
+        rows = pa.concat_tables(Table(run.embeddings(EPOCH, source.name), manifest).batches())
         np.testing.assert_array_equal(rows.column("query_id"), np.arange(source.rows))
         expected = epoch.x[first : first + source.rows].astype(np.float16)
         np.testing.assert_array_equal(matrix_column(rows, "vector"), expected)
         first += source.rows
     vectors = open_manifest(run.vectors(EPOCH), "vectors")
-    rows = pa.concat_tables(iterate(run.vectors(EPOCH), vectors))
+    rows = pa.concat_tables(Table(run.vectors(EPOCH), vectors).batches())
     np.testing.assert_array_equal(matrix_column(rows, "vector"), epoch.vectors.numpy())
     assert vectors.id_range == (0, 30)
     assert vectors.parameters["sources"] == ["queries", "labels"]

@@ -8,9 +8,7 @@ import pytest
 from pipelines.mine import MineOptions, mine
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
-from schemas.shard_files.shards import iterate
 from schemas.table import Table
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from tests.training import silent, train, with_sections
@@ -65,7 +63,7 @@ def test_parts_of_a_window_have_tables_of_their_own(data: str, tmp_path: Path) -
 
 
 def all_rows(url: str) -> list:
-    return list(iterate(url, open_manifest(url)))
+    return list(Table.open(url).batches())
 
 
 @pytest.mark.parametrize(
