@@ -40,7 +40,9 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         parents["tokenizer"] = publish(
             layout.tokenizer, tokenizer.manifest.model_copy(update={"shards": shards_here})
         ).digest
-    queries, labels = _write_queries(data, layout, kept), _write_labels(data, layout, kept)
+    queries, of_all = _write_queries(data, layout, kept), Table.open(data.labels, "labels")
+    named = of_all.rows_at(np.flatnonzero(kept))
+    labels = _write(layout.labels, "label_id", [named], of_all, of_all.parameters)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
     facts = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=facts))
@@ -75,14 +77,6 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         parts.append(group.filter(pa.array(labels.counts > 0)))
     facts = {**queries.parameters, "labels": int(kept.sum())}
     return _write(layout.queries(_SPLIT), "query_id", parts, queries, facts)
-
-
-def _write_labels(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
-    labels, first, parts = Table.open(data.labels, "labels"), 0, []
-    for group in labels.batches():
-        parts.append(group.filter(pa.array(kept[first : first + group.num_rows])))
-        first += group.num_rows
-    return _write(layout.labels, "label_id", parts, labels, labels.parameters)
 
 
 def _write(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:

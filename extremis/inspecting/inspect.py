@@ -45,7 +45,10 @@ def list_tables(url: str) -> list[ListedTable]:
         entries = storage.list_names(place)
         folders += 1
         if name and names_manifest(entries):
-            yield _open(name, place)
+            try:
+                yield ListedTable(name, place, Table.open(place).manifest)
+            except TableError as error:
+                yield ListedTable(name, place, None, str(error))
         elif any(entry.startswith("part-") for entry in entries):
             yield ListedTable(name, place, None, f"unfinished: {len(entries)} file(s) and no {MANIFEST}")
         elif depth:
@@ -54,13 +57,6 @@ def list_tables(url: str) -> list[ListedTable]:
                     yield from walk(join(place, entry), f"{name}/{entry}".strip("/"), depth - 1)
 
     return list(walk(url, "", DEPTH))
-
-
-def _open(name: str, url: str) -> ListedTable:
-    try:
-        return ListedTable(name, url, Table.open(url).manifest)
-    except TableError as error:
-        return ListedTable(name, url, None, str(error))
 
 
 def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, list[str]]:
@@ -130,18 +126,13 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
 def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
     """Read the first rows; those of queries and labels with their text, where DATA has the tokenizer."""
     sample: list[dict[str, Any]] = []
-    if not manifest.columns or rows == 0:
-        return sample
-    for group in Table(url, manifest).batches():  # those of rejects are small: one a file of the input
-        first = group.slice(0, rows - len(sample))
-        part = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
-        decoder = _decoder_of(url, manifest) if "input_ids" in first.column_names else None
+    for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
+        part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
+        decoder = _decoder_of(url, manifest) if "input_ids" in group.column_names else None
         if decoder is not None:
-            for row, text in zip(part, decoder.texts(first, LONGEST_LABEL), strict=True):
+            for row, text in zip(part, decoder.texts(group, LONGEST_LABEL), strict=True):
                 row["words"] = text
         sample += part
-        if len(sample) >= rows:
-            break
     return sample
 
 
