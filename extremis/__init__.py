@@ -83,17 +83,16 @@ _PLACES = {
     "Event": "extremis.console",
     "Result": "extremis.result",
     "TupleStream": "trainer.tuples.stream",
+    "version": "schemas.manifest",
 }  # a command's module has its name
-__all__ = sorted(["version", *COMMANDS, *_PLACES])
+__all__ = sorted([*COMMANDS, *_PLACES])
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {', '.join(__all__)}")
-    if name == "version":
-        value: Any = importlib.import_module("schemas.manifest").code_version
-    else:
-        value = getattr(importlib.import_module(_PLACES.get(name, f"extremis.commands.{name}")), name)
+    module = importlib.import_module(_PLACES.get(name, f"extremis.commands.{name}"))
+    value = getattr(module, "code_version" if name == "version" else name)
     globals()[name] = value
     return value
 

@@ -16,12 +16,12 @@ _TYPED = re.compile(
 
 
 @contextlib.contextmanager
-def naming_arguments(own: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Name arguments in errors of the block: as `own` has them by their flags, or else those of any command."""
+def naming_arguments() -> Iterator[None]:
+    """Name arguments of commands in errors of the block."""
     try:
         yield
     except ExtremisError as error:
-        error.args = (in_python(str(error), {**_of_all_commands(), **(own or {})}),)
+        error.args = (in_python(str(error)),)
         raise
 
 
@@ -36,8 +36,9 @@ def _of_all_commands() -> Mapping[str, str]:
     return found
 
 
-def in_python(message: str, arguments: Mapping[str, str]) -> str:
-    """Return a message with `arguments` in the place of flags."""
+def in_python(message: str) -> str:
+    """Return a message with arguments in the place of flags."""
+    arguments = _of_all_commands()
 
     def state(typed: re.Match[str]) -> str:
         flag, key, value, number = typed.groups()

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 import extremis
-from extremis.console import Unread, open_streams, output, say_error
+from extremis.console import Unread, notes, open_streams, output
 from extremis.installation import extra_of
 from schemas.cores import share_cores
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
@@ -103,11 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if callable(work):  # else the help was shown
                 work()
     except click.exceptions.Abort:
-        say_error("interrupted")
+        notes.print("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         error.show(said := io.StringIO())
-        say_error(said.getvalue().rstrip())
+        notes.print(said.getvalue().rstrip())
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
@@ -115,16 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     except Exception as error:
         _fail(error)
-
-
-def describe_fault(error: Exception) -> str:
-    """Say on one line what went wrong where, and how to see more."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split())[:200]
-    return (
-        f"{type(error).__name__}: {text} ({os.path.basename(frame.filename)}, line {frame.lineno}). Please report it; "
-        f"with {TRACEBACK}=1 in the environment the command shows the traceback."
-    )
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -137,6 +127,12 @@ def _fail(error: Exception) -> NoReturn:
     if message is None:
         if os.environ.get(TRACEBACK):
             raise error
-        message = f"a fault of Extremis, not of your input: {describe_fault(error)}"
-    say_error(f"error: {message}")
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())[:200]
+        place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+        message = (
+            f"a fault of Extremis, not of your input: {type(error).__name__}: {text} ({place}). Please report it; with "
+            f"{TRACEBACK}=1 in the environment the command shows the traceback."
+        )
+    notes.print(f"error: {message}")
     sys.exit(status)

@@ -26,7 +26,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from extremis.arguments import in_python, naming_arguments
-from extremis.console import Event, at_work, output, print_json, say_error
+from extremis.console import Event, at_work, notes, output, print_json
 from extremis.result import Result
 from schemas.errors import ExtremisError, InputError
 
@@ -141,7 +141,7 @@ class Command:
         lines = []
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
-                help = in_python(self._help(name).replace("{names}", ""), self.arguments)
+                help = in_python(self._help(name).replace("{names}", ""))
                 default = self._default(name)
                 stated = "" if default in (None, False, (), "") or "Default:" in help else f" Default: {default}."
                 lines.append(f"    {name}: {help}{stated}")
@@ -163,24 +163,13 @@ class Command:
         typed = shlex.join(["extremis", name, *words])
         listener = progress if callable(progress) else None
         said = output(listener=listener, quiet=progress is False, tables="nowhere", command=typed)
-        with naming_arguments(self.arguments), said:
+        with naming_arguments(), said:
             try:
                 params = self.line.make_context(name, words).params | objects
                 places, settings = _bound(self.function, {key: params[key] for key in params if key not in _SHELL_ONLY})
                 return Result(name, self.function(*places, **settings) or {})
             except click.ClickException as error:
                 raise InputError(f"{name}: {error.format_message()}") from None
-
-    @functools.cached_property
-    def arguments(self) -> dict[str, str]:
-        """How Python states each flag."""
-        stated: dict[str, str] = {}
-        for name, (kind, option) in self._options.items():
-            if self.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
-                flags = (_flag(name), *(option.flags or ()))
-                stated |= dict.fromkeys(flags, f"{name}=True" if kind is bool else name)
-                stated[f"--no-{_flag(name)[2:]}"] = f"{name}=False"
-        return stated
 
     def _option(self, name: str, annotation: Any) -> tuple[Any, Option]:
         """Return the type of a parameter without None, and the facts about it."""
@@ -310,7 +299,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
                 body = function(*arguments, **options)
         except ExtremisError:
             if verbose:
-                say_error(traceback.format_exc())
+                notes.print(traceback.format_exc())
             raise
     if as_json and body is not None:
         print_json(body)

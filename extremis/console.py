@@ -193,19 +193,11 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
 
 
-class _Say:
-    """Teller of lines of progress."""
-
-    def __call__(self, message: str) -> None:
-        """Tell one line of progress."""
-        _tell(Event(redact(message)))
-
-    def display(self) -> "StepBars":
-        """Show steps of a pipeline until the block ends."""
-        return StepBars()
+def say(message: str) -> None:
+    """Tell one line of progress."""
+    _tell(Event(redact(message)))
 
 
-say = _Say()
 # Of waits one rank of a machine tells, and a library does not.
 add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
@@ -213,11 +205,6 @@ add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL
 def say_lines(message: str) -> None:
     """Tell one line of progress, beside another process that may have a display of its own."""
     say(message)
-
-
-def say_error(message: str) -> None:
-    """Print an error to standard error, whatever else is not printed."""
-    notes.print(message)
 
 
 def _tell(event: Event, keep: bool = True) -> None:
@@ -273,12 +260,10 @@ class Bar:
         self._shown = contextlib.ExitStack()
         self._shown.enter_context(suspended())
         if self._progress is not None:
-            self._progress.start()
+            self._shown.enter_context(self._progress)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
         self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
@@ -299,11 +284,6 @@ class Bar:
         """Count `more` of the total as done."""
         self._done += more
         self.update(self._done)
-
-    def say(self, message: str) -> None:
-        """Print a line that stays above the bar."""
-        if not self._quiet:
-            say(message)
 
 
 class StepBars:
@@ -346,6 +326,9 @@ class StepBars:
         return self._listened or self._on_terminal
 
 
+say.display = StepBars  # type: ignore[attr-defined]  # pipelines that are given `say` show their steps by it
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: first column left-aligned, others right-aligned, no number cut off."""
     from extremis.bars import make_table
@@ -379,8 +362,3 @@ def metric_grid(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     ks = sorted({k for by_k in families.values() for k in by_k})
     rows = [[family, *(by_k.get(k, "") for k in ks)] for family, by_k in families.items()]
     return ["%", *(f"@{k}" for k in ks)], rows
-
-
-def metrics_table(title: str, report: Mapping[str, Any]) -> None:
-    """Print the grid of an evaluation's metrics."""
-    table(title, *metric_grid(report))

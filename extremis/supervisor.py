@@ -69,7 +69,8 @@ def train(
                 with contextlib.closing(trainer.train(on_step)) as reports:
                     for report in reports:
                         epochs.append(_describe(report))
-                        bar.say(_line(report, recipe))
+                        if group.first:
+                            say(_line(report, recipe))
                         if goes_on is not None and not goes_on(report):
                             break
         finally:

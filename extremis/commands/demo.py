@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from extremis.command import Option, Progress, changes, command
 from extremis.commands.shared import Place, Recipe, Settings
-from extremis.console import metrics_table, results, say, table
+from extremis.console import metric_grid, results, say, table
 from schemas.errors import InputError
 
 AUTO = "auto"
@@ -81,7 +81,7 @@ def _train(data: str, run: str, recipe: str, overrides: Sequence[str]) -> dict[s
 
 
 def _print(report: dict[str, Any], seconds: dict[str, float]) -> None:
-    metrics_table(f"test: {report['queries']:,} queries, 95 % intervals", report)
+    table(f"test: {report['queries']:,} queries, 95 % intervals", *metric_grid(report))
     names = list(XR_LINEAR)
     ours = [f"{report['metrics'][name]:.2f}" for name in names]
     theirs = [f"{value:.2f}" for value in XR_LINEAR.values()]

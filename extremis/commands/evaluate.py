@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from extremis.command import Option, Progress, comma_list, command
 from extremis.commands.shared import Device, Place, Positive, Step
-from extremis.console import metrics_table, say, table
+from extremis.console import metric_grid, say, table
 
 
 def _k(text: str) -> int:
@@ -67,7 +67,7 @@ def evaluate(
         report = evaluate_run(data, run, options, group, device)
     if not group.first:
         return None
-    metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
+    table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", *metric_grid(report))
     _show_parts(report)
     if "metrics" in report.get("seen", {}):
         _show_seen(split, report)
@@ -129,5 +129,5 @@ def _show_zero_shot(report: dict[str, Any]) -> None:
         say(f"no query of the split has one of the {labels} labels without a training point")
         return
     title = f"{labels} zero-shot labels, {queries:,} queries that have one"
-    metrics_table(f"{title}, ranked among themselves", report["alone"])
-    metrics_table(f"{title}, ranked among all labels", report["among_all"])
+    table(f"{title}, ranked among themselves", *metric_grid(report["alone"]))
+    table(f"{title}, ranked among all labels", *metric_grid(report["among_all"]))

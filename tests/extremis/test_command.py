@@ -41,7 +41,7 @@ UNSAID = {"shard": {"propensity_a", "propensity_b"}}  # fields that are no optio
 def example(
     place: str,
     *others: str,
-    count: Annotated[int, Option("How many.", ge=1)] = 3,
+    batch: Annotated[int, Option("How many.", ge=1)] = 3,
     share: float | None = None,
     kind: Literal["a", "b"] = "a",
     dry: bool = False,
@@ -60,8 +60,10 @@ def example(
     Example:
       extremis example here
     """
-    if share == 1:
-        raise InputError("--share of 1 needs --dry; leave out --no-shown, or give --set train.minutes=10 to extremis.")
+    if share == 1:  # flags are those of the project's commands
+        raise InputError(
+            "--seed 1 needs --retry; leave out --no-predictions, or give --set train.minutes=10 to extremis."
+        )
     return locals()
 
 
@@ -79,7 +81,7 @@ def parsed(*arguments: str) -> dict[str, Any]:
     ("options", "arguments"),
     [
         ({}, ()),
-        ({"count": 7, "share": 0.1, "kind": "b"}, ("--count", "7", "--share", "0.1", "--kind", "b")),
+        ({"batch": 7, "share": 0.1, "kind": "b"}, ("--batch", "7", "--share", "0.1", "--kind", "b")),
         ({"dry": True, "shown": False}, ("--dry", "--no-shown")),
         ({"dry": False, "shown": True, "share": None}, ()),
         ({"fields": {"key": "id", "text": "query"}}, ("--fields", "key=id,text=query")),
@@ -102,13 +104,13 @@ def test_the_places_of_a_function_are_arguments() -> None:
 
 
 def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
-    with pytest.raises(InputError, match=r"^share of 1 needs dry=True; leave out shown=False, or give set=\{") as fault:
+    with pytest.raises(InputError, match=r"^seed=1 needs retry=True; leave out predictions=False, or give") as fault:
         example("here", "there", share=1)
     assert str(fault.value).endswith('set={"train.minutes": 10} to extremis.')
-    with pytest.raises(InputError, match=r"example: Invalid value for 'count': 0 is not in the range x>=1"):
-        example("here", "there", count=0)
-    with pytest.raises(InputError, match=r"no option 'cuont'; did you mean 'count'"):
-        example("here", "there", cuont=1)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match=r"example: Invalid value for 'batch': 0 is not in the range x>=1"):
+        example("here", "there", batch=0)
+    with pytest.raises(InputError, match=r"no option 'bacth'; did you mean 'batch'"):
+        example("here", "there", bacth=1)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^part '\.\./x'") as python:
         extremis.shard("raw/", "data/", onto="data0/", part="../x", progress=False)
     refused(call("shard", "raw/", "data/", "--onto", "data0/", "--part", "../x"), f"--{python.value}")
@@ -165,7 +167,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 def test_help_lists_the_options_with_their_meaning() -> None:
     assert "    share: A share of all.\n" in (inspect.getdoc(example) or "")
-    assert "    count: How many. Default: 3.\n" in (inspect.getdoc(example) or "")
+    assert "    batch: How many. Default: 3.\n" in (inspect.getdoc(example) or "")
     text = inspect.getdoc(extremis.shard) or ""
     assert "max_reject_share: Share of a table's rows" in text
     assert "Default: 0.001." in text
