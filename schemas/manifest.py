@@ -53,8 +53,6 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     },
     "fusion": {"shortlist": _Number(1, 1 << 31, optional=False)},
 }
-# Parameters that are sections of their own.
-_SECTIONS: Mapping[str, tuple[str, ...]] = {"export": ("recipe",)}
 
 
 @functools.cache
@@ -203,11 +201,6 @@ class Manifest(_Stated):
         patches = [patch.place for entry in self.shards if entry.view for patch in entry.view.patches]
         own = [place for place in patches if not place.startswith(("/", "..")) and "://" not in place]
         return [entry.path for entry in self.shards if entry.view is None] + own
-
-    @property
-    def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
-        """Rows and row groups of each shard: tables of one cut are aligned."""
-        return [(entry.rows, self.group_rows(shard)) for shard, entry in enumerate(self.shards)]
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
@@ -458,9 +451,8 @@ def _fault(manifest: Manifest) -> str | None:
             continue
         if type(value) is not int or not number.least <= value <= number.most:
             return f"its parameter {name!r} is {_shown(value)}, not a whole number from {number.least:,} on"
-    for name in _SECTIONS.get(kind, ()):
-        if not isinstance(parameters.get(name), Mapping):
-            return f"its parameter {name!r} is {_shown(parameters.get(name))}, not a section"
+    if kind == "export" and not isinstance(parameters.get("recipe"), Mapping):
+        return f"its parameter 'recipe' is {_shown(parameters.get('recipe'))}, not a section"
     return None
 
 

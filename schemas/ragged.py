@@ -95,10 +95,6 @@ class Ragged(_Rows, _Ragged):
         """Values of all rows, and of nothing before or behind them: a view."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
-    def concat(self, other: "Ragged") -> "Ragged":
-        """Return these rows, then those of `other`."""
-        return Ragged.join([self, other])
-
     def padded(self) -> np.ndarray:
         """Return int64 [B, longest], with pads behind each row."""
         rows = np.full((self.rows, self.longest), PAD, np.int64)

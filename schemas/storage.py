@@ -139,10 +139,7 @@ def is_local(url: str) -> bool:
 
 def is_stream(url: str) -> bool:
     """Return true where `url` is a local file but no regular one: a device, a pipe, or an open file by its number."""
-    return _is_stream(*filesystem(url))
-
-
-def _is_stream(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    fs, path = filesystem(url)
     if not isinstance(fs, LocalFileSystem):
         return False
     if _descriptor(path) is not None:
@@ -332,7 +329,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    if _is_stream(fs, path):
+    if is_stream(url):
         with writing(url) as temporary, open(temporary, "wb") as out:
             out.write(data)
         return
@@ -413,7 +410,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    through = _is_stream(fs, path)
+    through = is_stream(url)
     try:
         if isinstance(fs, LocalFileSystem) and not through:
             with _replacing(path, durable) as temporary:

@@ -111,7 +111,7 @@ class Table:
     @property
     def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
         """Rows and row groups of each shard: tables of one cut are aligned."""
-        return self.manifest.cut
+        return [(entry.rows, self.manifest.group_rows(shard)) for shard, entry in enumerate(self.shards)]
 
     @cached_property
     def digest(self) -> str:

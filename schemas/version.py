@@ -1,7 +1,7 @@
 """Versions: what a data set or an export says about the ones before it, what it needs of them, and which is current."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from schemas import storage
@@ -48,10 +48,6 @@ class Version:
     def parts(self) -> list[str]:
         """Names of all parts, oldest first."""
         return [part for part, _ in self.needs]
-
-    def stated(self) -> dict[str, Any]:
-        """Return it as the manifest states it."""
-        return asdict(self)
 
 
 def parts_since(data: Manifest, digest: str) -> list[str] | None:
@@ -135,10 +131,6 @@ class ExportVersion:
         if stated is None:
             return cls(part_name(1))
         return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
-
-    def stated(self) -> dict[str, Any]:
-        """Return it as the manifest states it."""
-        return asdict(self)
 
     def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
         """Return what the export at `before` needs, as seen from `after`."""

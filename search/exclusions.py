@@ -56,7 +56,7 @@ class Exclusions(NamedTuple):
 
     def concat(self, other: "Exclusions") -> "Exclusions":
         """Return these rows, then those of `other`."""
-        return Exclusions(*(ids.concat(more) for ids, more in zip(self, other, strict=True)))
+        return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
 def start_search(

@@ -69,11 +69,6 @@ def empty(factory: Factory, dimension: int) -> faiss.Index:
         ) from None
 
 
-def lists_of(index: faiss.Index) -> faiss.IndexIVF | None:
-    """Return the inverted file within `index`, whatever transforms vectors before it."""
-    return faiss.try_extract_index_ivf(index)
-
-
 def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
     """Return the graph that `index` is; None for one that only routes to inverted lists."""
     inner = faiss.downcast_index(index)
@@ -87,7 +82,7 @@ def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
 
     Centres and codes stay those that the index was trained with.
     """
-    if lists_of(index) is None:
+    if faiss.try_extract_index_ivf(index) is None:
         return False
     positions = np.ascontiguousarray(positions, np.int64)
     index.remove_ids(faiss.IDSelectorBatch(positions))  # type: ignore[call-arg]
@@ -171,7 +166,7 @@ def apply(index: faiss.Index | None, params: SearchParams) -> None:
     """Set the search parameters of an index."""
     if index is None:
         return
-    lists, graph = lists_of(index), graph_of(index)
+    lists, graph = faiss.try_extract_index_ivf(index), graph_of(index)
     if lists is not None and params.nprobe is not None:
         lists.nprobe = min(params.nprobe, lists.nlist)
     if graph is not None and params.ef_search is not None:
@@ -189,7 +184,7 @@ def tune(
     if block.index is None:
         return fixed
     width = min(width, len(block.vectors))
-    lists, graph = lists_of(block.index), graph_of(block.index)
+    lists, graph = faiss.try_extract_index_ivf(block.index), graph_of(block.index)
     refines = [fixed.refine] if fixed.refine else ([2, 4, 8, MOST_REFINE] if lossy else [1])
     if lists is not None:
         levels = [fixed.nprobe] if fixed.nprobe else _powers(_FIRST_NPROBE, lists.nlist)

@@ -88,5 +88,5 @@ def test_rows_are_taken_sliced_thinned_and_joined(rows: list[list[int]], lead: i
     assert_rows(column.slice(start, stop), weighted.slice(start, stop), rows[start:stop])
     even = column.values % 2 == 0
     assert_rows(column.keep(even), weighted.keep(even), [[value for value in row if value % 2 == 0] for row in rows])
-    joined = column.concat(column.slice(start, stop))
+    joined = Ragged.join([column, column.slice(start, stop)])
     assert [joined.slice(row, row + 1).entries.tolist() for row in range(joined.rows)] == rows + rows[start:stop]

@@ -101,7 +101,7 @@ class Memory:
         Raises TableError.
         """
         held_out = self._of(model, data, trained.split, trained.held_out, budget - self.bytes)
-        return Memory(torch.cat([self.vectors, held_out.vectors]), self.labels.concat(held_out.labels))
+        return Memory(torch.cat([self.vectors, held_out.vectors]), Ragged.join([self.labels, held_out.labels]))
 
     def first(self, rows: int) -> "Memory":
         """Return the first `rows` points."""

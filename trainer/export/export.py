@@ -4,7 +4,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         parents=dict(request.parents or {}),
         parameters={
             **request.parameters,
-            VERSION: _version(plan, shards).stated(),
+            VERSION: asdict(_version(plan, shards)),
             "recipe": recipe.model_dump(mode="json"),
             "vocabulary": facts.vocabulary,
             "features": facts.features,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def publish_version(
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
     stated = {
         **parameters,
-        VERSION: _version(earlier, summary).stated(),
+        VERSION: asdict(_version(earlier, summary)),
         "labels": total,
         "rows": dict(sorted(rows.items())),
     }

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def publish_at(out: str, shards: list[Shard], earlier: Earlier | None, **facts: 
     if earlier is not None:
         onto = relative(out, earlier.table.url)
         version = ExportVersion(Path(out).name, onto, earlier.table.digest, earlier.needs(shards))
-    parameters = {**FACTS, **facts, VERSION: version.stated()}
+    parameters = {**FACTS, **facts, VERSION: asdict(version)}
     return publish(out, Manifest(kind=KIND, shards=tuple(shards), parameters=parameters))
 
 
