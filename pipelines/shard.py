@@ -45,7 +45,7 @@ from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
 from schemas.storage import join
-from schemas.version import own_digest
+from schemas.version import open_whole
 
 __all__ = ["ShardOptions", "shard"]
 
@@ -213,7 +213,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     if base is not None:
         say(_changes(base, summary))
-        if own_digest(base.url) != base.manifest.digest:
+        if open_whole(base.url)[0].digest != base.manifest.digest:
             raise InputError(f"{base.url}: made again meanwhile. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)

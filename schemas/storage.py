@@ -336,7 +336,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     if isinstance(fs, LocalFileSystem):
 
         def write() -> None:
-            with _replacing(path, durable) as temporary, open(temporary, "wb") as out:
+            with replacing(path, durable) as temporary, open(temporary, "wb") as out:
                 out.write(data)
 
         _attempt(write, "write", url)
@@ -413,7 +413,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     through = is_stream(url)
     try:
         if isinstance(fs, LocalFileSystem) and not through:
-            with _replacing(path, durable) as temporary:
+            with replacing(path, durable) as temporary:
                 yield temporary
             return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
@@ -464,7 +464,7 @@ def file_sha256(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _replacing(path: str, durable: bool) -> Iterator[str]:
+def replacing(path: str, durable: bool) -> Iterator[str]:
     """Yield a name beside `path`, or beside what it links to, whose file takes its place when the block ends."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     with _beside(path) as temporary:

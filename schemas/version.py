@@ -1,5 +1,6 @@
 """Versions: what a data set or an export says about the ones before it, what it needs of them, and which is current."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -62,17 +63,18 @@ def part_name(number: int) -> str:
     return f"{number:04d}"
 
 
-def own_digest(data: str) -> str:
-    """Return the digest of the data set at `data`, all whose tables and parts have to be there.
+def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
+    """Open the data set at `data`, and its tables by name, all of which, and all parts, have to be there.
 
     Raises TableError that names what is gone or another.
     """
     table = Table.open(data, "data")
-    for name, digest in table.parents.items():
-        if Table.open(join(data, name)).digest != digest:
-            raise TableError(f"{join(data, name)}: not the table that {data} was published with. Shard the data again.")
+    tables = {name: Table.open(join(data, name)) for name in table.parents}
+    for name, opened in tables.items():
+        if opened.digest != table.parents[name]:
+            raise TableError(f"{opened.url}: not the table that {data} was published with. Shard the data again.")
     require_parts(table)
-    return table.digest
+    return table, tables
 
 
 def require_parts(table: Table) -> None:
@@ -82,23 +84,24 @@ def require_parts(table: Table) -> None:
     urls = [join(table.url, name) for name in table.parents if name.startswith("queries/")]
     urls.append(DataLayout(table.url).labels)
     needed = {(resolve(url, part.table), part.digest): part.name for url in urls for part in Table.open(url).parts}
+    _require_all(table, needed, "or use a version without this part")
+
+
+def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: str) -> None:
+    """Raise TableError that names the parts of `needed`, by URL and digest of a table, that are gone or made again."""
+
+    def fault(place: tuple[str, str], part: str) -> str | None:
+        url, digest = place
+        try:
+            same = Table.open(url).digest == digest
+        except TableError:
+            return f"part {part} ({url}) is gone"
+        return None if same else f"part {part} ({url}) was made again since"
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        faults = [fault for fault in pool.map(fault_of, needed, needed.values()) if fault]
+        faults = "; ".join(filter(None, pool.map(fault, needed, needed.values())))
     if faults:
-        raise TableError(
-            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, or use a version without "
-            "this part."
-        )
-
-
-def fault_of(needed: tuple[str, str], part: str) -> str | None:
-    """Say that the table (URL, digest) of a part is gone, or another one; None: it is there."""
-    url, digest = needed
-    try:
-        same = Table.open(url).digest == digest
-    except TableError:
-        return f"part {part} ({url}) is gone"
-    return None if same else f"part {part} ({url}) was made again since"
+        raise TableError(f"{table.url}: needs what is not there: {faults}. Put it back, {remedy}.")
 
 
 def moved(view: View, before: str, after: str) -> View:
@@ -140,12 +143,8 @@ class ExportVersion:
 def require_needed(table: Table) -> None:
     """Raise TableError that names the exports that this export needs, and that are gone or made again."""
     needs = ExportVersion.of(table.manifest).needs
-    faults = [fault for part, place, digest in needs if (fault := fault_of((resolve(table.url, place), digest), part))]
-    if faults:
-        raise TableError(
-            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, use another version, or export "
-            "the run again without --onto."
-        )
+    needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
+    _require_all(table, needed, "use another version, or export the run again without --onto")
 
 
 def follow(url: str) -> str:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.storage import join
 from schemas.table import Table
-from schemas.version import parts_since, require_parts
+from schemas.version import open_whole, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
 from trainer.device import CPU
@@ -133,15 +132,8 @@ class DataSizes:
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
         """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
-        table = Table.open(data.root, "data")
+        table, parts = open_whole(data.root)
         manifest = table.manifest
-        parts = {name: Table.open(join(data.root, name)) for name in manifest.parents}
-        for name, part in parts.items():
-            if part.digest != manifest.parents[name]:
-                raise TableError(
-                    f"{join(data.root, name)}: not the table that {data.root} was published with. Shard the data again."
-                )
-        require_parts(table)
         labels = parts.get("labels") or Table.open(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))

@@ -15,19 +15,18 @@ import os
 import re
 import shutil
 import struct
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.checksums import crc32
 from schemas.errors import InputError
-from schemas.storage import TEMPORARY
+from schemas.storage import TEMPORARY, replacing
 from schemas.waits import Wait
 
 MARKER = ".extremis-cache"
 _COUNT = ".bytes"
 _ENTRY = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)")
-_LEFT_OVER = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{32}")
+_LEFT_OVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}(-{_ENTRY.pattern})?")
 _CHECKSUM = struct.Struct("<I")
 _KEPT = 0.9  # of the limit, where room is made: looking at every entry is dear
 
@@ -96,21 +95,13 @@ class LocalCache:
         if size > self.limit:
             return
         path = self._entry(sha256, start, stop)
-        temporary = os.path.join(os.path.dirname(path), f"{TEMPORARY}{uuid.uuid4().hex}")
         with contextlib.suppress(OSError), self._locked():
             if os.path.exists(path):  # somebody else fetched it at the same time
                 return
             self._make_room(size)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            try:
-                with open(temporary, "xb") as out:
-                    out.write(data)
-                    out.write(_CHECKSUM.pack(crc32(data)))
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            with replacing(path, durable=False) as temporary, open(temporary, "xb") as out:
+                out.write(data)
+                out.write(_CHECKSUM.pack(crc32(data)))
 
     def discard(self, sha256: str) -> None:
         """Remove all entries of that file."""

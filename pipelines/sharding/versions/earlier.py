@@ -18,7 +18,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, View
 from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
-from schemas.version import Version, moved, own_digest, part_name
+from schemas.version import Version, moved, open_whole, part_name
 
 # Options that decide what a row looks like, and on which side of a cut it falls: those of the earlier.
 _INHERITED = (
@@ -54,8 +54,7 @@ class EarlierData:
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
         """Open the data set that `options.onto` names. Raises InputError: not one to go on from; TableError."""
         assert options.onto is not None
-        url, manifest = options.onto, Table.open(options.onto, "data").manifest
-        own_digest(url)
+        url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:
             raise InputError(
                 f"--onto: {inputs.format} names labels by their lines, which move when labels come and go. Give INPUT "
