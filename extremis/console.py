@@ -221,10 +221,7 @@ def _tell(event: Event, keep: bool = True) -> None:
 
 def print_json(body: Mapping[str, Any]) -> None:
     """Print the JSON object that `--json` ends with."""
-    spoke()
-    if results.file is not None:
-        results.file.write(redact(json.dumps(body)) + "\n")
-        results.file.flush()
+    _Channel.print(results, json.dumps(body))
 
 
 def print_file(path: str) -> None:

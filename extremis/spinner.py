@@ -36,7 +36,10 @@ class _Waiting:
     def spoke(self) -> None:
         """Make room for a line, and wait again from now on."""
         with self._lock:
-            self._erase()
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = False
             self._spoken, self._pause = time.monotonic(), _LINES_AFTER
 
     def suspend(self, by: int) -> None:
@@ -62,12 +65,6 @@ class _Waiting:
                 pause = min(_LONGEST, 2 * self._pause)
                 tell(line)
                 self._pause = pause
-
-    def _erase(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
 
 
 _waiting = _Waiting()
