@@ -522,8 +522,7 @@ def _link(path: str, data: bytes) -> None:
     with _beside(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        _sync(temporary, os.O_RDWR)
         try:
             os.link(temporary, path)
         except PermissionError:  # a file system without links: whole for all but who reads it this moment

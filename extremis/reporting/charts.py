@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from extremis.console import say_value
 from extremis.reporting.data_facts import Facts, Split
 from extremis.reporting.run_records import SHOWN_METRICS, Run, evaluated_splits
 from schemas.run_tables import RunTable
@@ -252,13 +253,9 @@ def _said(chart: Chart) -> Chart | None:
     dots = []
     for trace in traces:
         name = f"{html.unescape(trace['name'])}: " if len(traces) > 1 else ""
-        value, place = (_write(*trace[axis]) for axis in "yx")
+        value, place = (say_value(*trace[axis]) or "none" for axis in "yx")
         dots.append(f"{name}{f'{value} %' if unit == '%' else f'{unit} {value}'} ({over} {place})")
     return {"id": chart["id"], "title": chart["title"], "said": "; ".join(dots)}
-
-
-def _write(value: Any) -> str:
-    return f"{value:,.12g}" if isinstance(value, int | float) else "none" if value is None else str(value)
 
 
 def _sources_of(run: Run) -> list[str]:

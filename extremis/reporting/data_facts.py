@@ -28,11 +28,6 @@ class Split:
     tokens: tuple[np.ndarray, np.ndarray] | None
     labels: tuple[np.ndarray, np.ndarray]
 
-    def mean(self, counter: str) -> float | None:
-        """Return a counter of the manifest per row, or None."""
-        total = self.manifest.counters.get(counter)
-        return None if total is None or not self.manifest.rows else total / self.manifest.rows
-
 
 @dataclass(frozen=True)
 class Tail:
