@@ -20,20 +20,9 @@ class SafeConsole(Console):
         return super().render_str(self._clean(text), **options)
 
 
-class _SafeTextColumn(progress.TextColumn):
-    """A column of a bar with text as the console has it."""
-
-    def __init__(self, text: str, console: Console) -> None:
-        super().__init__(text)
-        self._console = console
-
-    def render(self, task: progress.Task) -> Text:
-        return self._console.render_str(self.text_format.format(task=task))
-
-
 def make_bars(console: Console, counted: bool) -> progress.Progress:
-    """Make bars: `counted` with counts and times, others with a note that states these."""
-    title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
+    """Make bars: `counted` with counts and times, others with a note that states these. Texts are to be clean."""
+    title, note = (progress.TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = title, progress.BarColumn(), *(counts if counted else ()), note
     return progress.Progress(*columns, console=console, transient=True)

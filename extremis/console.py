@@ -56,7 +56,7 @@ class _Channel:
         """The same stream for bars, tables and styles."""
         from extremis.bars import SafeConsole
 
-        return SafeConsole(self._clean, stderr=self._name == "stderr", width=self._width)
+        return SafeConsole(self.clean, stderr=self._name == "stderr", width=self._width)
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         """Print a text, or something that rich draws. Raises StorageError, Unread."""
@@ -64,10 +64,11 @@ class _Channel:
         if not isinstance(text, str) or (style is not None and self.is_terminal):
             self.rich.print(text, end=end, style=style)
         elif self.file is not None:
-            self.file.write(self._clean(text).translate(_NOT_SHOWN) + end)
+            self.file.write(self.clean(text).translate(_NOT_SHOWN) + end)
             self.file.flush()
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """Return a text as it is shown."""
         return without_controls(redact(text)) if self.is_terminal else redact(text)
 
 
@@ -251,7 +252,7 @@ class Bar:
             from extremis.bars import make_bars
 
             self._progress = make_bars(notes.rich, counted=True)
-            self._task = self._progress.add_task(title, total=total, note="")
+            self._task = self._progress.add_task(notes.clean(title), total=total, note="")
 
     def __enter__(self) -> "Bar":
         self._shown = contextlib.ExitStack()
@@ -269,7 +270,7 @@ class Bar:
         if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
             note = f"{note}  in all {left}".strip()
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, total=self._total, note=note)
+            self._progress.update(self._task, completed=done, total=self._total, note=notes.clean(note))
         elif self._quiet:
             return
         elif (is_due := time.monotonic() >= self._next) or _output.listener is not None:
@@ -316,9 +317,9 @@ class StepBars:
                 self._shown.enter_context(suspended())
                 self._shown.enter_context(self._progress)
             for step in steps:
-                note = step.state
+                name, note = notes.clean(step.name), notes.clean(step.state)
                 if step.name not in self._tasks:
-                    self._tasks[step.name] = self._progress.add_task(step.name, total=step.total, note=note)
+                    self._tasks[step.name] = self._progress.add_task(name, total=step.total, note=note)
                 self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)
         return self._listened or self._on_terminal
 
