@@ -67,7 +67,7 @@ def top_k(
     ids = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
     for start in range(0, len(vectors), block_rows):
         block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
-        block_scores, block_ids = _top_of_block(queries @ block.T, min(k, len(block)))
+        block_scores, block_ids = top_of_block(queries @ block.T, min(k, len(block)))
         # What came before has lower ids: a stable sort by score alone keeps the order of ties.
         scores = torch.cat([scores, block_scores], dim=1)
         ids = torch.cat([ids, block_ids + start], dim=1)
@@ -125,7 +125,7 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
     return scores[:, :k], ids.gather(1, order[:, :k])
 
 
-def _top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k greatest of each row of [B, R], equal ones by ascending column: values [B, k], columns [B, k]."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width), dim=1)
