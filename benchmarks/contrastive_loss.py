@@ -27,7 +27,6 @@ from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders.transformer import TransformerEncoder
-from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
@@ -113,8 +112,8 @@ class Ours:
         encoder = recipe.encoder.build(0, 0)
         assert isinstance(encoder, TransformerEncoder)
         self._encoder = encoder
-        facts = HeadContext(lambda: encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
-        head = LabelEncoderHead(recipe, encoder, len(batch.labels), facts)
+        texts: Any = LabelTexts(batch.labels)
+        head = LabelEncoderHead(recipe, encoder, len(batch.labels), texts)
         planner, queries = Planner(recipe.negatives, len(batch.labels)), SubBatches(encoder, size)
         self._context = StepContext(Model(encoder, head), planner, queries)
         rows = np.arange(len(batch.queries))

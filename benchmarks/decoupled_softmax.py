@@ -24,7 +24,6 @@ from benchmarks.common.report import report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.evaluation.search import top_k
-from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
@@ -141,8 +140,7 @@ class Trained:
             }
         )
         self._encoder = recipe.encoder.build(vocabulary, 0)
-        facts = HeadContext(lambda: self._encoder, Texts(labels))  # type: ignore[arg-type]
-        self._head = LabelEncoderHead(recipe, self._encoder, len(labels), facts)
+        self._head = LabelEncoderHead(recipe, self._encoder, len(labels), Texts(labels))  # type: ignore[arg-type]
         planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder)
         self._context = StepContext(Model(self._encoder, self._head), planner, queries)
 

@@ -114,7 +114,6 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
     """Return the bytes that a step adds at its peak, and its seconds."""
     from trainer.config import Recipe
-    from trainer.heads.base import HeadContext
     from trainer.heads.label_encoder import LabelEncoderHead
     from trainer.heads.queries import SubBatches
     from trainer.model import Model
@@ -137,8 +136,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     )
     encoder = recipe.encoder.build(VOCABULARY, 0)
     for warm in (256, labels):
-        facts = HeadContext(lambda: encoder, RandomTexts(warm))  # type: ignore[arg-type]
-        head = LabelEncoderHead(recipe, encoder, warm, facts)
+        head = LabelEncoderHead(recipe, encoder, warm, RandomTexts(warm))  # type: ignore[arg-type]
         queries = SubBatches(encoder, QUERY_BATCH)
         context = StepContext(Model(encoder, head), Planner(recipe.negatives, warm), queries)
         rows = random_batch(batch, warm)

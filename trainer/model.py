@@ -16,10 +16,11 @@ from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
 from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
-from trainer.heads.base import Head, HeadContext
+from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
+from trainer.losses import build_loss
 
 
 @dataclass
@@ -54,9 +55,14 @@ class Model:
 
         seed = recipe.train.seed
         encoder = encoder_of(seed)
-        context = HeadContext(lambda: encoder_of(seed + 1), texts, group, device, bounds)
-        kind: type[Head] = LabelEncoderHead if recipe.encodes_labels else Classifier
-        return cls(encoder, kind.build(recipe, encoder, labels, context), recipe.encoder.inputs)
+        head: Head
+        if isinstance(recipe, ClassifierRecipe):
+            loss = build_loss(recipe.loss)
+            head = Classifier(recipe.classifier, labels, encoder.dimension, seed, loss, group, device, bounds)
+        else:
+            of_labels = encoder if recipe.encoders == 1 else encoder_of(seed + 1)
+            head = LabelEncoderHead(recipe, of_labels, labels, texts, group)
+        return cls(encoder, head, recipe.encoder.inputs)
 
     @property
     def device(self) -> torch.device:

@@ -1,16 +1,13 @@
 """Heads: from embeddings of queries and their candidates to a loss, its gradient on the queries, and an update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from trainer.config import Recipe
-from trainer.device import CPU
 from trainer.encoders import Encoder
-from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
@@ -36,21 +33,6 @@ class HeadStep:
     before_change: BeforeChange
 
 
-@dataclass(frozen=True)
-class HeadContext:
-    """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked.
-
-    `device`: where its parameters are, and what it is given. `bounds` [G + 1] of the labels of ranks that hold rows;
-    None: as many each.
-    """
-
-    build_encoder: Callable[[], Encoder]
-    texts: Inputs | None = None
-    group: Group = ALONE
-    device: torch.device = CPU
-    bounds: Sequence[int] | None = None
-
-
 class Head(ABC):
     """Labels [start, stop) of [0, labels), this rank's, and what x is scored against for them."""
 
@@ -59,11 +41,6 @@ class Head(ABC):
     stop: int
     bias = False  # True: vectors have a last column, which x meets with a constant 1
     has_rows = True  # False: labels are encoded, so there is no row to keep for any of them
-
-    @classmethod
-    @abstractmethod
-    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Head":
-        """Build the head of a recipe for L = `labels` over the `encoder` of queries. Raises InputError."""
 
     @property
     @abstractmethod

@@ -8,9 +8,8 @@ import torch
 from schemas.randomness import InitialWeights, Purpose
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.device import CPU, torch_generator
-from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.base import Head, HeadContext, HeadStep
+from trainer.heads.base import Head, HeadStep
 from trainer.losses import Loss, binary_cross_entropy
 from trainer.losses.binary import binary_step
 from trainer.methods.sections import Classifier as ClassifierConfig
@@ -26,8 +25,8 @@ _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
-    A rank of `group` holds the labels [start, stop): ids of rows are counted from start. Raises InputError where
-    `config.storage`, or the device, has no room.
+    A rank of `group` holds the labels [start, stop), which the `bounds` [G + 1] of all ranks state; None: as many each.
+    Ids of rows are counted from start. Raises InputError where `config.storage`, or the `device`, has no room.
     """
 
     def __init__(
@@ -56,12 +55,6 @@ class Classifier(Head):
         self.matrix = (
             HostMatrix(weight, optimizer, device, **place) if on_host else RowMatrix(weight, optimizer, **place)
         )
-
-    @classmethod
-    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
-        assert isinstance(recipe, ClassifierRecipe)
-        loss, place = recipe.loss.build(), (context.group, context.device, context.bounds)
-        return cls(recipe.classifier, labels, encoder.dimension, recipe.train.seed, loss, *place)
 
     @property
     def vectors(self) -> torch.Tensor:

@@ -11,8 +11,8 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.config import Recipe
 from trainer.encoders import Encoder
-from trainer.group import label_range
-from trainer.heads.base import Head, HeadContext, HeadStep
+from trainer.group import ALONE, Group, label_range
+from trainer.heads.base import Head, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
@@ -27,25 +27,23 @@ class LabelEncoderHead(Head):
     With `negatives.pool = "all"` every step scores every label. With "batch" the pool is what the batch brings:
     positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
     Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can embed what it is given.
+    `encoder`: that of the labels.
     """
 
     has_rows = False
 
-    def __init__(self, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> None:
+    def __init__(
+        self, recipe: Recipe, encoder: Encoder, labels: int, texts: Inputs | None = None, group: Group = ALONE
+    ) -> None:
         assert isinstance(recipe, DualEncoder)
         self._options, self._seed = recipe.head, recipe.train.seed
         self._all_labels = recipe.negatives.all_labels
-        self._texts, self._group = context.texts, context.group
-        self._label_encoder = encoder if recipe.head.shared else context.build_encoder()
+        self._texts, self._group, self._label_encoder = texts, group, encoder
         self._loss = recipe.loss.build()
         self._vectors: torch.Tensor | None = None
         self._pending: tuple[CachedEmbeddings, torch.Tensor] | None = None
         self.labels = 0 if self._texts is None else labels
         self.start, self.stop = label_range(self.labels, self._group.rank, self._group.ranks)
-
-    @classmethod
-    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "LabelEncoderHead":
-        return cls(recipe, encoder, labels, context)
 
     def encoders(self) -> dict[str, Encoder]:
         return {} if self._options.shared else {"label-encoder": self._label_encoder}

@@ -12,7 +12,6 @@ from tests.ranks import on_ranks
 from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.model import Model
@@ -77,8 +76,8 @@ def part_of(batch: Batch, group: Group) -> Batch:
 def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepContext:
     """Parts of a step: queries and labels in sub-batches."""
     encoder = recipe.encoder.build(VOCABULARY, 0)
-    facts = HeadContext(lambda: recipe.encoder.build(VOCABULARY, 1), open_label_texts(data.layout, "tokens"), group)
-    head = LabelEncoderHead(recipe, encoder, LABELS, facts)
+    of_labels = encoder if recipe.encoders == 1 else recipe.encoder.build(VOCABULARY, 1)
+    head = LabelEncoderHead(recipe, of_labels, LABELS, open_label_texts(data.layout, "tokens"), group)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
     return StepContext(Model(encoder, head), planner, SubBatches(encoder, 2), group)
 
