@@ -121,7 +121,7 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
 def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
     """Return metrics of "seen" queries, whose text is that of a training point, and of "unseen" ones, if there are."""
     seen = seen_queries(data, split)
-    if seen is not None and scores.counted is not None:
+    if seen is not None:
         seen = seen[scores.counted]
     if seen is None or seen.all() or not seen.any():
         return {} if seen is None else {"seen": {"queries": int(seen.sum())}}

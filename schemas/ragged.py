@@ -35,6 +35,13 @@ class _Rows(tuple[np.ndarray, ...]):
         """Return the row of each entry, int64."""
         return np.repeat(np.arange(self.rows), np.diff(self[-1]))
 
+    @classmethod
+    def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
+        """Return the rows of all `parts`, of one at least, in their order."""
+        bare = ([*part.slice(0, part.rows)[:-1], np.diff(part[-1])] for part in parts)
+        *columns, counts = map(np.concatenate, zip(*bare, strict=True))
+        return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
+
     def slice(self: Kind, start: int, stop: int) -> Kind:
         """Return rows [start, stop); all but the offsets are views."""
         bounds = self[-1][start : stop + 1]
@@ -137,11 +144,7 @@ class Ragged(_Rows, _Ragged):
         removed = np.take_along_axis(removed, order, axis=1)
         kept = np.where(removed, ids.dtype.type(PAD), np.take_along_axis(ids, order, axis=1))
         kept_scores = np.where(removed, scores.dtype.type(-np.inf), np.take_along_axis(scores, order, axis=1))
-        missing = ((0, 0), (0, k - kept.shape[1]))
-        return (
-            np.pad(kept, missing, constant_values=PAD),
-            np.pad(kept_scores, missing, constant_values=-np.inf),
-        )
+        return widened(kept, k, PAD), widened(kept_scores, k, -np.inf)
 
 
 class _SparseRows(NamedTuple):
@@ -157,6 +160,11 @@ class SparseRows(_Rows, _SparseRows):
     """
 
     __slots__ = ()
+
+
+def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
+    """Append `fill` to each row, up to [B, width]."""
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:

@@ -77,11 +77,8 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable
         return False
     trained, checkpoint, parts = find_earlier(data, RunLayout(url))
     _require_same_make(recipe, trained, url)
-    model.load_encoders(checkpoint)
     optimizer = recipe.train.start_optimizer
-    if optimizer:
-        for name, encoder in model.encoders.items():
-            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
+    model.load_encoders(checkpoint, optimizer)
     for encoder in model.encoders.values():
         encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
     say(f"begins with {url} at step {checkpoint.step}: {checkpoint.labels:,} of {model.head.labels:,} labels")

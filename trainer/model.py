@@ -20,7 +20,6 @@ from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
-from trainer.losses import build_loss
 
 
 @dataclass
@@ -57,7 +56,7 @@ class Model:
         encoder = encoder_of(seed)
         head: Head
         if isinstance(recipe, ClassifierRecipe):
-            loss = build_loss(recipe.loss)
+            loss = recipe.loss.build()
             head = Classifier(recipe.classifier, labels, encoder.dimension, seed, loss, group, device, bounds)
         else:
             of_labels = encoder if recipe.encoders == 1 else encoder_of(seed + 1)
@@ -107,22 +106,20 @@ class Model:
             parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
         return parts
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Take the parameters, and not the optimizer state, of a checkpoint. Raises TableError."""
-        self.load_encoders(checkpoint)
-        checkpoint.read_rows(self.head.rows(optimizer=False), self.head.start)
+    def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
+        """Take the parameters of a checkpoint; with the state of the `optimizer` all that training goes on from.
 
-    def load_to_train(self, checkpoint: Checkpoint) -> None:
-        """Take all that training goes on from. Raises TableError."""
-        self.load_encoders(checkpoint)
-        for name, encoder in self.encoders.items():
-            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
-        checkpoint.read_rows(self.head.rows(), self.head.start)
+        Raises TableError.
+        """
+        self.load_encoders(checkpoint, optimizer)
+        checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
 
-    def load_encoders(self, checkpoint: Checkpoint) -> None:
-        """Take the encoders' parameters alone. Raises TableError."""
+    def load_encoders(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
+        """Take the encoders' parameters alone, and the state of their `optimizer` too. Raises TableError."""
         for name, encoder in self.encoders.items():
             encoder.load_tensors(checkpoint.tensors(name))
+            if optimizer:
+                encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
         self.head.encoders_changed()
 
 
@@ -155,10 +152,6 @@ def find_checkpoint(
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
-    return _restore(config, run, step)
-
-
-def _restore(config: dict, run: RunLayout, step: int | str | None = None) -> tuple[Recipe, Checkpoint]:
     checkpoint = open_step(run, step)
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
@@ -170,15 +163,9 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
 
     Raises InputError: no run, no checkpoint, other data; TableError.
     """
-    config, manifest = load_config(run.config), Table.open(data.root, "data").manifest
-    trained = str(trained_digest(config))
-    parts = parts_since(manifest, trained)
-    if parts is None:
-        raise InputError(
-            f"{run.root}: this run was made from other data (digest {trained[:12]}…) than {data.root} or a version "
-            "before it. Name a run on one of these."
-        )
-    return *_restore(config, run), parts
+    recipe, checkpoint = find_checkpoint(data, run, earlier=True)
+    trained = str(trained_digest(load_config(run.config)))
+    return recipe, checkpoint, parts_since(Table.open(data.root, "data").manifest, trained) or []
 
 
 def load_model(
@@ -243,5 +230,6 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
             f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} "
-            f"(digest {manifest.digest[:12]}…). Pass the data it was made from, or choose another RUN."
+            f"(digest {manifest.digest[:12]}…){' or a version before it' if earlier else ''}. "
+            "Pass the data it was made from, or choose another RUN."
         )

@@ -85,7 +85,7 @@ class Saver:
 
     def load(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Go on from a checkpoint; return its state. Raises TableError."""
-        self.model.load_to_train(checkpoint)
+        self.model.load(checkpoint, optimizer=True)
         if checkpoint.has(NEGATIVES):
             self.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
         return checkpoint.state

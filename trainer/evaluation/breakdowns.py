@@ -75,9 +75,9 @@ class Bounds:
     edges: np.ndarray
 
     @classmethod
-    def of(cls, table: Table) -> "Bounds":
-        """Return those of a table; no names where it is of one part."""
-        edges = np.cumsum([0, *(part.rows for part in table.parts)])
+    def of(cls, table: Table, first: int = 0) -> "Bounds":
+        """Return those of a table, ids counted from `first` on; no names where it is of one part."""
+        edges = np.cumsum([-first, *(part.rows for part in table.parts)])
         return cls(tuple(part.name for part in table.parts) if len(table.parts) > 1 else (), edges)
 
     def part_of(self, ids: np.ndarray) -> np.ndarray:
@@ -88,23 +88,13 @@ class Bounds:
 class ByPart:
     """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics` is."""
 
-    def __init__(
-        self, queries: Bounds, labels: Bounds, ks: Sequence[int], inverse_propensity: np.ndarray | None
-    ) -> None:
+    def __init__(self, queries: Bounds, labels: Bounds, ks: Sequence[int]) -> None:
         self._queries, self._labels, self._ks = queries, labels, tuple(ks)
-        self._metrics = [Metrics(ks, inverse_propensity) for _ in queries.names]
-        self._counts = np.zeros(len(queries.names), np.int64)
         self._positives = np.zeros(len(labels.names), np.int64)
         self._hits = np.zeros((max(ks), len(labels.names)), np.int64)
 
-    def update(self, rows: np.ndarray, top: np.ndarray, positives: Ragged) -> None:
-        """Count queries of the ids `rows` [B] by their rankings `top` [B, K] and positives."""
-        if self._queries.names:
-            parts = self._queries.part_of(rows)
-            for part in np.unique(parts).tolist():
-                some = np.flatnonzero(parts == part)
-                self._metrics[part].update(top[some], positives.take(some))
-                self._counts[part] += len(some)
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
+        """Count one batch of rankings `top` [B, K] by the labels of their positives."""
         if self._labels.names:
             count = len(self._labels.names)
             self._positives += np.bincount(self._labels.part_of(positives.entries), minlength=count)
@@ -112,14 +102,18 @@ class ByPart:
             row, rank = np.nonzero(positives.contains(best))
             np.add.at(self._hits, (rank, self._labels.part_of(best[row, rank])), 1)
 
-    def report(self) -> dict[str, Any]:
-        """Return metrics x 100 by part of the queries, and R@k x 100 over all positives by part of the labels."""
+    def report(self, metrics: Metrics, rows: np.ndarray) -> dict[str, Any]:
+        """Return `metrics` x 100 by part of the queries, and R@k x 100 over all positives by part of the labels.
+
+        `rows` [N]: the ids of the queries that `metrics` has counted.
+        """
         report: dict[str, Any] = {}
         if self._queries.names:
+            part_of = self._queries.part_of(rows)
             report["parts"] = {
-                name: {"queries": int(count), **metrics.result()}
-                for name, metrics, count in zip(self._queries.names, self._metrics, self._counts, strict=True)
-                if count
+                name: {"queries": count, **metrics.result(part_of == part)}
+                for part, name in enumerate(self._queries.names)
+                if (count := int((part_of == part).sum()))
             }
         if self._labels.names:
             hits = np.cumsum(self._hits, axis=0)

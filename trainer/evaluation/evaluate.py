@@ -34,9 +34,9 @@ class Scores:
     queries: int
     filtered: int  # pairs (query, label) of the filter
     weakest: Weakest
-    zero_shot: ZeroShot | None = None
-    by_part: ByPart | None = None
-    counted: np.ndarray | None = None  # rows [n] of the queries that metrics are over; None: all
+    zero_shot: ZeroShot | None
+    by_part: ByPart | None
+    counted: np.ndarray  # rows [n] of the queries that metrics are over
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
@@ -50,7 +50,7 @@ class Scores:
             "weakest": self.weakest.report(),
         }
         if self.by_part is not None:
-            report |= self.by_part.report()
+            report |= self.by_part.report(self.metrics, self.counted)
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
@@ -120,9 +120,8 @@ class Scorer:
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = None
         if self.labels is not None and self.labels.parts:
-            bounds = (Bounds.of(self.queries), Bounds.of(self.labels))
-            by_part = ByPart(*bounds, ks, self.statistics.inverse_propensity)
-        first, _ = self.part.range(self.queries.rows)
+            first, _ = self.part.range(self.queries.rows)
+            by_part = ByPart(Bounds.of(self.queries, first), Bounds.of(self.labels), ks)
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
@@ -135,7 +134,7 @@ class Scorer:
             x, inputs = self._embed(rows), Inputs.of(rows)
             _, top = ranking.top_k(x, max(ks), filters, among, inputs)
             positives = list_column(rows, "label_ids")
-            numbers = first + seen + np.arange(rows.num_rows)
+            numbers = seen + np.arange(rows.num_rows)
             retired = self.statistics.retired
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
@@ -145,12 +144,12 @@ class Scorer:
                 numbers, x, top = numbers[labelled], x[labelled], top[labelled]
                 filters, positives = filters.take(labelled), positives.take(labelled)
                 inputs = inputs.take(labelled)
-            counted.append(numbers - first)
+            counted.append(numbers)
             metrics.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
             if by_part is not None:
-                by_part.update(numbers, top, positives)
+                by_part.update(top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
                 asked = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, widened
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, best_step
@@ -23,8 +22,8 @@ from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
 from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
 from trainer.evaluation.memory import BUDGET, Memory
-from trainer.evaluation.metrics import Metrics, widened
-from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
 from trainer.evaluation.tree import DEPTH, Tree
@@ -180,15 +179,23 @@ def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, 
 
 
 def score_shortlists(
-    model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int
+    model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int, with_relevant: bool = False
 ) -> tuple[Scored, Ragged]:
-    """Score the shortlists of queries by all scorers, [B, S], and return them with the queries' labels."""
+    """Score the shortlists of queries by all scorers, [B, S], and return them with the queries' labels.
+
+    `with_relevant`: labels of a query that its shortlist lacks, though no filter removes them, come to it.
+    """
     labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
     for rows in groups:
-        x, filters = model.embed_table(rows), filters_of(rows)
-        shortlisted = filtered_top_k(x, labels, shortlist, filters)
-        parts.append(scorers.score(x, Inputs.of(rows), labels, shortlisted, filters))
-        relevant.append(list_column(rows, "label_ids"))
+        x, filters, positives = model.embed_table(rows), filters_of(rows), list_column(rows, "label_ids")
+        scores, ids = filtered_top_k(x, labels, shortlist, filters)
+        if with_relevant:
+            missing = positives.padded()
+            missing = np.where(Ragged.from_matrix(ids).contains(missing) | filters.contains(missing), PAD, missing)
+            scores = np.concatenate([scores, score_pairs(x, labels.rows, missing)], axis=1)
+            ids = np.concatenate([ids, missing], axis=1)
+        parts.append(scorers.score(x, Inputs.of(rows), labels, (scores, ids), filters))
+        relevant.append(positives)
     width = max(part.ids.shape[1] for part in parts)
     names = (field.name for field in fields(Scored))
     columns = {
@@ -206,35 +213,17 @@ def fit_tree(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:
     """
     layout = DataLayout(data)
     _, model, checkpoint, split, groups = open_validation(data, run, options)
-    texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
-    parts = [_score_shortlist(model, texts, rows, options.shortlist) for rows in groups]
-    label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
-    tree = Tree.fit(label_scores, scores, frequency[ids], relevant)
+    scorers = Scorers(embed_label_texts(model, layout))
+    scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
+    listed = scored.ids != PAD
+    relevant, frequency = positives.contains(scored.ids)[listed], label_statistics(layout).frequency
+    tree = Tree.fit(scored.texts[listed], scored.scores[listed], frequency[scored.ids[listed]], relevant)
     facts = {
         "split": split,
-        "queries": sum(rows.num_rows for rows in groups),
+        "queries": positives.rows,
         "pairs": len(relevant),
         "positive_pairs": int(relevant.sum()),
         "shortlist": options.shortlist,
         "depth": DEPTH,
     }
     return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)
-
-
-def _score_shortlist(
-    model: Model, texts: torch.Tensor, rows: pa.Table, shortlist: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (E(z).x, w.x, label, relevant bool), [n] each, of all pairs of some queries with their labels."""
-    x = model.embed_table(rows)
-    positives = list_column(rows, "label_ids")
-    filters = filters_of(rows)
-    scores, ids = Ranking.of(model).top_k(x, shortlist, filters)
-    # Positives that the shortlist lacks, though no filter removes them.
-    missing = positives.padded()
-    listed = Ragged.from_matrix(ids).contains(missing)
-    missing = np.where(listed | filters.contains(missing), PAD, missing)
-    vectors = model.head.vectors
-    scores = np.concatenate([scores, score_pairs(x, vectors, missing)], axis=1)
-    ids = np.concatenate([ids, missing], axis=1)
-    text_scores, relevant, listed = score_pairs(x, texts, ids), positives.contains(ids), ids != PAD
-    return text_scores[listed], scores[listed], ids[listed], relevant[listed]

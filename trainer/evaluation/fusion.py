@@ -9,7 +9,7 @@ import torch
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, widened
 from trainer.device import CPU
 from trainer.evaluation.memory import Memory, best_votes, votes_of
 from trainer.evaluation.search import LabelRows, Rows
@@ -229,9 +229,8 @@ class Fused:
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
         fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
-        missing = ((0, 0), (0, k - order.shape[1]))
-        best = np.pad(np.take_along_axis(fused, order, 1), missing, constant_values=-np.inf)
-        return best.astype(np.float32), np.pad(np.take_along_axis(scored.ids, order, 1), missing, constant_values=PAD)
+        best, ids = np.take_along_axis(fused, order, 1), np.take_along_axis(scored.ids, order, 1)
+        return widened(best, k, -np.inf).astype(np.float32), widened(ids, k, PAD)
 
     def scores(
         self, x: torch.Tensor, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, widened
 from schemas.randomness import Purpose, generator
 from trainer.methods.kinds import import_name
 from trainer.methods.sections import METRICS
@@ -200,11 +200,6 @@ def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray
     dense = np.zeros((len(counts), depth))
     dense[rows[rank < depth], rank[rank < depth]] = weights[order][rank < depth]
     return dense
-
-
-def widened(rows: np.ndarray, width: int, fill: int = 0) -> np.ndarray:
-    """Append `fill` to each row, up to [B, width]; zeros for missing predictions, which hit nothing."""
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
 
 
 def _refuse_repeats(top: np.ndarray) -> None:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -55,29 +55,25 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
     return 1 + scale * (frequency.astype(np.float64) + b) ** -a
 
 
-class Window(NamedTuple):
-    """`frequency` [L] of each label among `points` training points."""
+def count_points(data: DataLayout, trained: Data, labels: int) -> tuple[np.ndarray, int]:
+    """Count the points of the parts `trained` on, by label of [0, L), and all of them.
 
-    frequency: np.ndarray
-    points: int
-
-
-def count_points(data: DataLayout, trained: Data, labels: int) -> Window:
-    """Count the points of the parts `trained` on, by label of [0, L). Raises InputError: no such part; TableError."""
+    Raises InputError: no such part; TableError.
+    """
     table = open_queries(data, trained.split)
     parts = table.choose_parts(trained.parts)
     return _count(data, trained.split, table.digest, tuple(part.name for part in parts), labels)
 
 
 @functools.lru_cache(maxsize=2)
-def _count(data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int) -> Window:
+def _count(data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int) -> tuple[np.ndarray, int]:
     """Count the points of `parts` in the table of `digest`, once: what is at its place may be made again."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
     for group in rows.batches(["label_ids"]):
         frequency += np.bincount(list_column(group, "label_ids").entries, minlength=labels)
-    return Window(frequency, rows.rows)
+    return frequency, rows.rows
 
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:
@@ -120,8 +116,7 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
     labels = Table.open(data.labels, "labels")
     points: Any
     if trained is not None and trained.parts:
-        window = count_points(data, trained, labels.rows)
-        frequency, points = window
+        frequency, points = count_points(data, trained, labels.rows)
     else:
         groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)

@@ -86,14 +86,10 @@ class Tree:
             going = going[self.feature[node[going]] != _LEAF]
         return self.value[node].reshape(described.shape[:-1])
 
-    def __call__(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """Return the fused score T(d) + E(z).x + w.x, both in their units."""
-        total = label_scores / self.units[0] + scores / self.units[1]
-        return self.predict(label_scores, scores, frequency) + total
-
     def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return the fused scores [B, S] of labels with `frequency` [B, S]; other scores do not count."""
-        return self(scored.texts, scored.scores, frequency)
+        """Return T(d) + E(z).x + w.x, both in their units, [B, S] of labels with `frequency` [B, S]."""
+        total = scored.texts / self.units[0] + scored.scores / self.units[1]
+        return self.predict(scored.texts, scored.scores, frequency) + total
 
     def to_json(self) -> bytes:
         """Return the tree as a file."""

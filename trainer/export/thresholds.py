@@ -40,35 +40,28 @@ class ScoredPredictions:
         self.positives += len(positives.entries)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
-        """Return a threshold for each of `precisions` in (0, 1] that is reached, see `precision_thresholds`."""
+        """Find, for each p, the lowest score t among those that occur with at least p of the predictions >= t right.
+
+        The predictions of all queries are taken together; equal scores stand or fall together. A precision that no t
+        reaches has no threshold. Raises InputError for one outside (0, 1], and where nothing was scored.
+        """
+        wrong = [p for p in precisions if not 0 < p <= 1]
+        if wrong:
+            raise InputError(f"a precision is a share in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
         if not self.queries:
             raise InputError("thresholds need scored queries; the split is empty.")
         scores, hits = np.concatenate(self._scores), np.concatenate(self._hits)
-        return precision_thresholds(scores, hits, self.positives, self.queries, precisions)
-
-
-def precision_thresholds(
-    scores: np.ndarray, hits: np.ndarray, positives: int, queries: int, precisions: Sequence[float]
-) -> list[Threshold]:
-    """Find, for each p, the lowest score t among those that occur with at least p of the predictions >= t right.
-
-    `scores` [N] and `hits` bool [N] are the predictions of all queries together; equal scores stand or fall together.
-    A precision that no t reaches has no threshold. Raises InputError for one outside (0, 1].
-    """
-    wrong = [p for p in precisions if not 0 < p <= 1]
-    if wrong:
-        raise InputError(f"a precision is a share in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
-    order = np.argsort(-scores, kind="stable")
-    ranked, right = scores[order], np.cumsum(hits[order])
-    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # of each group of equal scores
-    share = right[last] / (last + 1)
-    thresholds = []
-    for precision in precisions:
-        enough = np.flatnonzero(share >= precision)
-        if enough.size:
-            group = int(enough[-1])
-            end = int(last[group])
-            recall = float(right[end] / max(positives, 1))
-            reached = float(share[group])
-            thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / queries))
-    return thresholds
+        order = np.argsort(-scores, kind="stable")
+        ranked, right = scores[order], np.cumsum(hits[order])
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # of a group of equal scores
+        share = right[last] / (last + 1)
+        thresholds = []
+        for precision in precisions:
+            enough = np.flatnonzero(share >= precision)
+            if enough.size:
+                group = int(enough[-1])
+                end = int(last[group])
+                recall = float(right[end] / max(self.positives, 1))
+                reached = float(share[group])
+                thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / self.queries))
+        return thresholds

@@ -5,6 +5,7 @@ import torch
 
 from schemas import PAD
 from schemas.errors import TableError
+from schemas.ragged import widened
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from trainer.group import Group
@@ -40,8 +41,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     if not sum(sizes) or not width:
         return {}
     x = group.gather(x, sizes)
-    labels = group.gather(torch.from_numpy(_widened(labels, width, PAD)), sizes).numpy()
-    scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
+    labels = group.gather(torch.from_numpy(widened(labels, width, PAD)), sizes).numpy()
+    scores = group.gather(torch.from_numpy(widened(scores, width, 0.0)), sizes).numpy()
     row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
     query, place = send((row, labels[row, column] - model.head.start), x.device)
     vectors = model.head.vectors
@@ -72,8 +73,8 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.nda
         return np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
     width = max(labels.shape[1] for _, labels, _ in parts)
     order = np.concatenate([places for places, _, _ in parts])
-    labels = np.concatenate([_widened(some, width, PAD) for _, some, _ in parts])
-    scores = np.concatenate([_widened(some, width, 0.0) for _, _, some in parts])
+    labels = np.concatenate([widened(some, width, PAD) for _, some, _ in parts])
+    scores = np.concatenate([widened(some, width, 0.0) for _, _, some in parts])
     kept = np.argsort(order)[:ROWS]
     return order[kept], labels[kept], scores[kept]
 
@@ -92,7 +93,3 @@ def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[
         labels = matrix_column(read, "label_ids")[within].astype(np.int64)
         parts.append((places[mine], labels, matrix_column(read, "scores")[within].astype(np.float32)))
     return parts
-
-
-def _widened(matrix: np.ndarray, width: int, fill: float) -> np.ndarray:
-    return np.pad(matrix, ((0, 0), (0, width - matrix.shape[1])), constant_values=fill)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
+from trainer.evaluation.fusion import Scored
 from trainer.evaluation.tree import DEPTH, Tree
 
 DRAW = np.random.default_rng(0)
@@ -17,6 +18,11 @@ LABEL_SCORES = DRAW.standard_normal(SHAPE)
 SCORES = LABEL_SCORES + DRAW.standard_normal(SHAPE)
 FREQUENCY = DRAW.integers(0, 50, SHAPE)
 RELEVANT = SCORES + 0.02 * FREQUENCY * (LABEL_SCORES > 0) + 0.3 * DRAW.standard_normal(SHAPE) > 1
+
+
+def scored(label_scores: np.ndarray, scores: np.ndarray) -> Scored:
+    none = np.zeros(SHAPE)
+    return Scored(np.zeros(SHAPE, np.int64), scores, label_scores, none, none)
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +42,11 @@ def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Tree) -> None
 
 
 def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Tree) -> None:
-    fused = fusion(LABEL_SCORES, SCORES, FREQUENCY)
+    fused = fusion.fuse(scored(LABEL_SCORES, SCORES), FREQUENCY)
     total = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
     np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + total)
     larger = Tree.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
-    np.testing.assert_allclose(larger(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY), fused)
+    np.testing.assert_allclose(larger.fuse(scored(5 * LABEL_SCORES, 9 * SCORES), FREQUENCY), fused)
 
     def precision(scores: np.ndarray) -> float:
         return float(np.take_along_axis(RELEVANT, np.argsort(-scores, axis=1)[:, :3], 1).mean())
@@ -58,7 +64,7 @@ def test_a_saved_tree_is_read_without_scikit_learn(fusion: Tree, tmp_path: Path)
     code = (
         "import sys; from trainer.evaluation.tree import Tree; import numpy as np\n"
         f"fusion = Tree.parse(open({str(path)!r}, 'rb').read(), '')\n"
-        "fusion(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
+        "fusion.predict(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from trainer.export.thresholds import ScoredPredictions, precision_thresholds
+from trainer.export.thresholds import ScoredPredictions
 
 
 @given(
@@ -18,7 +18,14 @@ def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, b
     scores = np.array([score for score, _ in pairs], np.float32)
     hits = np.array([hit for _, hit in pairs], bool)
     good = [t for t in np.unique(scores) if hits[scores >= t].mean() >= precision]
-    thresholds = precision_thresholds(scores, hits, 50, 10, [precision])
+    ranked, ids = ScoredPredictions(), np.arange(len(scores))
+    ranked.add(ids[None], scores[None], Ragged.from_counts(ids[hits], np.array([hits.sum()])))
+    ranked.add(
+        np.full((9, 1), -1),
+        np.zeros((9, 1)),
+        Ragged(np.arange(50 - hits.sum()), np.minimum(np.arange(10) * 99, 50 - hits.sum())),
+    )
+    thresholds = ranked.thresholds([precision])
     if not good:
         assert thresholds == []
         return
@@ -44,7 +51,7 @@ def test_batches_are_one_ranking_and_pads_are_none() -> None:
 @pytest.mark.parametrize("precision", [0.0, 1.5, -1.0])
 def test_a_precision_is_a_share(precision: float) -> None:
     with pytest.raises(InputError, match=r"a share in \(0, 1\]"):
-        precision_thresholds(np.ones(2), np.ones(2, bool), 2, 2, [0.5, precision])
+        ScoredPredictions().thresholds([0.5, precision])
 
 
 def test_nothing_scored() -> None:
