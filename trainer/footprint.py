@@ -32,7 +32,9 @@ def label_bytes(recipe: Recipe) -> Size:
         return Size(0, 0)
     options = recipe.classifier
     columns = recipe.encoder.dimension + int(options.bias)
-    row = RowMatrix(torch.zeros(1, columns), RowOptimizer(options.optimizer, options.momentum))
+    row = RowMatrix(
+        torch.zeros(1, columns, dtype=DTYPES[options.dtype]), RowOptimizer(options.optimizer, options.momentum)
+    )
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
 
 
@@ -46,7 +48,7 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     if free is None or (has_gpu and storage != ON_HOST):
         return
     encoder = 0 if has_gpu else encoder_bytes(recipe, sizes)
-    vectors = -(-vector_bytes(recipe, sizes.labels) // ranks)
+    vectors = -(-sizes.labels * label_bytes(recipe).parameters // ranks)
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.draws(recipe.order.batch)
@@ -86,14 +88,6 @@ def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return the least bytes of the parameters of a recipe's encoders."""
     least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, sizes.vocabulary, sizes.features)
     return least * recipe.encoders
-
-
-def vector_bytes(recipe: Recipe, labels: int) -> int:
-    """Return the bytes of the vectors of all labels."""
-    if not isinstance(recipe, ClassifierRecipe):
-        return 0
-    options = recipe.classifier
-    return labels * (recipe.encoder.dimension + int(options.bias)) * DTYPES[options.dtype].itemsize
 
 
 def free_memory() -> int | None:

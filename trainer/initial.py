@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from schemas.errors import InputError
@@ -97,10 +98,14 @@ def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[s
     if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
     for table in tables:
-        for part in table.parts:
-            if part.name in parts:
-                for rows in table.of_parts([part]).batches(model.columns):
-                    yield Inputs.of(rows.select(model.columns))
+        for rows in _rows_of(table, parts, model.columns):
+            yield Inputs.of(rows.select(model.columns))
+
+
+def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows of `parts` of a table, those that it has, a row group at a time."""
+    some = [part for part in table.parts if part.name in parts]
+    yield from table.of_parts(some).batches(columns) if some else ()
 
 
 def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
@@ -188,19 +193,15 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str]
     total = torch.zeros(len(labels), model.encoder.dimension, device=model.device)
     counts = torch.zeros(len(labels), 1, device=model.device)
     every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
-    table = open_queries(data, split)
-    for part in [part for part in table.parts if part.name in parts]:
-        for rows in table.of_parts([part]).batches([*model.columns, "label_ids"]):
-            positives = list_column(rows, "label_ids")
-            for begin in range(0, rows.num_rows, _BATCH):
-                x = model.embed(Inputs.of(rows.select(model.columns).slice(begin, _BATCH)))[:, : total.shape[1]].float()
-                every, rows_seen = every + x.sum(0), rows_seen + len(x)
-                some = positives.slice(begin, begin + len(x))
-                place = np.minimum(np.searchsorted(labels, some.entries), len(labels) - 1)
-                wanted = np.flatnonzero(labels[place] == some.entries)
-                ids = torch.from_numpy(place[wanted]).to(model.device)
-                total.index_add_(0, ids, x[torch.from_numpy(some.row_of()[wanted]).to(model.device)])
-                counts.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
+    for rows in _rows_of(open_queries(data, split), parts, [*model.columns, "label_ids"]):
+        for batch in (rows.slice(begin, _BATCH) for begin in range(0, rows.num_rows, _BATCH)):
+            positives, x = list_column(batch, "label_ids"), model.embed_table(batch)[:, : total.shape[1]].float()
+            every, rows_seen = every + x.sum(0), rows_seen + len(x)
+            place = np.minimum(np.searchsorted(labels, positives.entries), len(labels) - 1)
+            wanted = np.flatnonzero(labels[place] == positives.entries)
+            ids = torch.from_numpy(place[wanted]).to(model.device)
+            total.index_add_(0, ids, x[torch.from_numpy(positives.row_of()[wanted]).to(model.device)])
+            counts.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
     return Estimate(total / counts.clamp(min=1), counts[:, 0] > 0, every / max(1, rows_seen))
 
 

@@ -20,7 +20,7 @@ from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
-from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
+from trainer.footprint import encoder_bytes, label_bytes, require_memory, require_scratch
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
@@ -256,7 +256,7 @@ def require_room_for_run(parts: Parts) -> None:
     """Refuse to start a run whose checkpoints and dumps do not fit where it writes. Raises InputError."""
     if not parts.group.first:
         return
-    recipe, vectors = parts.recipe, vector_bytes(parts.recipe, parts.labels)
+    recipe, vectors = parts.recipe, parts.labels * label_bytes(parts.recipe).parameters
     checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataSizes.of(parts.data)))
     rows = sum(table.rows for table in parts.tables)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())

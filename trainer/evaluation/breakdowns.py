@@ -62,10 +62,6 @@ class Deciles:
         upto = np.cumsum(self._hits, axis=0)
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
-    def labels(self) -> list[int]:
-        """Count the labels of each bin."""
-        return np.bincount(self._bin, minlength=BINS).tolist()
-
 
 @dataclass(frozen=True)
 class Bounds:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,7 @@ from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
-from trainer.methods.sections import Data
 from trainer.model import Model, load_model
-from trainer.stream.sources import RowShare
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,8 @@ class FitOptions:
 DEFAULT = FitOptions()
 
 
-class Validation(NamedTuple):
-    """A checkpoint, its recipe and model, and the `rows` of `split` to fit on, a table for each row group."""
-
-    recipe: Recipe
-    model: Model
-    checkpoint: Checkpoint
-    split: str
-    rows: list[pa.Table]
-
-
-def open_validation(data: str, run: str, options: FitOptions) -> Validation:
-    """Read the queries to fit on, and the model to the device.
+def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
+    """Return what `load_model` does, and the split to fit on with its rows, a table for each row group.
 
     Raises InputError: no such split or device; as `load_model`; TableError, StorageError.
     """
@@ -71,15 +59,8 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not that of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
-    table, part = _open_part(layout, split, recipe.data)
-    columns = scored_columns(table, model.columns)
-    rows = list(part.batches(table, columns, options.queries))
-    return Validation(recipe, model, checkpoint, split, rows)
-
-
-def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowShare]:
     try:
-        table, part = open_split(data, split, trained)
+        table, part = open_split(layout, split, recipe.data)
     except InputError as error:
         raise InputError(
             f"{error} A fusion is fitted on queries that the run was not trained on: train with "
@@ -88,7 +69,8 @@ def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowS
         ) from None
     if not part.rows(table.manifest.rows):
         raise InputError(f"{table.url}: has no queries to fit a fusion on. Name another split with --split.")
-    return table, part
+    rows = list(part.batches(table, scored_columns(table, model.columns), options.queries))
+    return recipe, model, checkpoint, split, rows
 
 
 MISSED = 0.03  # of the rows held out: a greater share is worth another fit of the linear ranker
@@ -126,7 +108,7 @@ def fit_weights(
     Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint, split, groups = open_validation(data, run, options)
+    recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
@@ -212,7 +194,7 @@ def fit_tree(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:
     Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
-    _, model, checkpoint, split, groups = open_validation(data, run, options)
+    _, model, checkpoint, split, groups = _open_validation(data, run, options)
     scorers = Scorers(embed_label_texts(model, layout))
     scored, positives = score_shortlists(model, scorers, groups, options.shortlist, with_relevant=True)
     listed = scored.ids != PAD

@@ -74,7 +74,10 @@ class Metrics:
 
         Raises InputError where no point was counted.
         """
-        return {name: value(_take(part, points)) for name, part in self.contributions().items()}
+        return {
+            name: value(Contributions(*(column[points] for column in part if column is not None)))
+            for name, part in self.contributions().items()
+        }
 
 
 def value(part: Contributions) -> float:
@@ -82,12 +85,6 @@ def value(part: Contributions) -> float:
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
-
-
-def _take(part: Contributions, points: slice | np.ndarray) -> Contributions:
-    """Return the contributions of some points."""
-    achieved, achievable = part
-    return Contributions(achieved[points], None if achievable is None else achievable[points])
 
 
 @dataclass(frozen=True, eq=False)

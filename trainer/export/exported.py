@@ -88,11 +88,10 @@ class Serving:
         """
         if self.files is not None:
             self.files.require_unchanged()
+        filters = filters or Ragged.empty(len(x))
         if self.fused is not None:
             shortlisted = replace(self, fused=None, files=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            filters = filters or Ragged.empty(len(x))
             return self.fused.rank(x, self._label_rows, shortlisted, k, filters, self.candidates, inputs)
-        filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
             return filtered_top_k(x, self._label_rows, k, filters, self.candidates)
         depth = k + filters.longest
@@ -235,10 +234,10 @@ def _open_model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model
 
 
 def iterate_ranked(
-    serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True, exact: bool = False
+    serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True
 ) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
     """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
     for table in rows:
         filters = filters_of(table) if filter else None
-        scores, ids = serving.rank(table, k, filters, exact)
+        scores, ids = serving.rank(table, k, filters)
         yield table, scores, ids

@@ -2,9 +2,9 @@
 
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,8 +89,10 @@ class Earlier:
         """Its place among versions."""
         return ExportVersion.of(self.table.manifest)
 
-    def named(self, shard: Shard, first: int = 0, group_rows: int = 1) -> Shard:
-        """Return one of its files as the new export names it, without patches.
+    def named(
+        self, shard: Shard, first: int = 0, group_rows: int = 1, patches: Mapping[str, Patch] | None = None
+    ) -> Shard:
+        """Return one of its files as the new export names it, with no other `patches`.
 
         `first`: its first label; `group_rows`: rows of its row groups, where it has any.
         """
@@ -98,7 +100,7 @@ class Earlier:
         view = view or View(
             table=table, part=self.version.part, first=first, rows=shard.rows, row_group_rows=group_rows
         )
-        bare = view.model_copy(update={"gone": None, "columns": None, "changed": None})
+        bare = view.model_copy(update={"gone": None, "columns": None, "changed": None, **(patches or {})})
         return shard.model_copy(update={"view": bare})
 
     def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
@@ -184,17 +186,12 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
     changed = changed_rows(before, rows)
     if MOST_CHANGED * len(changed) > len(rows):
         return None
-    shard = earlier.named(piece.entry, piece.start)
+    patches = {}
     if len(changed):
         place = f"{folder}/_changed-{piece.number:05d}.safetensors"
-        with storage.writing(join(target.out, place)) as path:
-            write_patch(Path(path), changed, rows[changed])
-            written = describe_file(path, place, len(changed))
-        patch = Patch(place=place, bytes=written.bytes, sha256=written.sha256)
-        assert shard.view is not None
-        shard = shard.model_copy(update={"view": shard.view.model_copy(update={"changed": patch})})
+        patches["changed"] = _write_patch(target.out, place, lambda path: write_patch(path, changed, rows[changed]))
         before[changed] = rows[changed]
-    return shard, before
+    return earlier.named(piece.entry, piece.start, patches=patches), before
 
 
 def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
@@ -233,26 +230,29 @@ def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard
     assert piece.entry is not None
     metadata = pq.read_metadata(earlier.files.path(piece.entry))
     size = metadata.row_group(0).num_rows if metadata.num_row_groups else 1
-    shard = earlier.named(piece.entry, piece.start, size)
-    before = pa.concat_tables(iterate_shard(earlier.out, shard, [*_COLUMNS, RETIRED]))
+    bare = earlier.named(piece.entry, piece.start, size)
+    before = pa.concat_tables(iterate_shard(earlier.out, bare, [*_COLUMNS, RETIRED]))
     if RETIRED not in after.column_names:
         after = after.append_column(RETIRED, pa.array(np.zeros(len(after), bool)))
-    patches = {}
+    patched = {}
     if any(not np.array_equal(before[name].to_numpy(), after[name].to_numpy()) for name in _OVER):
-        patches["columns"] = _write_patch(piece, "columns", after.select([*_OVER]), out)
+        patched["columns"] = after.select([*_OVER])
     texts = [pc.not_equal(before[name], after[name]).combine_chunks() for name in ("key", "text")]
     changed = np.flatnonzero(pc.or_(*texts).to_numpy(zero_copy_only=False))
     if len(changed):
-        rows = after.select(["key", "text"]).take(changed).add_column(0, POSITION, pa.array(changed))
-        patches["changed"] = _write_patch(piece, "changed", rows, out)
-    assert shard.view is not None
-    return shard.model_copy(update={"view": shard.view.model_copy(update=patches)})
+        patched["changed"] = after.select(["key", "text"]).take(changed).add_column(0, POSITION, pa.array(changed))
+    patches = {}
+    for kind, rows in patched.items():
+        place, content = f"{LABELS}/_{kind}-{piece.number:05d}.parquet", encode(rows, _PATCH_ROWS)
+        patches[kind] = _write_patch(out, place, partial(Path.write_bytes, data=content))
+    return earlier.named(piece.entry, piece.start, size, patches)
 
 
-def _write_patch(piece: Range, kind: str, rows: pa.Table, out: str) -> Patch:
-    place, content = f"{LABELS}/_{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
-    storage.write_bytes(join(out, place), content)
-    return Patch(place=place, bytes=len(content), sha256=storage.sha256(content))
+def _write_patch(out: str, place: str, write: Callable[[Path], object]) -> Patch:
+    with storage.writing(join(out, place)) as path:
+        write(Path(path))
+        written = describe_file(path, place, 0)
+    return Patch(place=place, bytes=written.bytes, sha256=written.sha256)
 
 
 def _cut(groups: Iterator[pa.Table], ranges: list[Range]) -> Iterator[pa.Table]:

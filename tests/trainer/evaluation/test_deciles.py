@@ -28,7 +28,7 @@ def test_a_hit_counts_for_its_label_s_bin() -> None:
     frequency = np.full(20, 5)  # two labels a bin, in the order of their ids
     deciles = Deciles(frequency, ks=(1, 2))
     deciles.update(np.array([[19, 0], [1, 7]]), Ragged(np.array([0, 19, 1]), np.array([0, 2, 3])))
-    assert deciles.labels() == [2] * 10
+    assert np.bincount(bins_of_equal_mass(frequency)).tolist() == [2] * 10
     assert deciles.result()["P@1"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 50]
     assert deciles.result()["P@2"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 25]
 

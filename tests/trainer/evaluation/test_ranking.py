@@ -74,9 +74,9 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
             for label in np.argsort(-vector_scores[row])[: max(k, shortlist)]
             if vector_scores[row, label] > -np.inf
         ]
-        expected = {
-            label: tree()(text_scores[row, label], vector_scores[row, label], frequency[label]) for label in listed
-        }
+        described = text_scores[row, listed], vector_scores[row, listed]
+        fusion, units = tree().predict(*described, frequency[listed]), tree().units
+        expected = dict(zip(listed, fusion + described[0] / units[0] + described[1] / units[1], strict=True))
         ranked = ids[row][ids[row] >= 0]
         assert len(ranked) == min(k, len(listed))
         np.testing.assert_allclose(
