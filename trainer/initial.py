@@ -123,27 +123,18 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
         raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Fit of trained vectors to `v - mean`: `slope` times it; `level`: the median score of a mean query."""
+def fit_vectors(
+    v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor, new: torch.Tensor
+) -> torch.Tensor:
+    """Fit trained vectors w [S, D + 1], a bias last, to v - `mean`, v [S, D]; return those of labels at `new` [n, D].
 
-    mean: torch.Tensor
-    slope: float
-    level: float
-
-    @classmethod
-    def of(cls, v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor) -> "Fit":
-        """Fit vectors w [S, D + 1], a bias last, to v [S, D]; `query` [D] is a mean one."""
-        centred, width = v - mean, v.shape[1]
-        slope = float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12))
-        slope = max(slope, 0.0)
-        level = float((w[:, :width] @ query + w[:, width]).median())
-        return cls(mean, slope, level)
-
-    def vectors(self, v: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """Return vectors [n, D + 1] of labels at v [n, D], a bias last."""
-        w = self.slope * (v - self.mean)
-        return torch.cat([w, (self.level - w @ query)[:, None]], 1)
+    The score of a mean `query` [D] is the median of those that it has with w.
+    """
+    centred, width = v - mean, v.shape[1]
+    slope = max(float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12)), 0.0)
+    level = float((w[:, :width] @ query + w[:, width]).median())
+    rows = slope * (new - mean)
+    return torch.cat([rows, (level - rows @ query)[:, None]], 1)
 
 
 @dataclass(frozen=True)
@@ -179,8 +170,8 @@ def begin_new_labels(
     for estimate in estimates:
         has_fit, rest = estimate.is_there[: len(fitted)], estimate.is_there[len(fitted) :] & ~begun
         if has_fit.any() and rest.any():
-            fit = Fit.of(estimate.v[: len(fitted)][has_fit], trained[has_fit], estimate.mean, points.mean)
-            vectors[rest] = fit.vectors(estimate.v[len(fitted) :][rest], points.mean)
+            known, others = estimate.v[: len(fitted)][has_fit], estimate.v[len(fitted) :][rest]
+            vectors[rest] = fit_vectors(known, trained[has_fit], estimate.mean, points.mean, others)
             begun |= rest
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from schemas import PAD
 from schemas.layout import DataLayout
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, widened
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.evaluation.evaluate import KS
@@ -31,9 +31,8 @@ _TOKENS = "input_ids"
 def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rank labels by their `frequency` [L], for each text alike: a Baseline."""
     order = np.argsort(-frequency, kind="stable")[:k]
-    order = np.pad(order, (0, k - len(order)), constant_values=PAD)
-    scores = np.where(order == PAD, -np.inf, frequency[order])
-    return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
+    order = widened(np.tile(order, (texts.rows, 1)), k, PAD)
+    return np.where(order == PAD, -np.inf, frequency[order]), order
 
 
 def measure_popularity(
@@ -69,12 +68,15 @@ def measure_baselines(
     baselines: dict[str, Baseline] = {"popular labels": functools.partial(rank_popular, statistics.frequency)}
     if _TOKENS in names:
         vocabulary = DataSizes.of(data).vocabulary
-        texts, labels = _training_points(data, trained)
+        trained_on = open_queries(data, trained.split)
+        points = list(trained.trained.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
+        texts, labels = _joined(points, _TOKENS), _joined(points, "label_ids")
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
         words = LinearRanker.of(data, trained, [_TOKENS])
         if words is not None:
             baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
-        texts, labels = _label_texts(data)
+        texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)
+        labels = Ragged.from_matrix(np.arange(texts.rows)[:, None])  # each text has its own label
         if len(texts.entries):
             baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
     return {
@@ -92,19 +94,6 @@ def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, fil
         top, _ = filters.filter_ranking(ids, scores, depth)
         metrics.update(top, list_column(rows, "label_ids"))
     return metrics.result()
-
-
-def _training_points(data: DataLayout, trained: Data) -> tuple[Ragged, Ragged]:
-    """Return the tokens of training queries, and their labels."""
-    table = open_queries(data, trained.split)
-    groups = list(trained.trained.batches(table, [_TOKENS, "label_ids"], TEXTS))
-    return _joined(groups, _TOKENS), _joined(groups, "label_ids")
-
-
-def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
-    """Return the tokens of the labels' texts, each with its own label."""
-    texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)
-    return texts, Ragged(np.arange(texts.rows), np.arange(texts.rows + 1))
 
 
 def _joined(groups: Iterable[pa.Table], column: str) -> Ragged:

@@ -19,7 +19,7 @@ from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
-from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
+from trainer.evaluation.fusion import Scored, Scorers, Weights
 from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
 from trainer.evaluation.memory import BUDGET, Memory
 from trainer.evaluation.metrics import Metrics
@@ -174,7 +174,7 @@ def score_shortlists(
         if with_relevant:
             missing = positives.padded()
             missing = np.where(Ragged.from_matrix(ids).contains(missing) | filters.contains(missing), PAD, missing)
-            scores = np.concatenate([scores, score_pairs(x, labels.rows, missing)], axis=1)
+            scores = np.concatenate([scores, labels.score(x, missing)], axis=1)
             ids = np.concatenate([ids, missing], axis=1)
         parts.append(scorers.score(x, Inputs.of(rows), labels, (scores, ids), filters))
         relevant.append(positives)

@@ -1,7 +1,7 @@
 """Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, by weights or a tree."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,14 +10,12 @@ import torch
 from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, widened
-from trainer.device import CPU
 from trainer.evaluation.memory import Memory, best_votes, votes_of
 from trainer.evaluation.search import LabelRows, Rows
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 
 VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
-_BATCH = 256  # queries whose labels' rows are gathered together
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +64,7 @@ class Scorers:
         `inputs`: what x was embedded from; a linear ranker needs them. All ranks have the same queries and get the same
         result; each has the scores of its own labels.
         """
-        (scores, ids), group, first = shortlisted, labels.group, labels.first
+        scores, ids = shortlisted
         votes = None if self.memory is None else self.memory.votes(x)
         ranked = None
         if self.linear is not None:
@@ -78,26 +76,12 @@ class Scorers:
             _, more = best_votes(found, VOTED)
             listed = Ragged.from_matrix(ids).contains(more) | filters.contains(more)
             more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
-            pairs = group.sum(torch.from_numpy(score_pairs(x, labels.rows, more, first))).numpy()
-            ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, pairs], 1)
+            ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
         texts = none = np.zeros(ids.shape, np.float32)
         if self.texts is not None:
-            texts = group.sum(torch.from_numpy(score_pairs(x, self.texts, ids, first))).numpy()
+            texts = replace(labels, rows=self.texts).score(x, ids)
         beside = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
         return Scored(ids, np.where(ids == PAD, 0, scores), texts, *beside)
-
-
-def score_pairs(x: torch.Tensor, rows: Rows, ids: np.ndarray, first: int = 0) -> np.ndarray:
-    """Multiply `rows` of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 outside [first, first + n)."""
-    inside = torch.from_numpy((ids >= first) & (ids < first + len(rows)))
-    places = torch.from_numpy(ids - first).masked_fill(~inside, 0)
-    scores = torch.zeros(ids.shape)
-    for low in range(0, len(ids) if inside.any() else 0, _BATCH):
-        part = slice(low, low + _BATCH)
-        asked = places[part].reshape(-1).to(getattr(rows, "device", CPU))
-        gathered = rows[asked].to(x.device).float().unflatten(0, places[part].shape)
-        scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
-    return (scores * inside).numpy()
 
 
 FORMAT = 1

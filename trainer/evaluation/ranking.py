@@ -13,7 +13,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.table import Table
-from trainer.evaluation.fusion import Fused, score_pairs
+from trainer.evaluation.fusion import Fused
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs, require_inputs
@@ -79,9 +79,7 @@ class Ranking:
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
         """Return the scores float32 [B, S] of labels `ids` [B, S]; -1 pads. Arguments as of `top_k`."""
-        pairs = self.labels.group.sum(
-            torch.from_numpy(score_pairs(x, self.labels.rows, ids, self.labels.first))
-        ).numpy()
+        pairs = self.labels.score(x, ids)
         return pairs if self.fused is None else self.fused.scores(x, self.labels, (pairs, ids), inputs)
 
 

@@ -13,6 +13,7 @@ from trainer.device import CPU
 from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
+_BATCH = 256  # queries whose labels' rows are gathered together
 
 
 class Rows(Protocol):
@@ -35,6 +36,21 @@ class LabelRows:
     def device(self) -> torch.device:
         """The device of the rows."""
         return getattr(self.rows, "device", CPU)
+
+    def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for those that no rank has.
+
+        All ranks have the same queries and get the same result.
+        """
+        inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
+        places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
+        scores = torch.zeros(ids.shape)
+        for low in range(0, len(ids) if inside.any() else 0, _BATCH):
+            part = slice(low, low + _BATCH)
+            gathered = self.rows[places[part].reshape(-1).to(self.device)]
+            gathered = gathered.to(x.device).float().unflatten(0, places[part].shape)
+            scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
+        return self.group.sum(scores * inside).numpy()
 
 
 @dataclass(frozen=True, eq=False)

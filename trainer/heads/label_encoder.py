@@ -1,6 +1,7 @@
 """Label encoder as a head: labels are encoded from their text, so no vector is kept for any of them (DEXML)."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
-from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
+from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.negatives.candidates import every_query_with, labels_of
@@ -89,7 +90,7 @@ class LabelEncoderHead(Head):
             lambda low, high: self.texts.take(share[low:high]),
             stop - start,
             self._options.label_batch,
-            EmbeddingKey(batch.epoch, batch.step, LABELS, start),
+            partial(dropout_key, batch, LABELS, start),
         )
         x, z = step.x.detach().requires_grad_(), labels.embed()
         part = self._loss(x, z, candidates, group) / len(x)

@@ -9,7 +9,7 @@ as the first, because an encoder's random numbers are a function of the key that
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,31 +26,28 @@ QUERIES, LABELS = 0, 1  # their dropout differs
 _BEHIND = 2  # batches that may be on their way from a GPU
 
 
-class EmbeddingKey(NamedTuple):
-    """Key of the dropout of rows: queries or labels, numbered from `first` on over all ranks.
+def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, int, int]:
+    """Return the key of the dropout of the sub-batch of QUERIES or LABELS from row `first + start` over all ranks.
 
     So a row's dropout does not depend on the number of ranks, as long as sub-batches begin alike.
     """
-
-    epoch: int
-    step: int
-    kind: int = QUERIES
-    first: int = 0
-
-    def of(self, start: int) -> tuple[int, int, int]:
-        """Return the key of the sub-batch that begins at row `start`."""
-        return self.epoch, self.step, 2 * (self.first + start) + self.kind
+    return batch.epoch, batch.step, 2 * (first + start) + kind
 
 
 class CachedEmbeddings:
     """Embeddings x [n, D] of rows in training, `size` at a time without a graph; `backward` computes them again.
 
-    `inputs(start, stop)` gives rows [start, stop) of [0, n). One sub-batch alone keeps its graph: nothing is computed
-    twice.
+    `inputs(start, stop)` gives rows [start, stop) of [0, n), `key(start)` that of their dropout. One sub-batch alone
+    keeps its graph: nothing is computed twice.
     """
 
     def __init__(
-        self, encoder: Encoder, inputs: Callable[[int, int], Inputs], count: int, size: int, key: EmbeddingKey
+        self,
+        encoder: Encoder,
+        inputs: Callable[[int, int], Inputs],
+        count: int,
+        size: int,
+        key: Callable[[int], tuple[int, ...]],
     ) -> None:
         self._encoder, self._inputs, self._count = encoder, inputs, count
         self._size = size or max(1, count)
@@ -82,7 +79,7 @@ class CachedEmbeddings:
             yield start, min(start + self._size, self._count)
 
     def _encode(self, start: int, stop: int) -> torch.Tensor:
-        key = self._key.of(start)
+        key = self._key(start)
         return self._encoder.encode(self._encoder.prepare(self._inputs(start, stop), key), key)
 
 
@@ -129,7 +126,7 @@ class SubBatches(QueryEmbeddings):
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         size = -(-len(batch) // self._parts) if self._parts else self._size
-        key = EmbeddingKey(batch.epoch, batch.step, first=first)
+        key = partial(dropout_key, batch, QUERIES, first)
         self._cached = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), size, key)
         return self._cached.embed().detach()
 

@@ -314,9 +314,6 @@ class EveryLabel(Labels):
     all_labels = True
     chunk: int = Field(4096, ge=1, description="labels scored at a time")
 
-    def pool_size(self, batch: int, positives: float, labels: int) -> float:
-        return labels
-
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -10,11 +10,6 @@ from schemas.options import Options
 from trainer.methods.kinds import OneOfKinds
 from trainer.methods.recipe import Labels, Recipe, TableLabels
 from trainer.methods.tables import Tables
-
-if TYPE_CHECKING:
-    from trainer.negatives.base import Sampled
-    from trainer.negatives.planner import Planner
-    from trainer.stream.batch import Batch, Candidates
 
 _BLOCK = 4096  # labels that a loss over all of them scores at a time
 
@@ -80,9 +75,6 @@ class EveryText(Pool):
     all_labels = True
     pool: Literal["all"] = "all"
 
-    def pool_size(self, batch: int, positives: float, labels: int) -> float:
-        return labels
-
     def scores(self, batch: int, positives: float) -> float:
         return batch * _BLOCK
 
@@ -91,10 +83,6 @@ class OfBatch(TableLabels, Pool):
     """Positives of the batch, and m = `hard` nearest labels of each query: B(1 + m) (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
-
-    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
-        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
-        return planner.of_batch(batch)
 
 
 Pool.KINDS = {"all": EveryText, "batch": OfBatch}

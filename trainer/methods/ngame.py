@@ -5,7 +5,7 @@ Module M1 trains the encoder of queries and labels. Module M2 has that encoder, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,11 +14,6 @@ from trainer.methods.recipe import ClassifierRecipe, Labels, Recipe
 from trainer.methods.sections import Order
 from trainer.methods.tables import Tables
 from trainer.schedule import ClusterSchedule
-
-if TYPE_CHECKING:
-    from trainer.negatives.base import Sampled
-    from trainer.negatives.planner import Planner
-    from trainer.stream.batch import Batch, Candidates
 
 
 class ClusterOrder(Order):
@@ -51,9 +46,6 @@ class ClusterOrder(Order):
 
 class InBatch(Labels):
     """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out far ones."""
-
-    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
-        return planner.of_batch(batch)
 
 
 class Clustered(Recipe):

@@ -54,7 +54,7 @@ class Labels(Options):
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
         """Estimate how many labels, of all `labels`, every query of such a step is scored against."""
-        return min(labels, batch * (self.most_hard + positives))
+        return labels if self.all_labels else min(labels, batch * (self.most_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
         """Estimate how many scores such a step holds at a time."""
@@ -67,9 +67,10 @@ class Labels(Options):
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
         """Return the labels that each query is scored against, with weights; None: they come in `chunks` alone.
 
-        `sampled`: what sources found for the batch, tables among them.
+        By default what the batch brings: positives and hard negatives of all queries. `sampled`: what sources found for
+        the batch, tables among them.
         """
-        raise NotImplementedError
+        return planner.of_batch(batch)
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         """Yield candidates of a batch, one chunk of labels after the other."""

@@ -176,7 +176,9 @@ class EmbeddingCollector:
         )
         manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
         schema = arrow.vectors(vectors.shape[1], "float16" if narrow else "float32")
-        self._publish_table(self._run.vectors(self.epoch), schema, blocks, len(places), manifest)
+        self._publish_table(
+            self._run.vectors(self.epoch), schema, blocks, len(places), manifest, lambda _: VECTOR_GROUP_ROWS
+        )
 
     def _publish_table(
         self,
@@ -185,13 +187,13 @@ class EmbeddingCollector:
         blocks: Iterable[tuple[int, int, np.ndarray]],
         count: int,
         manifest: Manifest,
-        group_rows: Callable[[int], int | tuple[int, ...]] | None = None,
+        group_rows: Callable[[int], int | tuple[int, ...]],
     ) -> None:
         """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
 
-        `manifest` is what it says besides columns, shards and range of ids; `group_rows`: the row groups of each shard,
-        where they are not those of `manifest`. No rank overwrites a shard of a table that
-        is published still; the manifest comes when every rank has written its shards, which are in rank order.
+        `manifest` is what it says besides columns, shards and range of ids; `group_rows`: the row groups of each shard.
+        No rank overwrites a shard of a table that is published still; the manifest comes when every rank has written
+        its shards, which are in rank order.
         """
         group = self._group
         if group.first:
@@ -203,8 +205,7 @@ class EmbeddingCollector:
             ids = pa.array(np.arange(first, first + len(vectors)))
             columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
             table = pa.Table.from_arrays(columns, schema=schema)
-            rows = group_rows(index) if group_rows else manifest.row_group_rows or 1
-            shards.append(write_shard(url, index, count, table, rows))
+            shards.append(write_shard(url, index, count, table, group_rows(index)))
         gathered = itertools.chain.from_iterable(group.gather_objects(shards))
         if group.first:
             self._claim.require()
