@@ -83,20 +83,18 @@ class Model:
         """The columns of queries or labels that are read."""
         return columns_of(self.inputs)
 
-    def embed(self, inputs: Inputs) -> torch.Tensor:
-        """Embed B queries as the vectors are scored against them, [B, D] (D + 1 with a bias), without a graph."""
-        return self.head.extend(self.encoder.encode(self.encoder.prepare(inputs)))
+    def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
+        """Embed B queries as the vectors are scored against them, [B, D] (D + 1 with a bias), without a graph.
 
-    def embed_labels(self, inputs: Inputs) -> torch.Tensor:
-        """Embed B labels in the same way, by their own encoder where `head.shared` is false."""
-        encoder = self.encoders.get("label-encoder", self.encoder)
+        `labels`: these in the same way, by their own encoder where `head.shared` is false.
+        """
+        encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
 
     def embed_table(self, rows: pa.Table, batch: int = 1024, labels: bool = False) -> torch.Tensor:
         """Embed a table's `columns`, queries or `labels`, in slices of `batch` rows."""
         rows = rows.select(self.columns)
-        embed = self.embed_labels if labels else self.embed
-        parts = [embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
+        parts = [self.embed(Inputs.of(rows.slice(start, batch)), labels) for start in range(0, rows.num_rows, batch)]
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:

@@ -79,13 +79,15 @@ class Scorer:
         ranking: Ranking | None = None,
         statistics: LabelStatistics | None = None,
         trained: Data | None = None,
+        window: str | Sequence[str] = "",
     ) -> "Scorer":
         """Open a split. `ranking`: by default by the model's vectors; `statistics`: where they are read already.
 
-        `trained`: the rows that the model was trained on, for those left out.
+        `trained`: the rows that the model was trained on, for those left out. `window`: parts of a version, as of
+        `open_split`.
         Raises InputError for no such split, or one without the columns that the model reads; TableError when damaged.
         """
-        queries, part = open_split(data, split, trained or Data())
+        queries, part = open_split(data, split, trained or Data(), window)
         require_inputs(queries, model.inputs)
         labels = Table.open(data.labels, "labels")
         return cls(model, queries, statistics or label_statistics(data, trained), group, ranking, part, labels)

@@ -1,7 +1,7 @@
 """Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -47,12 +47,9 @@ class Validator:
 
     def measure(self, model: Model) -> dict[str, float]:
         """Return metrics of the split's first rows, the same on every rank. Raises InputError: no such split."""
-        options = self.options
-        scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained)
-        table, _ = open_split(self.data, self._split, self.trained, options.parts)
-        scorer = replace(scorer, queries=table)
-        scores = scorer.score(options.queries, ks=[self._k])
-        return self.group.broadcast(scores.metrics.result())
+        window = self.options.parts
+        scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained, window=window)
+        return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
         """Say where the `metric` that decides is below its `best` value by more than its 95 % interval, or ""."""
