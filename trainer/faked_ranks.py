@@ -26,28 +26,21 @@ _ProcessGroup: Any = dist.ProcessGroup
 class FakedRanks(_Joined):
     """Rank `rank` of `ranks`, which also does what rank 0 does alone; one at a time in a process, until `close`."""
 
+    sent = 0.0  # bytes of all threads, sums and gathers as in a ring
+    messages = 0  # operations of all ranks that all threads have taken part in
+
     def __init__(self, rank: int, ranks: int, of: Any = None) -> None:
         store = dist.HashStore()
         if of is None:
             if not hasattr(dist.Backend, _BACKEND.upper()):
                 dist.Backend.register_backend(_BACKEND, _Peers, devices=["cpu", "cuda"])
             dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=ranks)
-            _Peers.sent = _Peers.messages = 0
+            FakedRanks.sent, FakedRanks.messages = 0.0, 0
         super().__init__(Ranks(rank, ranks), store, _BACKEND, of)
 
     @property
     def first(self) -> bool:
         return True
-
-    @property
-    def sent(self) -> float:
-        """Bytes that all threads have sent, sums and gathers as in a ring."""
-        return _Peers.sent
-
-    @property
-    def messages(self) -> int:
-        """Operations of all ranks that all threads have taken part in."""
-        return _Peers.messages
 
     def gather_objects(self, thing: T) -> list[T]:
         return [thing]
@@ -61,9 +54,6 @@ class FakedRanks(_Joined):
 
 class _Peers(_ProcessGroup):
     """Process group of one process; a sum over ranks is this rank's own part of it."""
-
-    sent = 0.0
-    messages = 0
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout: Any) -> None:
         super().__init__(rank, ranks)
@@ -110,8 +100,8 @@ class _Peers(_ProcessGroup):
                 some.copy_(theirs[: len(some)]) if len(theirs) else place.zero_()
 
     def _send(self, times: float, *tensors: torch.Tensor) -> Any:
-        _Peers.messages += 1
-        _Peers.sent += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        FakedRanks.messages += 1
+        FakedRanks.sent += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return _BELOW._create_work_from_future(done)

@@ -8,7 +8,6 @@ every query.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -137,13 +136,8 @@ def fit_vectors(
     return torch.cat([rows, (level - rows @ query)[:, None]], 1)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Embeddings `v` [n, D] that vectors are estimated by, of those labels that `is_there` [n] names; a mean one."""
-
-    v: torch.Tensor
-    is_there: torch.Tensor
-    mean: torch.Tensor
+# Embeddings [n, D] that vectors of labels are estimated by, which of them are there [n], and a mean one [D].
+Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @torch.no_grad()
@@ -160,18 +154,20 @@ def begin_new_labels(
     fitted = range(min(_FITTED, stop))
     if recipe.train.new_labels == "initial" or not new or not fitted:
         return
-    points = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
-    trained = _trained(model, checkpoint, len(fitted))
+    points = *_, query = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
+    trained = checkpoint.vectors("weight", 0, len(fitted)).float().to(model.device)
+    if not head.bias:
+        trained = torch.nn.functional.pad(trained, (0, 1))
     vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
     begun = torch.zeros(len(new), dtype=torch.bool, device=model.device)
     estimates = [points] if recipe.train.new_labels == "points" else []
     if {*model.columns} <= {*Table.open(data.labels, "labels").columns}:
         estimates.append(texts_of(model, data, fitted, new))
-    for estimate in estimates:
-        has_fit, rest = estimate.is_there[: len(fitted)], estimate.is_there[len(fitted) :] & ~begun
+    for v, is_there, mean in estimates:
+        has_fit, rest = is_there[: len(fitted)], is_there[len(fitted) :] & ~begun
         if has_fit.any() and rest.any():
-            known, others = estimate.v[: len(fitted)][has_fit], estimate.v[len(fitted) :][rest]
-            vectors[rest] = fit_vectors(known, trained[has_fit], estimate.mean, points.mean, others)
+            known, others = v[: len(fitted)][has_fit], v[len(fitted) :][rest]
+            vectors[rest] = fit_vectors(known, trained[has_fit], mean, query, others)
             begun |= rest
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)
@@ -193,7 +189,7 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str]
             ids = torch.from_numpy(place[wanted]).to(model.device)
             total.index_add_(0, ids, x[torch.from_numpy(positives.row_of()[wanted]).to(model.device)])
             counts.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
-    return Estimate(total / counts.clamp(min=1), counts[:, 0] > 0, every / max(1, rows_seen))
+    return total / counts.clamp(min=1), counts[:, 0] > 0, every / max(1, rows_seen)
 
 
 def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
@@ -201,10 +197,4 @@ def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
     parts = [torch.zeros(0, model.encoder.dimension, device=model.device)]
     parts += [z for labels in ranges for _, z in embed_texts(model, data, labels.start, labels.stop)]
     z = torch.cat(parts)
-    return Estimate(z, z.norm(dim=1) > 0, z.mean(0))
-
-
-def _trained(model: Model, checkpoint: Checkpoint, labels: int) -> torch.Tensor:
-    """Return the first vectors of the checkpoint, [labels, D + 1] float32: a bias last, 0 where there is none."""
-    w = checkpoint.vectors("weight", 0, labels).float().to(model.device)
-    return w if model.head.bias else torch.cat([w, w.new_zeros(len(w), 1)], 1)
+    return z, z.norm(dim=1) > 0, z.mean(0)

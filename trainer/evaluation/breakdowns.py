@@ -1,14 +1,13 @@
 """Metrics by group, streamed as `Metrics` is: by frequency of labels, by part, of zero-shot labels; and the weakest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from schemas.table import Table
+from schemas.table import PartTable, Table
 from trainer.evaluation.metrics import Metrics, refuse_unknown, with_intervals
 
 BINS = 10
@@ -63,40 +62,25 @@ class Deciles:
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Names of parts, and the ids of their rows: part p has [edges[p], edges[p + 1])."""
-
-    names: tuple[str, ...]
-    edges: np.ndarray
-
-    @classmethod
-    def of(cls, table: Table, first: int = 0) -> "Bounds":
-        """Return those of a table, ids counted from `first` on; no names where it is of one part."""
-        edges = np.cumsum([-first, *(part.rows for part in table.parts)])
-        return cls(tuple(part.name for part in table.parts) if len(table.parts) > 1 else (), edges)
-
-    def part_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the number of each id's part."""
-        return np.searchsorted(self.edges, ids, side="right") - 1
-
-
 class ByPart:
-    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics` is."""
+    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics` is.
 
-    def __init__(self, queries: Bounds, labels: Bounds, ks: Sequence[int]) -> None:
-        self._queries, self._labels, self._ks = queries, labels, tuple(ks)
-        self._positives = np.zeros(len(labels.names), np.int64)
-        self._hits = np.zeros((max(ks), len(labels.names)), np.int64)
+    A table of one part alone is of no interest.
+    """
+
+    def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:
+        self._queries, self._labels = (list(table.parts) if len(table.parts) > 1 else [] for table in (queries, labels))
+        self._ks = tuple(ks)
+        self._positives = np.zeros(len(self._labels), np.int64)
+        self._hits = np.zeros((max(ks), len(self._labels)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch of rankings `top` [B, K] by the labels of their positives."""
-        if self._labels.names:
-            count = len(self._labels.names)
-            self._positives += np.bincount(self._labels.part_of(positives.entries), minlength=count)
+        if self._labels:
+            self._positives += np.bincount(_part_of(positives.entries, self._labels), minlength=len(self._labels))
             best = top[:, : len(self._hits)]
             row, rank = np.nonzero(positives.contains(best))
-            np.add.at(self._hits, (rank, self._labels.part_of(best[row, rank])), 1)
+            np.add.at(self._hits, (rank, _part_of(best[row, rank], self._labels)), 1)
 
     def report(self, metrics: Metrics, rows: np.ndarray) -> dict[str, Any]:
         """Return `metrics` x 100 by part of the queries, and R@k x 100 over all positives by part of the labels.
@@ -104,25 +88,29 @@ class ByPart:
         `rows` [N]: the ids of the queries that `metrics` has counted.
         """
         report: dict[str, Any] = {}
-        if self._queries.names:
-            part_of = self._queries.part_of(rows)
+        if self._queries:
+            part_of = _part_of(rows, self._queries)
             report["parts"] = {
-                name: {"queries": count, **metrics.result(part_of == part)}
-                for part, name in enumerate(self._queries.names)
-                if (count := int((part_of == part).sum()))
+                part.name: {"queries": count, **metrics.result(part_of == number)}
+                for number, part in enumerate(self._queries)
+                if (count := int((part_of == number).sum()))
             }
-        if self._labels.names:
-            hits = np.cumsum(self._hits, axis=0)
+        if self._labels:
             report["labels_by_part"] = {
-                name: {
-                    "labels": int(self._labels.edges[part + 1] - self._labels.edges[part]),
-                    "positives": int(self._positives[part]),
-                    **{f"R@{k}": 100 * float(hits[k - 1, part]) / int(self._positives[part]) for k in self._ks},
+                part.name: {
+                    "labels": part.rows,
+                    "positives": int(positives),
+                    **{f"R@{k}": 100 * float(hits[k - 1]) / int(positives) for k in self._ks},
                 }
-                for part, name in enumerate(self._labels.names)
-                if self._positives[part]
+                for part, positives, hits in zip(self._labels, self._positives, self._hits.cumsum(0).T, strict=True)
+                if positives
             }
         return report
+
+
+def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
+    """Return the number of each id's part."""
+    return np.searchsorted(np.cumsum([part.rows for part in parts]), ids, side="right")
 
 
 class ZeroShot:

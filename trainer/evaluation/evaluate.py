@@ -12,7 +12,7 @@ from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.evaluation.breakdowns import Bounds, ByPart, Deciles, Weakest, ZeroShot
+from trainer.evaluation.breakdowns import ByPart, Deciles, Weakest, ZeroShot
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
@@ -36,7 +36,8 @@ class Scores:
     weakest: Weakest
     zero_shot: ZeroShot | None
     by_part: ByPart | None
-    counted: np.ndarray  # rows [n] of the queries that metrics are over
+    first: int  # row of the split
+    counted: np.ndarray  # rows [n] from the first on of the queries that metrics are over
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
@@ -50,7 +51,7 @@ class Scores:
             "weakest": self.weakest.report(),
         }
         if self.by_part is not None:
-            report |= self.by_part.report(self.metrics, self.counted)
+            report |= self.by_part.report(self.metrics, self.first + self.counted)
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
@@ -122,8 +123,7 @@ class Scorer:
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = None
         if self.labels is not None and self.labels.parts:
-            first, _ = self.part.range(self.queries.rows)
-            by_part = ByPart(Bounds.of(self.queries, first), Bounds.of(self.labels), ks)
+            by_part = ByPart(self.queries, self.labels, ks)
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
@@ -160,7 +160,8 @@ class Scorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, np.concatenate(counted))
+        first, _ = self.part.range(self.queries.rows)
+        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, np.concatenate(counted))
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

@@ -54,8 +54,24 @@ class Metrics:
         self._batches: list[dict[str, Contributions]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch; arguments and errors as for `contributions`."""
-        self._batches.append(contributions(top, positives, self.ks, self._inverse_propensity))
+        """Count one batch: `top` [B, K] int64 distinct label ids, best first, -1 pads, K of any width.
+
+        `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id beyond L,
+        ValueError for unequal rows.
+        """
+        weights = self._inverse_propensity
+        rankings = Rankings(top[:, : max(self.ks)], positives, np.asarray(self.ks), weights)
+        _refuse_repeats(rankings.top)
+        if weights is not None:
+            refuse_unknown(rankings.top, positives.entries, len(weights))
+        families: dict[str, Contributions | None] = {n: import_name(place)(rankings) for n, place in METRICS.items()}
+        self._batches.append(
+            {
+                name: Contributions(*(column.astype(np.float32) for column in part if column is not None))
+                for name, part in families.items()
+                if part is not None
+            }
+        )
 
     def contributions(self) -> dict[str, Contributions]:
         """Return metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
@@ -166,27 +182,6 @@ def psndcg(rankings: Rankings) -> Contributions | None:
         rankings.up_to_k(gains * rankings.discounts) / rankings.ideal for gains in rankings.propensity_gains
     )
     return Contributions(achieved, achievable)
-
-
-def contributions(
-    top: np.ndarray, positives: Ragged, ks: Sequence[int], inverse_propensity: np.ndarray | None = None
-) -> dict[str, Contributions]:
-    """Return the contributions of each point of a batch to each family of METRICS, [B, len(ks)] float32.
-
-    `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; `positives`: distinct label ids of B
-    rows; `inverse_propensity` [L] floating or None.
-    Raises InputError for a repeated label and for a label id beyond L, ValueError for unequal rows.
-    """
-    rankings = Rankings(top[:, : max(ks)], positives, np.asarray(ks), inverse_propensity)
-    _refuse_repeats(rankings.top)
-    if inverse_propensity is not None:
-        refuse_unknown(rankings.top, positives.entries, len(inverse_propensity))
-    families: dict[str, Contributions | None] = {name: import_name(place)(rankings) for name, place in METRICS.items()}
-    return {
-        name: Contributions(*(column.astype(np.float32) for column in part if column is not None))
-        for name, part in families.items()
-        if part is not None
-    }
 
 
 def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:

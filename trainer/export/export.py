@@ -272,7 +272,7 @@ def _write_serving(
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
     """Write an index where the options ask for one, and return its files and the facts to open them."""
     earlier = _earlier_index(plan.earlier)
-    spec = choose_index(plan.options.index, serving.labels)
+    spec = choose_index(plan.options.index, len(serving.vectors))
     if plan.options.index == AUTO and earlier is not None:
         spec = earlier.facts["factory"]
     if spec is None:

@@ -60,10 +60,6 @@ class Serving:
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
     @property
-    def labels(self) -> int:
-        return len(self.vectors)
-
-    @property
     def _label_rows(self) -> LabelRows:
         return LabelRows(self.vectors if self.rows is None else self.rows)
 
