@@ -154,7 +154,8 @@ def begin_new_labels(
     fitted = range(min(_FITTED, stop))
     if recipe.train.new_labels == "initial" or not new or not fitted:
         return
-    points = *_, query = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
+    points = mean_points(model, data, recipe.data.split, parts, np.array([*fitted, *new]))
+    *_, query = points
     trained = checkpoint.vectors("weight", 0, len(fitted)).float().to(model.device)
     if not head.bias:
         trained = torch.nn.functional.pad(trained, (0, 1))
