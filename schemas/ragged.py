@@ -20,13 +20,6 @@ class _Rows(tuple[np.ndarray, ...]):
 
     __slots__ = ()
 
-    @classmethod
-    def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
-        """Return the rows of all `parts`, of one at least, in their order."""
-        own = [(*(column[part[-1][0] : part[-1][-1]] for column in part[:-1]), np.diff(part[-1])) for part in parts]
-        *columns, counts = map(np.concatenate, zip(*own, strict=True))
-        return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
-
     @property
     def rows(self) -> int:
         return len(self[-1]) - 1
@@ -38,8 +31,8 @@ class _Rows(tuple[np.ndarray, ...]):
     @classmethod
     def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
         """Return the rows of all `parts`, of one at least, in their order."""
-        bare = ([*part.slice(0, part.rows)[:-1], np.diff(part[-1])] for part in parts)
-        *columns, counts = map(np.concatenate, zip(*bare, strict=True))
+        own = [(*(column[part[-1][0] : part[-1][-1]] for column in part[:-1]), np.diff(part[-1])) for part in parts]
+        *columns, counts = map(np.concatenate, zip(*own, strict=True))
         return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
 
     def slice(self: Kind, start: int, stop: int) -> Kind:
