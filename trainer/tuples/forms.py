@@ -80,7 +80,8 @@ def make_examples(
         order = np.argsort(number, kind="stable")
         row, number = row[order], number[order]
     key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
-    numbers = scrambled.py_func(key, rows.astype(np.uint64), np.uint64(0))  # of all rows at once
+    # NumPy takes all rows at once.
+    numbers = scrambled.py_func(key, rows.astype(np.uint64), np.uint64(0))  # type: ignore[arg-type]
     drawn = (numbers % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
     chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
     positive = positives.offsets[row] + (chosen if options.each_positive else drawn[row])
