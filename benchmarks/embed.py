@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.common.report import interleave, medians, report, require
 from schemas.cores import cores, share_cores
 
-TEXTS, ROUNDS = {False: 20_000, True: 500}, 3
+TEXTS, ROUNDS = {False: 5_000, True: 500}, 3
 
 
 def main() -> None:
