@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 ENGINES ?= # more options of the engines' tests: make engines ENGINES=--last-failed
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
+IMAGE_PARTS := Dockerfile .dockerignore setup.cfg constraints.txt $(wildcard images/*.py)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all engines lint types bench docs audit clean
+.PHONY: help demo test test-all engines images lint types bench docs audit clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -17,13 +18,18 @@ demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, e
 	$(BIN)/extremis demo demo $(DEMO)
 
 test: $(VENV)/.dev  ## the tests, 8 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine and not image"
 
 test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target of their own
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine" --hypothesis-profile thorough
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine and not image" --hypothesis-profile thorough
 
 engines: $(VENV)/.dev  ## pipelines on real Flink and Spark clusters of this machine (Java 17, Maven; downloads 600 MB once)
 	$(BIN)/python -m pytest -m engine -rs --durations 10 tests/engines $(ENGINES)
+
+images: $(VENV)/.dev  ## the images, built without a daemon and run (root; apt-get install buildah debootstrap)
+	$(BIN)/python -m pytest -m image -s -rs --durations 10 --junitxml=build/images.xml tests/images
+	@if grep -q 'skipped="0"' build/images.xml; then sha256sum $(IMAGE_PARTS) >images/built.sha256; \
+		else echo "not all was tried, so images/built.sha256 is as it was"; fi
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

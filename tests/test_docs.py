@@ -25,7 +25,7 @@ ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), *PAPERS, ROOT / "READ
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")  # of pages and of images
 # Commands of an earlier version; commands of a project with additions, which tests/test_extending.py runs.
 UNCHECKED = {DOCS / "results.md", DOCS / "extending.md", *PAPERS}
-FOREIGN = ("deploy", "runners")  # pages with options of other programs
+FOREIGN = ("deploy", "images", "runners")  # pages with options of other programs
 
 
 def anchors(page: Path) -> set[str]:

@@ -50,7 +50,7 @@ def test_the_worker_image_keeps_beams_container_contract(setup: configparser.Con
     stage = DOCKERFILE.partition(" AS pipelines\n")[2].partition("\nFROM ")[0]
     assert "pip install -c constraints.txt" in stage
     assert re.search(r"^apache-beam==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert stage.rstrip().endswith('ENTRYPOINT ["extremis-worker"]')
+    assert stage.rstrip().endswith('ENTRYPOINT ["tini", "--", "extremis-worker"]')
     scripts = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].split("\n") if line)
     assert scripts["extremis-worker"] == "extremis.worker:main"
 

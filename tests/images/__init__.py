@@ -1,0 +1,1 @@
+"""Images built from the Dockerfile without a daemon, and run: `make images`."""

@@ -1,0 +1,107 @@
+"""What the images are made of, as far as it can be tried without building one; and the example for Kubernetes."""
+
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extremis.cli import cli
+from pipelines.runners.boot import POOL_PORT, parse
+from pipelines.runners.runner import choose_runner
+from tests.command import ROOT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+EXAMPLE = list(yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "flink.yaml").read_text()))
+
+
+def run(name: str, *words: str) -> subprocess.CompletedProcess:
+    """Run a program of the images."""
+    command = [sys.executable, str(ROOT / "images" / name), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+
+
+def test_requirements_are_those_of_the_extras() -> None:
+    lines = run("requirements.py", "report,s3").stdout.splitlines()
+    assert {"pyarrow>=17,<26", "jinja2>=3.1", "s3fs>=2024.6", "torch>=2.4"} < set(lines)
+    assert not [line for line in lines if "extremis" in line or "beam" in line]
+
+
+def test_the_list_of_parts_names_each_once() -> None:
+    listing = json.loads(run("sbom.py", "trainer").stdout)
+    assert listing["bomFormat"] == "CycloneDX"
+    purls = [each["purl"] for each in listing["components"]]
+    assert purls == sorted(set(purls))
+    assert {re.match(r"pkg:(pypi|deb/debian)/[^@]+@[^@]+$", purl) is not None for purl in purls} == {True}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["extremis-worker", "--worker_pool", "--service_port={port}"],
+        ["extremis-worker", "--worker_pool", "--service_port", "{port}"],
+        ["extremis", "train", "astra", "d", "r", "--metrics-port", "{port}"],
+    ],
+)
+def test_health_is_an_answer_where_a_program_listens(words: list[str]) -> None:
+    waiting = "import sys; sys.stdin.read()"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = [word.format(port=server.getsockname()[1]) for word in words]
+        program = subprocess.Popen([sys.executable, "-c", waiting, *line], stdin=subprocess.PIPE)
+        try:
+            assert run("health.py", str(program.pid)).returncode == 0
+            server.close()
+            done = run("health.py", str(program.pid))
+            assert done.returncode == 1
+            assert done.stderr.startswith("nobody answers at port ")
+        finally:
+            program.communicate()
+
+
+def test_a_program_that_listens_nowhere_is_well_while_it_runs() -> None:
+    assert run("health.py", str(Path("/proc/self").resolve().name)).returncode == 0
+
+
+def test_the_example_gives_workers_and_launcher_what_they_take() -> None:
+    deployment, server, service, job = EXAMPLE
+    main, workers = deployment["spec"]["taskManager"]["podTemplate"]["spec"]["containers"]
+    _, options = parse(workers["args"])
+    assert main["name"] == "flink-main-container"
+    assert options.worker_pool
+    assert options.service_port == POOL_PORT
+    (launcher,) = job["spec"]["template"]["spec"]["containers"]
+    assert launcher["command"] == ["tini", "--", "extremis"]
+    name, *arguments = launcher["args"]
+    cli.commands[name].make_context(name, list(arguments))
+    choose_runner(tail := arguments[arguments.index("--") + 1 :])
+    host = service["metadata"]["name"]
+    (jobs,) = server["spec"]["template"]["spec"]["containers"]
+    stated = {word for word in jobs["args"] if word.endswith(("8098", "8099"))}
+    assert {f"--job_endpoint={host}:8099", f"--artifact_endpoint={host}:8098"} < set(tail)
+    assert stated == {"--job-port=8099", "--artifact-port=8098"}
+    assert f"--environment_config=localhost:{POOL_PORT}" in tail
+    slots = int(deployment["spec"]["flinkConfiguration"]["taskmanager.numberOfTaskSlots"])
+    assert f"--parallelism={slots * deployment['spec']['taskManager']['replicas']}" in tail
+
+
+def test_versions_of_the_example_are_those_of_the_requirements() -> None:
+    beam = re.search(r"^apache-beam==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    text = json.dumps(EXAMPLE)
+    assert beam is not None
+    assert re.findall(r"job_server:([\d.]+)", text) == [beam[1]]
+    flink = EXAMPLE[0]["spec"]
+    assert f"v{flink['image'].partition(':')[2].replace('.', '_')}" == flink["flinkVersion"]
+    assert f"beam_flink{flink['image'].partition(':')[2]}_job_server" in text
+
+
+def test_programs_of_the_images_are_where_the_dockerfile_and_the_example_look() -> None:
+    copied = set(re.findall(r"images/(\w+\.py)", DOCKERFILE))
+    assert copied == {path.name for path in (ROOT / "images").glob("*.py")}
+    health = shlex.split(re.search(r"HEALTHCHECK.* CMD \[(.*)\]", DOCKERFILE)[1].replace(",", " "))
+    workers = EXAMPLE[0]["spec"]["taskManager"]["podTemplate"]["spec"]["containers"][1]
+    assert {tuple(workers[probe]["exec"]["command"]) for probe in ("startupProbe", "livenessProbe")} == {tuple(health)}
