@@ -41,9 +41,10 @@ class Container:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
     @contextmanager
-    def started(self, *words: str, user: str = USER) -> Iterator[subprocess.Popen]:
-        """Run the image with arguments `words` until the block ends."""
-        process = subprocess.Popen(self._command(words, user, None))
+    def started(self, log: Path, *words: str) -> Iterator[subprocess.Popen]:
+        """Run the image with arguments `words` until the block ends; what it writes goes to `log`."""
+        with log.open("w") as output:
+            process = subprocess.Popen(self._command(words, USER, None), stdout=output, stderr=output)
         try:
             yield process
         finally:

@@ -110,7 +110,7 @@ def test_a_pool(builder: Builder, pipelines: Image, tate: Path, sharded: Path, s
     with (
         container(builder, pipelines, tate, shared) as made,
         clusters.flink(tmp_path / "flink") as cluster,
-        made.started("--worker_pool", f"--service_port={port}") as pool,
+        made.started(tmp_path / "pool.log", "--worker_pool", f"--service_port={port}") as pool,
     ):
         (first,) = wait_for(lambda: psutil.Process(pool.pid).children())
         wait_for(lambda: listens(port))
