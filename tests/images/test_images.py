@@ -125,14 +125,12 @@ def test_a_pool(builder: Builder, pipelines: Image, tate: Path, sharded: Path, s
 def test_train(builder: Builder, trainer: Image, sharded: Path, shared: Path) -> None:
     """A user that the image does not know trains on a root that is read alone, to the metrics of this process."""
     choices = sets("train.epochs=1", "negatives.hard=0", "train.threads=1", "encoder.dimension=16")
-    metrics = {}
     extremis("train", "astra", sharded, shared / "here", *choices, timeout=1200)
-    with container(builder, trainer, sharded.parent, shared) as made:
+    here = extremis("evaluate", sharded, shared / "here", "--json", timeout=1200).json
+    with container(builder, trainer, sharded, shared) as made:
         succeeds(made.run("train", "astra", sharded, shared / "there", *choices, user=ANYONE, seconds=1200))
-        for name in ("here", "there"):
-            metrics[name] = made.run("evaluate", sharded, shared / name, "--json", user=ANYONE, seconds=1200)
-    here, there = (json.loads(succeeds(metrics[name]).splitlines()[-1])["metrics"] for name in ("here", "there"))
-    assert here == there
+        said = succeeds(made.run("evaluate", sharded, shared / "there", "--json", user=ANYONE, seconds=1200))
+    assert json.loads(said.splitlines()[-1])["metrics"] == here["metrics"]
 
 
 def test_triton_finds_a_compiler(builder: Builder, trainer: Image) -> None:
