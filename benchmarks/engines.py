@@ -32,7 +32,7 @@ from tests.engines.worker import process, write_worker
 BARS = {"flink": "<1.25", "spark": "<2"}
 HERE = "in process"
 SMALL = 20_000  # rows
-JOBS = 5  # of the command: the check of workers, and four pipelines
+JOBS = 3  # of the command: labels of this size are put in order in the launching process
 DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and of it for buffers
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipelines import formats
-from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange
+from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange, size_of
 from pipelines.common.flow import Collection, Flow, sum_of
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import SUMMARY, Summary
@@ -23,6 +23,7 @@ from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
 from pipelines.job import Job
 from pipelines.options import ShardOptions, vocabulary_size
+from pipelines.runners.local import LocalRunner
 from pipelines.runners.runner import absolute_path, choose_runner, for_workers
 from pipelines.sharding import dataset, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
@@ -48,6 +49,7 @@ from schemas.storage import join
 from schemas.version import open_whole
 
 __all__ = ["ShardOptions", "shard"]
+_WORTH_A_JOB = 32 << 20  # bytes of a phase: fewer are done here before a job elsewhere has started
 
 
 def shard(
@@ -195,7 +197,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
     if finished.phase == resume.READ:
-        joined = attempt.run("join", steps[0], lambda flow: join_labels(flow, attempt, tables, raw))
+        small = base is None and _size_of_join(raw) < _WORTH_A_JOB
+        where = replace(attempt, runner=LocalRunner()) if small and attempt.runner.far else attempt
+        joined = where.run("join", steps[0], lambda flow: join_labels(flow, where, tables, raw))
         finished = Finished(resume.JOINED, raw, joined, frozen)
         resume.keep(phases, finished)
     if finished.phase == resume.JOINED:
@@ -263,6 +267,12 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
             resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed, bulk, ids)
             summaries.append(keep(resolved, label_steps.ids_of_table(table), ids))
     return sum_of(summaries)
+
+
+def _size_of_join(raw: Summary) -> int:
+    """Return the bytes that `join_labels` reads where no labels are there before."""
+    packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
+    return sum(map(size_of, packets)) + sum(size_of(block.mentions) for block in raw.blocks if block.mentions)
 
 
 def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:

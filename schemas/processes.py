@@ -1,7 +1,13 @@
-"""Python processes: one that is started beside this one, and the memory that this one has held."""
+"""Python processes: one that is started beside this one, the end of one with its parent, and memory that was held."""
 
+import os
 import resource
 import sys
+import threading
+
+from schemas.waits import waiting
+
+_LOOK_SECONDS = 0.5  # of a process, whether its parent is there
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
@@ -20,3 +26,14 @@ def peak_bytes() -> int:
             return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def end_with_parent() -> None:
+    """End this process with the one that started it: a worker that outlived a run would write beside the next one."""
+
+    def watch_parent(parent: int) -> None:
+        for _ in waiting("", every=_LOOK_SECONDS):
+            if os.getppid() != parent:
+                os._exit(1)
+
+    threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()

@@ -1,5 +1,6 @@
-"""Processes of a session: which are alive, and waiting for their end."""
+"""Processes: those of a session or with a word in them that are alive, and waiting for their end."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,24 @@ def wait_until_gone(session: int, seconds: float = 20.0) -> None:
     while alive(session):
         assert time.monotonic() < limit, "a process outlived the one that started it"
         time.sleep(0.01)
+
+
+def with_word(word: str, of: str = "cmdline") -> list[str]:
+    """Return the command lines of processes with `word` in a file `of` /proc: `cmdline`, or `environ`."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, PermissionError, ProcessLookupError):
+            if word.encode() in (process / of).read_bytes():
+                lines.append((process / "cmdline").read_text().replace("\0", " "))
+    return lines
+
+
+def wait_until_none(word: str, of: str = "cmdline", seconds: float = 120.0) -> None:
+    """Wait until no process has `word`, as `with_word` looks for it."""
+    limit = time.monotonic() + seconds
+    while found := with_word(word, of):
+        assert time.monotonic() < limit, found
+        time.sleep(0.1)
 
 
 def threads_named(prefix: str) -> list[str]:

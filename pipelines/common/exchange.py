@@ -29,6 +29,11 @@ Packet = bytes | tuple[str, int, int, int]
 K = TypeVar("K")
 
 
+def size_of(packet: Packet) -> int:
+    """Return the bytes of a packet."""
+    return len(packet) if isinstance(packet, bytes) else packet[2]
+
+
 @dataclass(frozen=True)
 class Files:
     """Exchange through files under a prefix that every worker reaches. A retried bundle writes another file."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from pipelines.common.exchange import Packet
+from pipelines.common.exchange import Packet, size_of
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count
@@ -94,7 +94,7 @@ class Meter:
         """Pass on what `step` sends, and count its bytes, all at once: there may be thousands of packets."""
         size = 0
         for key, packet in sent:
-            size += len(packet) if isinstance(packet, bytes) else packet[2]
+            size += size_of(packet)
             yield key, packet
         self.count(step, 0, size)
 
@@ -113,9 +113,7 @@ class Meter:
         """Return what each process has counted so far. Raises StorageError."""
         with _LOCK:
             own = dict(_COUNTS[self.url].steps) if self.url in _COUNTS else {}
-        if own:  # who works here works alone
-            return [own]
-        counts = []
+        counts = [own] if own else []
         for name in storage.list_names(self.url):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 steps = json.loads(storage.read_bytes(join(self.url, name)))

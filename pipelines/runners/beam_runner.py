@@ -6,21 +6,24 @@ import functools
 import logging
 import os
 import re
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics, MetricsFilter
+from apache_beam.metrics.metric import MetricResults
 from apache_beam.options import pipeline_options as options
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
-from apache_beam.runners.runner import PipelineResult, create_runner
+from apache_beam.runners.portability.portable_runner import PortableRunner
+from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
 from pipelines.common.progress import Count, Progress, Watch, also_tell, sum_counts
-from pipelines.runners import engine, engine_errors
+from pipelines.runners import engine_errors
+from pipelines.runners.check import Question, answer
+from pipelines.runners.engine import Engine
 from pipelines.runners.local import Runner
 from schemas.errors import ExtremisError, InputError
 
@@ -46,18 +49,22 @@ class BeamRunner(Runner):
                 f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
             ) from None
         refuse_unknown(tuple(flags))
-        self._flags = flags
         self._counts: dict[str, Count] = {}  # of all flows so far
         self.shuffles = type(self._runner).__name__ in _SHUFFLING
-        self.on_engine = engine.is_engine(self._runner)
-        if self.on_engine:
-            engine.prepare(self._options)
+        self.far = True
+        on_engine = isinstance(self._runner, PortableRunner)
+        self._engine = Engine(self._runner, self._options, flags) if on_engine else None
         self.pipeline()  # refuses what its own checks refuse
 
+    def __exit__(self, *error: object) -> None:
+        """End what was started for an engine."""
+        if self._engine is not None:
+            self._engine.close()
+
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers of an engine. Raises as `check_workers`."""
-        if self.on_engine:
-            engine.check_workers(self, self._flags, reads, folder, say)
+        """Ask the workers of an engine. Raises as `Engine.ask`."""
+        if self._engine is not None:
+            self._engine.ask(reads, folder, say)
 
     def pipeline(self) -> beam.Pipeline:
         """Make an empty pipeline. Raises InputError: the runner refuses its options."""
@@ -69,38 +76,39 @@ class BeamRunner(Runner):
         os.rmdir(pipeline.local_tempdir)
         return pipeline
 
-    def run(
-        self, flow: Flow, watch: Watch | None = None, started: Callable[[PipelineResult], Any] | None = None
-    ) -> None:
+    def run(self, flow: Flow, watch: Watch | None = None) -> None:
         """Run `flow` to its end. A worker's ExtremisError is raised here as it was raised there.
 
-        Raises ExtremisError, too, where an engine failed. `started` is called with the job, which on an engine is
-        cancelled where this process is ended.
+        Raises ExtremisError, too, where an engine failed.
         """
+        engine = self._engine
+        name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
-        translate(flow, pipeline)
+        translate(flow, pipeline, engine.question if engine is not None else None)
         watching = watch.watching() if watch is not None else contextlib.nullcontext()
-        with _quiet(_LOGGERS) if self.on_engine else contextlib.nullcontext(), watching as settle:
+        with _quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
             try:
-                result = pipeline.run()
-                with engine.cancelling([result]) if self.on_engine else contextlib.nullcontext():
-                    if started is not None:
-                        started(result)
-                    result.wait_until_finish()
+                metrics = _run_here(pipeline) if engine is None else engine.run(pipeline, name)
                 if settle is not None:
-                    self._counts = sum_counts([self._counts, counts_of_result(result)])
+                    self._counts = sum_counts([self._counts, counts_of(metrics)])
                     settle(self._counts)
             except Exception as error:
                 cause = unwrap(error)
                 if cause is not None:
                     raise cause from None
-                if self.on_engine:
-                    raise _engine_failure(str(error)) from error
+                if engine is not None:
+                    raise engine_errors.failure(str(error)) from error
                 raise
 
 
-def translate(flow: Flow, pipeline: beam.Pipeline) -> None:
-    """Add the stages of `flow` to a Beam pipeline."""
+def _run_here(pipeline: beam.Pipeline) -> MetricResults:
+    result = pipeline.run()
+    result.wait_until_finish()
+    return result.metrics()
+
+
+def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:
+    """Add the stages of `flow` to a Beam pipeline, whose workers answer `question` before they begin."""
     made: dict[Output, PCollection] = {}
 
     def read(outputs: Sequence[Output], name: str) -> PCollection:
@@ -119,26 +127,34 @@ def translate(flow: Flow, pipeline: beam.Pipeline) -> None:
             continue
         sides = {place: AsDict(read(outputs, f"{label}: {place}")) for place, outputs in stage.sides.items()}
         arguments = [sides.get(place, argument) for place, argument in enumerate(stage.work.arguments)]
-        step = beam.ParDo(_Over(stage.work) if stage.work.way == "over" else _Each(stage.work), *arguments)
+        step = beam.ParDo((_Over if stage.work.way == "over" else _Each)(stage.work, question), *arguments)
         outputs = inputs | label >> step.with_outputs(*(tag for tag in stage.tags if tag != MAIN), main=MAIN)
         made |= {Output(number, tag): outputs[tag] for tag in stage.tags}
 
 
-class _Each(beam.DoFn):
-    """Work on one element."""
+class _Step(beam.DoFn):
+    """Work of a stage, on a worker that has answered the question."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = Work(work.way, work.function)
+    def __init__(self, work: Work, question: Question | None) -> None:
+        self._work, self._question = work, question
+
+    def setup(self) -> None:
+        if self._question is not None:
+            answer(self._question)
+
+
+class _Each(_Step):
+    """Work on one element, beside arguments that Beam brings."""
+
+    def __init__(self, work: Work, question: Question | None) -> None:
+        super().__init__(Work(work.way, work.function), question)
 
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
         yield from map(_for_beam, Work(self._work.way, self._work.function, arguments)([element]))
 
 
-class _Over(beam.DoFn):
+class _Over(_Step):
     """Work on the elements of a bundle, which are small, at its end."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
 
     def start_bundle(self) -> None:
         self._elements: Elements = []
@@ -158,11 +174,12 @@ def _for_beam(made: Any) -> Any:
     return TaggedOutput(made.tag, made.value) if isinstance(made, Tagged) else made
 
 
-def counts_of_result(result: Any) -> dict[str, Count]:
-    """Return the counts of a finished pipeline from its PipelineResult; none where the runner keeps none."""
+def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
+    """Return the counts of a finished pipeline from its metrics; none where the runner keeps none."""
     counts: dict[str, Count] = {}
-    with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
-        measured = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
+    with contextlib.suppress(Exception):  # of any kind: a runner without metrics
+        assert metrics is not None
+        measured = metrics.query(MetricsFilter().with_namespace(_NAMESPACE))
         for metric in measured["counters"]:
             step, _, unit = metric.key.metric.name.rpartition(".")
             more = Count(rows=metric.result) if unit == "rows" else Count(bytes=metric.result)
@@ -180,12 +197,6 @@ def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
-
-
-def _engine_failure(text: str) -> Exception:
-    """Return the error behind what an engine says: a fault of ours on a worker, or one of the engine's own."""
-    fault = engine_errors.python_cause(text)
-    return RuntimeError(f"on a worker: {fault}") if fault else ExtremisError(engine_errors.explain(text))
 
 
 def unwrap(error: BaseException) -> ExtremisError | None:
@@ -235,18 +246,15 @@ def _subclasses(kind: type) -> list[type]:
 
 @contextlib.contextmanager
 def _quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log, to loggers of these names, or print: `run` raises them anyway."""
+    """Silence tracebacks that runners log to loggers of these names: `run` raises them anyway."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    hook = threading.excepthook
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
-    threading.excepthook = lambda ended: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        threading.excepthook = hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

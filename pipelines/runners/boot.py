@@ -1,34 +1,68 @@
 """`extremis-worker`: the boot program of a worker on a cluster, in place of the one in Beam's container image.
 
-A runner starts it with the worker's id and the endpoint of its provision service, which knows the rest; it becomes the
-Python worker of the environment that it is installed in. It installs nothing: `--requirements_file` and its like are
-met by that environment. With `--worker_pool` it waits for runners that ask for workers (EXTERNAL environments).
+    engine ─▶ extremis-worker --id … (PROCESS, DOCKER) ─┐
+    engine ─▶ extremis-worker --worker_pool (EXTERNAL) ─┼─▶ warm parent ─▶ worker
+    engine ─▶ the launching process (LOOPBACK) ─────────┘
+
+The engine tells a worker its id and the endpoint of its provision service, which knows the rest. A warm parent has
+imported what a worker needs, and forks one in milliseconds; it has no threads and no gRPC, which a fork would break. It
+is started by the first who asks, for the same program, modules and environment, and ends soon after its last worker.
+A worker ends with who asked for it. Nothing is installed: the environment has what `--requirements_file` would bring.
 """
 
 import argparse
+import contextlib
+import fcntl
+import gc
+import hashlib
+import importlib
+import json
 import logging
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
-from pipelines.runners.local import end_with_parent
-from schemas.processes import python_command
+from schemas.processes import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # for the runner to say what this worker is for
+_IDLE_SECONDS = 10.0  # of a warm parent without workers
+_LOOK_SECONDS = 0.5  # of a warm parent, at its workers
+_IMPORTED = (
+    "apache_beam.runners.worker.sdk_worker_main",
+    "pipelines.shard",
+    "pipelines.mine",
+    "pipelines.runners.check",
+)
+_PACKAGES = ("schemas", "search", "trainer", "pipelines")  # whose change makes a warm parent stale
+_LONGEST = 60  # characters of a folder for sockets, whose paths end at 107
+_CHUNK = 1 << 16  # bytes of an order
+_FORKED = b"f"
 POOL_PORT = 50000  # as in Beam's image
-_SIBLING = "from pipelines.runners.boot import serve_beam; serve_beam()"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Become a worker, or serve a pool of workers, as `arguments` say; by default those of this process."""
-    parser, options = parse(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser, options = parse(words)
     if options.worker_pool:
-        _serve_pool(options.service_port)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # which a container's first process would ignore
+        with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
+            signal.pause()
     elif not options.id or not options.provision_endpoint:
         parser.error("a runner gives --id and --provision_endpoint; did you mean --worker_pool?")
     else:
-        _become_worker(options)
+        end_with_parent()
+        sys.exit(_run_worker(words))
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -79,30 +113,198 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
     return [{**shared, "WORKER_ID": name} for name in (options.id, *info.sibling_worker_ids)]
 
 
-def _become_worker(options: argparse.Namespace) -> None:
-    """Become the worker; those that the runner wants beside it are processes that end with it."""
-    own, *siblings = worker_environments(options)
-    for sibling in siblings:
-        subprocess.Popen(python_command(_SIBLING), env={**os.environ, **sibling})
+def _run_worker(words: Sequence[str]) -> int:
+    """Have a warm parent fork the worker, and wait for its end; its status. Where there is none, become the worker."""
+    forked = False
+    with contextlib.suppress(OSError), _order({"words": words}, (1, 2)) as worker:
+        forked = worker.recv(1) == _FORKED
+        if forked and (status := worker.recv(1)):
+            return status[0]
+    if not forked:
+        _work({"words": words})
+    return int(forked)  # a worker that was killed says nothing
+
+
+def _work(order: Mapping[str, Any]) -> None:
+    """Serve the Beam runner that an order names to its end, beside the workers that the runner wants besides."""
+    own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
+    beside = [_order({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
     os.environ.update(own)
-    serve_beam()  # in this process, which has imported Beam already: seconds a pipeline
-
-
-def serve_beam() -> None:
-    """Serve the Beam runner that the environment names, to its end; end with the process that started this one."""
-    end_with_parent()
     # Beam logs to the runner; without any other handler its first message would open one on standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
+    from pipelines.runners.check import compare_versions
+
+    compare_versions(json.loads(own["PIPELINE_OPTIONS"]))
     sdk_worker_main.main([])
+    del beside
 
 
-def _serve_pool(port: int) -> None:
-    from apache_beam.runners.worker import worker_pool_main
+@contextlib.contextmanager
+def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
+    """Serve runners with EXTERNAL environments from threads of this process until the block ends; the port.
 
-    program = os.path.abspath(sys.argv[0])
-    worker_pool_main.main([program, f"--service_port={port}", f"--container_executable={program}"])
+    Several runners may share the pool, and call their workers by the same names: whoever stops a worker of some name
+    stops none, and each ends with its runner's connection. `silent`: what workers print is dropped.
+    """
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(open(os.devnull, "w")) if silent else None
+        places = (output.fileno(), output.fileno()) if output else (1, 2)
+        workers = {stack.enter_context(_order({}, places))}  # which does nothing but keep the warm parent
+
+        import grpc
+        from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
+        from apache_beam.utils import thread_pool_executor
+
+        class Pool(beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolServicer):
+            def StartWorker(self, request: Any, context: Any) -> Any:
+                for ended in select.select(workers, [], [], 0)[0]:
+                    ended.close()
+                    workers.discard(ended)
+                ends = ("provision", "control", "logging")
+                words = [f"--{end}_endpoint={getattr(request, f'{end}_endpoint').url}" for end in ends]
+                worker = _order({"words": [f"--id={request.worker_id}", *words]}, places)
+                if worker.recv(1) != _FORKED:
+                    return beam_fn_api_pb2.StartWorkerResponse(error="no worker could be forked: see the pool's output")
+                workers.add(worker)
+                return beam_fn_api_pb2.StartWorkerResponse()
+
+            def StopWorker(self, request: Any, context: Any) -> Any:
+                return beam_fn_api_pb2.StopWorkerResponse()
+
+        options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]
+        server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=options)
+        beam_fn_api_pb2_grpc.add_BeamFnExternalWorkerPoolServicer_to_server(Pool(), server)
+        chosen = server.add_insecure_port(f"[::]:{port}")
+        server.start()
+        try:
+            yield chosen
+        finally:
+            server.stop(0)
+            for worker in workers:
+                worker.close()
+
+
+def _order(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
+    """Order a worker of the warm parent, which is started where there is none; the worker lives while this is open.
+
+    It writes to the files with the descriptors `places`, and sends _FORKED, and in the end its status. An empty order
+    is a process that waits. Raises OSError: there is no place for a socket here.
+    """
+    place, connection = _place(), socket.socket(socket.AF_UNIX)
+    with _alone(place.parent):
+        try:
+            connection.connect(str(place))
+        except OSError:
+            place.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(place))
+                listener.listen()
+                program = f"from pipelines.runners.boot import serve_warm; serve_warm({listener.fileno()})"
+                nothing = subprocess.DEVNULL
+                subprocess.Popen(
+                    python_command(program),
+                    stdin=nothing,
+                    stdout=nothing,
+                    stderr=nothing,
+                    pass_fds=[listener.fileno()],
+                    start_new_session=True,
+                )
+                connection.connect(str(place))
+    socket.send_fds(connection, [json.dumps(order).encode() + b"\n"], places)
+    return connection
+
+
+def _place() -> Path:
+    """Return the socket of the warm parent for this program, its modules, environment and folder. Raises OSError."""
+    modules = (path for name in _PACKAGES for path in (Path(__file__).parents[2] / name).rglob("*.py"))
+    newest = max(path.stat().st_mtime_ns for path in modules)
+    facts = [sys.executable, sys.path, sorted(os.environ.items()), os.getcwd(), newest]
+    base = tempfile.gettempdir()
+    folder = Path(base if len(base) < _LONGEST else "/tmp") / f"extremis-worker-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is open to others")
+    return folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep everybody else from starting or ending warm parents."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def serve_warm(number: int) -> None:
+    """Be a warm parent, whose listening socket has the file descriptor `number`, until nobody needs it."""
+    listener = socket.socket(fileno=number)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # pages that no collection touches stay shared
+    needed = time.monotonic()
+    while True:
+        if _reap():
+            needed = time.monotonic()
+        if select.select([listener], [], [], _LOOK_SECONDS)[0]:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _be_worker(connection)
+            connection.close()
+        elif time.monotonic() > needed + _IDLE_SECONDS:
+            place = Path(listener.getsockname())
+            with _alone(place.parent):
+                if not select.select([listener], [], [], 0)[0]:
+                    place.unlink(missing_ok=True)
+                    return
+
+
+def _reap() -> bool:
+    """Forget the workers that have ended; whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _be_worker(connection: socket.socket) -> NoReturn:
+    """Carry out the order that comes through `connection`; end with it."""
+    status = 1
+    try:
+        order, places, _, _ = socket.recv_fds(connection, _CHUNK, 2)
+        while not order.endswith(b"\n"):
+            order += connection.recv(_CHUNK)
+        for target, place in enumerate(places, 1):
+            os.dup2(place, target)
+            os.close(place)
+        connection.send(_FORKED)
+        ended = threading.Thread(target=_end_with, args=(connection,), daemon=True)
+        ended.start()
+        if order := json.loads(order):
+            _work(order)
+        else:
+            ended.join()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            connection.send(bytes([status]))
+        os._exit(status)
+
+
+def _end_with(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,47 +1,58 @@
-"""Engines: clusters of Flink or Spark behind a Beam job server, and a check of their workers before a flow starts.
-
-    numbers ─▶ answer: versions, cores, memory; read INPUT, write beside the output
-
-What is wrong is one message that names the worker and the remedy, where a flow would fail late, or wait for ever.
-"""
+"""Engines: Flink, Spark and Prism behind a Beam job server, which runs the jobs of a command one after the other."""
 
 import contextlib
-import json
-import os
-import platform
+import functools
 import queue
+import secrets
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
-import apache_beam
+import apache_beam as beam
+import grpc
 from apache_beam.options import pipeline_options as options
+from apache_beam.runners.portability.job_server import SubprocessJobServer
 from apache_beam.runners.portability.portable_runner import PortableRunner
-from apache_beam.runners.runner import PipelineResult, PipelineRunner
+from apache_beam.runners.runner import PipelineResult
+from apache_beam.utils.subprocess_server import pick_port
 
-from pipelines.common.flow import Flow
-from pipelines.common.progress import Progress
+from pipelines.common.progress import Progress, silent
+from pipelines.runners import engine_errors
+from pipelines.runners.boot import serve_pool
+from pipelines.runners.check import OPTION, Question
+from pipelines.runners.flink import Flink
 from schemas import storage
-from schemas.cores import cores
-from schemas.errors import ExtremisError, InputError, StorageError
-from schemas.manifest import code_version
-from schemas.sizes import say_bytes
-from schemas.storage import join
-from schemas.waits import Wait
+from schemas.errors import ExtremisError, InputError
+from schemas.waits import Wait, waiting
 
 START_SECONDS = 60.0  # for the first answer of a worker
 _CONNECT_SECONDS = 5.0
+_SERVER_SECONDS = 120.0  # for a job server of our own to listen
+_CANCEL_SECONDS = 10.0
+_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # at a job, and at answers on a disk or in a store
+_CACHE_MILLISECONDS = "10000"  # a stage that needs a worker again within a job finds the last one
+_PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have answered this process
+# A job server ends with this process, whatever ends it: then the pipe on standard input is closed.
+_BESIDE = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
+_BINARIES = {
+    "FlinkRunner": "Give Beam's jar for your Flink as --flink_job_server_jar=PATH",
+    "SparkRunner": "Give Beam's jar for your Spark as --spark_job_server_jar=PATH",
+    "PrismRunner": "Build Prism with Go (go install github.com/apache/beam/sdks/v2/go/cmd/prism@v{version}), and give "
+    "the program as --prism_location=PATH",
+}
 
 
 class StartOptions(options.PipelineOptions):
-    """Our own Beam option: `--start_timeout`, seconds."""
+    """Our own Beam options: `--start_timeout`, seconds; and the question that goes to the workers with them."""
 
     @classmethod
     def _add_argparse_args(cls, parser: "options._BeamArgumentParser") -> None:
@@ -50,18 +61,276 @@ class StartOptions(options.PipelineOptions):
             "--start-timeout",
             type=float,
             default=START_SECONDS,
-            help="Seconds for the workers of Flink or Spark to answer before the pipeline starts. 0: do not ask.",
+            help="Seconds for the workers of an engine to answer. 0: do not ask.",
+        )
+        parser.add_argument(f"--{OPTION}", help="What Extremis asks its workers; it gives this by itself.")
+
+
+class Engine:
+    """Engine that Beam options name, for the jobs of one command.
+
+    `start` and `close` are for its job server and LOOPBACK's workers. Raises InputError: no engine is named.
+    """
+
+    def __init__(self, runner: PortableRunner, beam_options: options.PipelineOptions, flags: Sequence[str]) -> None:
+        self._runner, self._options, self._flags = runner, beam_options, tuple(flags)
+        self._portable = beam_options.view_as(options.PortableOptions)
+        if type(runner) is PortableRunner and not self._portable.job_endpoint:
+            raise InputError("--runner=PortableRunner needs the address of a job server: --job_endpoint=HOST:PORT.")
+        # Beam would ask pip, for a second a job, what is installed here.
+        beam_options.view_as(options.DebugOptions).add_experiment("disable_logging_submission_environment")
+        if not any(flag.startswith("--environment_cache_millis") for flag in flags):
+            self._portable.environment_cache_millis = _CACHE_MILLISECONDS
+        beam_options.view_as(options.DebugOptions).add_experiment("disable_prism_server_singleton")
+        self._flink, self._theirs = Flink.of(beam_options), self._portable.job_endpoint not in (None, "embed")
+        flink = beam_options.view_as(options.FlinkRunnerOptions)
+        if self._theirs:  # who know their Flink, maybe by another address
+            flink.flink_master = "[auto]"
+        self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
+        self._stack, self._started = contextlib.ExitStack(), False
+        self._say: Progress = silent
+        self.question: Question | None = None
+        self._answered = False
+
+    def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
+        """Ask the workers, as they begin with the first job, to read `reads` and to write below `folder`.
+
+        Once a process; nothing is asked with `--start_timeout=0`. Raises ExtremisError: no job server, no slot.
+        """
+        self._say = say
+        self.start()
+        if self._flags in _PASSED or not self._seconds:
+            return
+        if self._flink is not None:
+            self._flink.require_slots(max(1, self._options.view_as(options.FlinkRunnerOptions).parallelism))
+        self.question = Question.ask(reads, folder)
+        self._options.view_as(StartOptions).extremis_question = str(self.question)
+
+    def start(self) -> None:
+        """Start what the jobs need beside the engine: once. Raises ExtremisError, InputError."""
+        if self._started:
+            return
+        _hush_beam()
+        try:
+            self._runner.default_environment(self._options)  # which says where LOOPBACK is the default
+        except ValueError as error:
+            raise InputError(f"Beam options: {error}") from None
+        require_job_server(self._portable)
+        if self._portable.environment_type == "LOOPBACK":
+            port = self._stack.enter_context(serve_pool(silent=True))
+            self._portable.environment_type = "EXTERNAL"
+            self._portable.environment_config = f"localhost:{port}"
+        if not self._portable.job_endpoint:
+            self._start_job_server()
+        self._started = True
+
+    def close(self) -> None:
+        """End what `start` has started."""
+        self._stack.close()
+
+    def name_job(self) -> str:
+        """Return the name of the next job; it is in the options of the pipelines that are made from now on."""
+        self.start()
+        name = f"{self._name}-{secrets.token_hex(4)}"
+        self._options.view_as(options.GoogleCloudOptions).job_name = name
+        return name
+
+    def run(self, pipeline: beam.Pipeline, name: str) -> Any:
+        """Run a pipeline to its end; its metrics. Raises ExtremisError, RuntimeError; then its job is ended, too.
+
+        Where it may go on, the message says so.
+        """
+        result: PipelineResult | None = None
+        with _ending(), contextlib.ExitStack() as waits:
+            try:
+                result = pipeline.run()
+                looked = self._look(waits)
+                for ended in _states(result):
+                    if ended or (self._flink is not None and self._flink.find(name)[1] == "FINISHED"):
+                        break
+                    next(looked)
+                if self.question is not None and not self._answered:
+                    self.question.summarize(self._say)
+                    self._answered = True
+                    _PASSED.add(self._flags)
+                with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
+                    return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
+            except _Failed as error:  # by the engine, so that nothing is left to end
+                raise error.cause from None
+            except BaseException as error:
+                # An interrupt may come when the job has begun, and Beam has not said so.
+                begun = result is not None or not isinstance(error, Exception)
+                remains = self._end(result, name) if begun else ""
+                if isinstance(error, ExtremisError):
+                    raise type(error)(f"{error} {remains}".strip()) from None
+                if isinstance(error, grpc.RpcError):
+                    raise self._lost(error, remains) from None
+                if remains:
+                    self._say(remains)
+                raise
+        return None
+
+    @property
+    def _seconds(self) -> float:
+        return float(self._options.view_as(StartOptions).start_timeout)
+
+    def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
+        """Look at the workers' answers whenever it is time. Raises InputError: one lacks something, or none is."""
+        began = time.monotonic()
+        if self.question is None:
+            while True:
+                yield
+        if not self._answered:
+            waits.enter_context(Wait("an answer of the workers", seconds=self._seconds))
+        pause = _LOCAL_SECONDS if storage.is_local(self.question.folder) else _REMOTE_SECONDS
+        due, some = began + pause, self._answered
+        while True:
+            if time.monotonic() >= due:
+                due = time.monotonic() + pause
+                some = bool(self.question.answers()) or some
+                if some:
+                    waits.close()
+                elif time.monotonic() > began + self._seconds:
+                    raise self._no_worker()
+            yield
+
+    def _no_worker(self) -> InputError:
+        kind, settings = describe_environment(self._flags)
+        remedies = {
+            "PROCESS": f"On every machine of the engine try its command by hand, with --help: {settings}. It needs "
+            "Extremis and Beam as here",
+            "DOCKER": f"Every machine of the engine needs Docker and the image {settings or 'of Beam'}",
+            "EXTERNAL": f"Beside each machine of the engine `extremis-worker --worker_pool` has to listen: {settings}",
+            "LOOPBACK": "The engine's machines have to reach this one as localhost: LOOPBACK is for one machine",
+        }
+        remedy = remedies.get(kind, f"See what the environment {kind} needs")
+        return InputError(
+            f"no worker answered within {self._seconds:g} s. {remedy}; or the engine has no free slot, see its page. "
+            "--start-timeout sets how long to wait."
+        )
+
+    def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
+        where = f"the job server at {self._portable.job_endpoint}"
+        code = error.code() if isinstance(error, grpc.Call) else None
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            return ExtremisError(f"{where} has ended, or is not reached any more. See its log. {remains}".strip())
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ExtremisError(
+                f"{where} does not answer. See its log, and that it reaches its engine. {remains}".strip()
+            )
+        return ExtremisError(f"{engine_errors.explain(str(error))} {remains}".strip())
+
+    def _end(self, result: PipelineResult | None, name: str) -> str:
+        """Cancel a job; nothing where it has ended, or what remains of it and how to end it."""
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                if result is not None:
+                    result.cancel()
+
+        thread = threading.Thread(target=ask, name="cancel-job", daemon=True)
+        thread.start()
+        if self._flink is not None:
+            if self._flink.cancel(name, _CANCEL_SECONDS):
+                return ""
+            where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
+            return f"Its job {name} may stay on Flink and hold slots: end it by curl -X PATCH '{where}', or on Flink's page."
+        thread.join(_CANCEL_SECONDS)
+        if not self._theirs:
+            return ""  # it ends with its job server
+        return (
+            f"Its job {name} is cancelled at the job server; on Flink it may go on, and hold slots: see its "
+            "page. With --flink_master=HOST:PORT it is ended there, too."
+        )
+
+    def _start_job_server(self) -> None:
+        """Start the job server that the runner brings: one for all jobs. Raises InputError."""
+        name = type(self._runner).__name__
+        remedy = _BINARIES.get(name, "See the runner's page").format(version=beam.version.__version__)
+        (port,) = pick_port(None)
+        own = self._options.view_as(options.JobServerOptions)
+        own.job_port = own.job_port or port
+        server = self._runner.default_job_server(self._options)
+        # Beam would end it by a handler of signals, which the main thread alone may set.
+        server = getattr(server, "_job_server", server)
+        if not isinstance(server, SubprocessJobServer):  # it lives in this process
+            return
+        server._local_temp_root = folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="extremis-"))
+        try:
+            command, endpoint = server.subprocess_cmd_and_endpoint()
+        except Exception as error:  # of any kind: what it downloads is not there
+            raise InputError(
+                f"{name} has no job server here: {engine_errors.first_cause(str(error))}. {remedy}."
+            ) from None
+        if shutil.which(str(command[0])) is None:
+            raise InputError(f"{name} needs the program {command[0]}, which is not here. {remedy}.")
+        log = Path(folder) / "job-server.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _BESIDE, "sh", *map(str, command)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C is for this process, which cancels its job first
+            )
+        self._stack.callback(_stop, process)
+        for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_LOOK_SECONDS):
+            if process.poll() is not None:
+                break
+            with contextlib.suppress(OSError), _connect(endpoint):
+                self._portable.job_endpoint = endpoint
+                return
+        said = " ".join(log.read_text(errors="replace").split())[-300:]
+        raise InputError(
+            f"the job server of {name} does not start ({command[0]}): {said or 'it says nothing'}. {remedy}."
         )
 
 
-def is_engine(runner: PipelineRunner | None) -> bool:
-    """Return true where `runner` gives the pipeline to a job server."""
-    return isinstance(runner, PortableRunner)
+class _Failed(Exception):
+    """A job that the engine says has failed, and why."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
 
 
-def prepare(pipeline_options: options.PipelineOptions) -> None:
-    """Set what an engine is better off with: Beam would ask pip, for a second a job, what is installed here."""
-    pipeline_options.view_as(options.DebugOptions).add_experiment("disable_logging_submission_environment")
+def _states(result: PipelineResult) -> Iterator[bool]:
+    """Yield whether a job has ended, every moment. Raises _Failed, grpc.RpcError."""
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            result.wait_until_finish()
+            ended.put(None)
+        except Exception as error:
+            ended.put(error)
+
+    threading.Thread(target=wait, name="wait_until_finish", daemon=True).start()
+    while True:
+        try:
+            error = ended.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            yield False
+            continue
+        if error is not None:
+            raise error if isinstance(error, grpc.RpcError) else _Failed(error)
+        yield True
+
+
+def _stop(process: subprocess.Popen) -> None:
+    with contextlib.suppress(OSError):
+        process.communicate()  # closes the pipe
+
+
+@functools.cache
+def _hush_beam() -> None:
+    """Drop what Beam's waiting threads would print when a job server is gone: `Engine.run` says it."""
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if ended.thread is None or not ended.thread.name.startswith("wait_until_finish"):
+            before(ended)
+
+    threading.excepthook = hook
 
 
 def start_timeout(beam_options: Sequence[str]) -> float:
@@ -76,32 +345,32 @@ def describe_environment(beam_options: Sequence[str]) -> tuple[str, str]:
     return portable.environment_type or "DOCKER", settings
 
 
-def require_job_server(beam_options: Sequence[str]) -> None:
-    """Raise ExtremisError where nothing listens at the endpoints of the job server; Beam waits for minutes."""
-    portable = options.PipelineOptions(list(beam_options)).view_as(options.PortableOptions)
+def require_job_server(portable: options.PortableOptions) -> None:
+    """Raise InputError where nothing listens at the endpoints of the job server; Beam waits for minutes."""
     for flag, endpoint in (("job_endpoint", portable.job_endpoint), ("artifact_endpoint", portable.artifact_endpoint)):
         if endpoint and endpoint != "embed":
-            host, port = _split(flag, endpoint)
             try:
-                socket.create_connection((host, port), _CONNECT_SECONDS).close()
+                _connect(endpoint).close()
+            except ValueError:
+                raise InputError(f"--{flag}={endpoint}: give host and port, such as localhost:8099.") from None
             except OSError as error:
-                raise ExtremisError(
+                raise InputError(
                     f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server of your "
                     "engine there, or give the address where it listens."
                 ) from None
 
 
-def _split(flag: str, endpoint: str) -> tuple[str, int]:
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(f"//{endpoint}")
-        if parts.hostname and parts.port:
-            return parts.hostname, parts.port
-    raise InputError(f"--{flag}={endpoint}: give host and port, such as localhost:8099.")
+def _connect(endpoint: str) -> socket.socket:
+    """Connect to an address. Raises OSError, ValueError."""
+    parts = urlsplit(f"//{endpoint}")
+    if not parts.hostname or not parts.port:
+        raise ValueError(endpoint)
+    return socket.create_connection((parts.hostname, parts.port), _CONNECT_SECONDS)
 
 
 @contextlib.contextmanager
-def cancelling(results: Sequence[PipelineResult]) -> Iterator[None]:
-    """Cancel the jobs of `results` where Ctrl-C, SIGTERM or SIGHUP ends the block: a job outlives its launcher."""
+def _ending() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the block as Ctrl-C does: a job outlives its launcher."""
     main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
@@ -109,185 +378,10 @@ def cancelling(results: Sequence[PipelineResult]) -> Iterator[None]:
         signal.signal(number, _end)
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        for result in results:
-            cancel(result)
-        raise
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
 
 
-def cancel(result: PipelineResult) -> None:
-    """Cancel a job, and wait some seconds at most for a job server that may be gone."""
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):
-            result.cancel()
-
-    thread = threading.Thread(target=ask, name="cancel-job", daemon=True)
-    thread.start()
-    thread.join(2 * _CONNECT_SECONDS)
-
-
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-_QUESTIONS = 32  # dealt out over the workers; each answers once
-_ANSWERED: set[str] = set()  # on a worker: checks that it has answered
-_PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have answered this process
-_LAUNCHER = "launcher.json"
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Versions that launcher and workers share: of Extremis, Beam, and Python without its last part."""
-
-    extremis: str
-    beam: str
-    python: str
-
-    @staticmethod
-    def here() -> "Versions":
-        """Return those of this process."""
-        return Versions(code_version(), apache_beam.version.__version__, ".".join(platform.python_version_tuple()[:2]))
-
-    def __str__(self) -> str:
-        return f"Extremis {self.extremis}, Beam {self.beam}, Python {self.python}"
-
-
-@dataclass(frozen=True)
-class Question:
-    """Question to every worker: are the versions these, can it read `reads`, and write below `folder`?"""
-
-    id: str
-    versions: Versions
-    reads: tuple[str, ...]
-    folder: str
-    asked: float  # seconds since 1970 by the launcher's clock
-
-
-class _Runner(Protocol):
-    def run(self, flow: Flow, *, started: Callable[[PipelineResult], Any]) -> None: ...
-
-
-def check_workers(
-    runner: _Runner, beam_options: Sequence[str], reads: Sequence[str], folder: str, say: Progress
-) -> None:
-    """Ask the workers of an engine before a flow that reads `reads` and writes below `folder`; once a process.
-
-    Nothing is asked with `--start_timeout=0`. Raises ExtremisError: no job server, no worker within the time, another
-    version, a place that a worker cannot reach; what the engine itself says is wrong.
-    """
-    seconds = start_timeout(beam_options)
-    require_job_server(beam_options)
-    if not seconds or tuple(beam_options) in _PASSED:
-        return
-    say("asking the workers")
-    folder = join(folder, "check")
-    question = Question(uuid.uuid4().hex, Versions.here(), tuple(reads), folder, time.time())
-    storage.write_bytes(join(folder, _LAUNCHER), json.dumps(asdict(question)).encode(), durable=False)
-    flow = Flow()
-    flow.create("Questions", range(_QUESTIONS)).map("Answer", answer, question)
-    _run_within(runner, flow, beam_options, seconds)
-    answers = [json.loads(storage.read_bytes(join(folder, name))) for name in storage.list_names(folder)]
-    workers = sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
-    if not workers:
-        raise ExtremisError(
-            f"the workers answered, but nothing of it is in {folder}: they write elsewhere under this path. Use a "
-            "shared file system or an object store for DATA, RUN and OUT."
-        )
-    _PASSED.add(tuple(beam_options))
-    machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
-    last = max(each["seconds"] for each in workers)
-    hosts = "; ".join(f"{host}: {facts}" for host, facts in sorted(machines.items()))
-    say(f"{len(workers)} worker{'s' * (len(workers) > 1)} answered, the last after {last:.1f} s ({hosts})")
-
-
-def answer(number: int, question: Question) -> None:
-    """Answer on a worker, once a process. Raises ExtremisError, which names this worker and what it lacks."""
-    if question.id in _ANSWERED:
-        return
-    host = socket.gethostname()
-    worker = f"{host}, process {os.getpid()}"
-    versions = Versions.here()
-    if versions != question.versions:
-        raise ExtremisError(
-            f"the worker {worker} has {versions}; the launching process has {question.versions}. Install the same "
-            "versions on every machine of the engine, or in the image of its workers."
-        )
-    for url in (join(question.folder, _LAUNCHER), *question.reads):
-        _require_readable(worker, url)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts = {
-        "worker": worker,
-        "host": host,
-        "cores": cores(),
-        "memory": memory,
-        "seconds": time.time() - question.asked,
-    }
-    try:
-        body = json.dumps(facts).encode()
-        storage.write_bytes(join(question.folder, f"{host}-{os.getpid()}.json"), body, durable=False)
-    except (StorageError, OSError) as error:
-        raise ExtremisError(
-            f"the worker {worker} cannot write to {question.folder}: {error} Give it the right, or another place."
-        ) from None
-    _ANSWERED.add(question.id)
-
-
-def _require_readable(worker: str, url: str) -> None:
-    remedy = "Use a shared file system or an object store that every machine reaches under the same URL."
-    try:
-        if storage.exists(url):
-            with storage.open_read(url) as file:
-                file.read(1)
-            return
-    except (ExtremisError, OSError) as error:
-        raise ExtremisError(f"the worker {worker} cannot read {url}: {error} {remedy}") from None
-    raise ExtremisError(f"the worker {worker} sees no file {url}, which is there for the launching process. {remedy}")
-
-
-def _run_within(runner: _Runner, flow: Flow, beam_options: Sequence[str], seconds: float) -> None:
-    """Run `flow`; cancel it where it has not ended after `seconds`. Raises as `run`, and ExtremisError."""
-    ended: queue.Queue[BaseException | None] = queue.Queue()
-    started: list[PipelineResult] = []
-
-    def work() -> None:
-        try:
-            runner.run(flow, started=started.append)
-            ended.put(None)
-        except BaseException as error:
-            ended.put(error)
-
-    threading.Thread(target=work, name="check-workers", daemon=True).start()
-    with cancelling(started), Wait("an answer of the workers", seconds=seconds):
-        try:
-            error = ended.get(timeout=seconds)
-        except queue.Empty:
-            for result in started:
-                cancel(result)
-            raise _no_worker(beam_options, seconds, bool(started)) from None
-    if error is not None:
-        raise error
-
-
-def _no_worker(beam_options: Sequence[str], seconds: float, submitted: bool) -> ExtremisError:
-    if not submitted:
-        return ExtremisError(
-            f"the job server did not take the job within {seconds:g} s. See its log, and that it reaches its engine."
-        )
-    kind, settings = describe_environment(beam_options)
-    remedies = {
-        "PROCESS": f"On every machine of the engine try its command by hand, with --help: {settings}. It needs "
-        "Extremis and Beam as here",
-        "DOCKER": f"Every machine of the engine needs Docker and the image {settings or 'of Beam'}",
-        "EXTERNAL": f"Beside every machine of the engine, `extremis-worker --worker_pool` has to listen at {settings}",
-        "LOOPBACK": "The engine's machines have to reach this one as localhost: LOOPBACK is for one machine",
-    }
-    remedy = remedies.get(kind, f"See what the environment {kind} needs")
-    return ExtremisError(
-        f"no worker answered within {seconds:g} s. {remedy}; or the engine has no free slot, see its page. "
-        "--start-timeout sets how long to wait."
-    )

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 
+from schemas.errors import ExtremisError, InputError
+
 _MEBIBYTE = 1 << 20
 _SPARE = 2  # times what was lacking first: the tasks behind it have taken none yet
 
@@ -13,6 +15,8 @@ _PYTHON = re.compile(r"Traceback \(most recent call last\):")
 _PYTHON_CAUSE = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
 )
+# Beam's own check, where workers have another boot program than ours.
+_OTHER_BEAM = re.compile(r"Submission environment: \S+/(\S+?)\. Runtime environment: \S+/(\S+?)\.(?:\s|$)")
 _LONGEST = 300  # characters of an unknown cause
 
 
@@ -37,15 +41,20 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
     )
 
 
+Messages = dict[str, str | Callable[[re.Match[str], str], str]]
+
 # By a pattern of what an engine says: the message, with what the groups matched, or what makes it of match and text.
-KNOWN: dict[str, str | Callable[[re.Match[str], str], str]] = {
-    r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
+_MEMORY: Messages = {
     r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
         "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
         "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
     ),
+}
+# What options or the set-up say wrong, before any work begins.
+_SETUP: Messages = {
+    r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
     r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
     r"TimeoutException: Timeout has occurred: \d+ ms": (  # what is left of a request for slots
         "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
@@ -75,10 +84,16 @@ KNOWN: dict[str, str | Callable[[re.Match[str], str], str]] = {
         "nothing listens on localhost:{0}, where the engine looked for its master or for a worker pool. Start it, "
         "or give the address that the engine's machines know it by."
     ),
+    r"ConnectException|Connection refused": (
+        "the job server does not reach the master of its engine, whose address is among its own options. Start the "
+        "master, or the job server with another address; --flink_master=HOST:PORT has Extremis ask Flink first."
+    ),
     r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)": (
         "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
         "machines can read and write, and --artifact_endpoint the address that it listens on."
     ),
+}
+_RUNNING: Messages = {
     r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out": (
         "Flink lost the TaskManager {0}{1}; it was out of memory, most likely. Give it more, and have Flink try "
         "again: restart-strategy.type: fixed-delay."
@@ -98,12 +113,24 @@ KNOWN: dict[str, str | Callable[[re.Match[str], str], str]] = {
 }
 
 
-def explain(text: str) -> str:
-    """Return one message for the failure of an engine that `text` tells of, with Java's traces or without."""
-    for pattern, message in KNOWN.items():
+def explain(text: str) -> ExtremisError:
+    """Return the error for the failure of an engine that `text` tells of, with Java's traces or without."""
+    for pattern, message in (_MEMORY | _SETUP | _RUNNING).items():
         if match := re.search(pattern, text):
-            return message(match, text) if callable(message) else message.format(*match.groups(default=""))
-    return f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v."
+            said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
+            return InputError(said) if pattern in _SETUP else ExtremisError(said)
+    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v.")
+
+
+def failure(text: str) -> Exception:
+    """Return the error behind what an engine says: a fault of ours on a worker, or one of the engine's own."""
+    if versions := _OTHER_BEAM.search(text):
+        return InputError(
+            f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "
+            "and Beam on every machine of the engine, or in the image of its workers."
+        )
+    fault = python_cause(text)
+    return RuntimeError(f"on a worker: {fault}") if fault else explain(text)
 
 
 def first_cause(text: str) -> str:

@@ -1,10 +1,8 @@
 """Flows on this machine: in this process, on threads of it, or on worker processes, whose death ends the run."""
 
-import os
 import queue
 import signal
 import subprocess
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +14,10 @@ from typing import Literal, Self
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
 from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
 from schemas.errors import ExtremisError
-from schemas.processes import python_command
-from schemas.waits import Wait, waiting
+from schemas.processes import end_with_parent, python_command
+from schemas.waits import Wait
 
 _PIECES = 4  # of a stage's elements a worker: one that is done takes another
-_LOOK_SECONDS = 0.5  # of a worker process, whether its parent is there
 _STOP_SECONDS = 20.0  # for an idle worker process to end
 
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
@@ -40,9 +37,12 @@ class Piece:
 
 
 class Runner:
-    """Runner of flows, to be closed after the last one by a `with` block. `shuffles`: it moves bulk data itself."""
+    """Runner of flows, to be closed after the last one by a `with` block.
 
-    shuffles = False
+    shuffles: it moves bulk data itself. far: each flow is a job elsewhere, which takes seconds to start.
+    """
+
+    shuffles = far = False
 
     def __enter__(self) -> Self:
         return self
@@ -181,17 +181,6 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def end_with_parent() -> None:
-    """End this process with the one that started it: a worker that outlived a run would write beside the next one."""
-
-    def watch_parent(parent: int) -> None:
-        for _ in waiting("", every=_LOOK_SECONDS):
-            if os.getppid() != parent:
-                os._exit(1)
-
-    threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
 
 
 def serve(place: int) -> None:

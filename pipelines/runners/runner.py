@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pipelines.runners.local import LocalRunner, Mode, Runner
 from schemas import storage
 from schemas.cores import cores
-from schemas.errors import MissingExtra
+from schemas.errors import InputError, MissingExtra
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16
@@ -17,7 +17,9 @@ RUNNERS = {
     "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
 }
 # Names of Beam's own local runners, whose options hold for ours.
-_LOCAL = ("", "DirectRunner", "FnApiRunner")
+_LOCAL = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
+# Beam's runners on which the bytes are those of this process.
+_ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "DataflowRunner")
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
@@ -62,7 +64,7 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
     from pipelines.runners.beam_runner import refuse_unknown
 
-    name: str = options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
+    name = _known(options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or "")
     if name in RUNNERS:
         _imported(name)  # its options come with it
     elif name not in _LOCAL:
@@ -70,6 +72,19 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
     refuse_unknown(flags)
     direct = options.PipelineOptions(list(flags)).view_as(options.DirectOptions)
     return name, direct.direct_running_mode, int(direct.direct_num_workers)
+
+
+def _known(name: str) -> str:
+    """Return the runner that Beam knows by `name`, which may be short (flink). Raises InputError: ours is none."""
+    known = (*_LOCAL, *RUNNERS, *_ELSEWHERE)
+    short = name.rpartition(".")[2].lower().removesuffix("runner")
+    for each in known:
+        if each.lower().removesuffix("runner") == short:
+            return each
+    raise InputError(
+        f"cannot use the Beam runner {name!r}: tables are not the same on it to the byte, or nobody has tried. Use one "
+        f"of {', '.join(known[1:])}, or leave --runner out to run in this process."
+    )
 
 
 def _imported(name: str) -> Callable[[Sequence[str]], Runner]:

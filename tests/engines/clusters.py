@@ -2,17 +2,19 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engines.pieces import FLINK, SPARK, Pieces
+from tests.engines.pieces import FLINK, SPARK
 
 WORKERS = 2
 _START_SECONDS = 240
@@ -57,10 +59,14 @@ appender.c.layout.pattern = %d{HH:mm:ss} %-5p %c{1} - %m%n
 
 @dataclass
 class Cluster:
-    """A cluster that runs: what Beam is told of its job server, its log files, and its processes by name."""
+    """A cluster that runs: what Beam is told of its job server, its log files, and its processes by name.
+
+    by_name: what Beam is told to start a job server of its own.
+    """
 
     name: str
     endpoints: tuple[str, ...]
+    by_name: tuple[str, ...]
     folder: Path
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
     commands: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -106,12 +112,15 @@ def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 
     sizes = {"memory": memory, "network": network, "attempts": attempts}
     (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, **sizes))
     (conf / "log4j.properties").write_text(_LOG)
-    classpath = f"{FLINK.folder / 'lib'}/*"
+    classpath = f"{FLINK.folder / 'lib'}/*:{FLINK.job_server}"  # Beam's jar, too, so that no job brings it
     base = [*_JAVA, f"-Dlog4j.configurationFile=file:{conf}/log4j.properties", *_open(_FLINK_OPENS), "-cp", classpath]
     java, manager_options = _task_manager_sizes(conf, classpath)
     entry, manager = "runtime.entrypoint.StandaloneSessionClusterEntrypoint", "runtime.taskexecutor.TaskManagerRunner"
     with ExitStack() as stack:
-        cluster = Cluster("flink", _endpoints(jobs, artifacts), folder, page=rest)
+        master = f"--flink_master=localhost:{rest}"
+        jar = str(unstaged([FLINK.job_server], folder) / FLINK.job_server.name)
+        by_name = ("--runner=FlinkRunner", master, f"--flink_job_server_jar={jar}")
+        cluster = Cluster("flink", (*_endpoints(jobs, artifacts), master), by_name, folder, page=rest)
         stack.callback(cluster.stop)
         start = cluster.start
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
@@ -119,7 +128,8 @@ def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 
         for number in range(WORKERS):
             own = [*base, *java, f"org.apache.flink.{manager}", "--configDir", str(conf), *manager_options]
             start(f"taskmanager-{number}", own)
-        start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
+        java = ["-Xmx512m", "-jar", jar]
+        start("job-server", _job_server(java, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
         _wait(cluster, lambda: _overview(rest).get("taskmanagers") == WORKERS and listens(jobs))
         yield cluster
 
@@ -129,12 +139,13 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
     """Start a master, workers of one core and an executor of `memory` MiB each, and the job server."""
     master, page, jobs, artifacts = free_ports(4)
     folder.mkdir(parents=True)
+    jars = unstaged([*(SPARK.folder / "jars").iterdir(), SPARK.job_server], folder)
     classpath = f"{SPARK.folder / 'jars'}/*"
     opens = _open(_SPARK_OPENS)
     url = f"spark://127.0.0.1:{master}"
     base = [*_JAVA, *opens, "-cp", classpath]
     with ExitStack() as stack:
-        cluster = Cluster("spark", _endpoints(jobs, artifacts), folder)
+        cluster = Cluster("spark", _endpoints(jobs, artifacts), (), folder)
         stack.callback(cluster.stop)
         start = cluster.start
         place = ["--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page)]
@@ -151,9 +162,16 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
             "executor.extraJavaOptions": " ".join([*_JAVA[1:], *opens]),
             "ui.enabled": "false",
         }
-        java = [*opens, "-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]
-        java += ["-cp", f"{SPARK.job_server}:{classpath}", SPARK.main]
-        start("job-server", _job_server(SPARK, jobs, artifacts, folder, [f"--spark-master-url={url}"], java))
+        java = ["-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]
+        runnable = write_runnable(jars, SPARK.main)
+        cluster.by_name = (
+            "--runner=SparkRunner",
+            f"--spark_master_url={url}",
+            f"--spark_job_server_jar={runnable}",
+            *(f"--job_server_jvm_property={each}" for each in (*opens, *java)),
+        )
+        command = [*opens, *java, "-jar", str(runnable)]
+        start("job-server", _job_server(command, jobs, artifacts, folder, [f"--spark-master-url={url}"]))
         _wait(cluster, lambda: listens(jobs))
         yield cluster
 
@@ -222,12 +240,35 @@ def _task_manager_sizes(conf: Path, classpath: str) -> tuple[list[str], list[str
     return java, manager
 
 
-def _job_server(
-    pieces: Pieces, jobs: int, artifacts: int, folder: Path, master: Sequence[str], java: Sequence[str] = ()
-) -> list[str]:
-    program = java or ["-Xmx512m", "-jar", str(pieces.job_server)]
+def unstaged(jars: Iterable[Path], folder: Path) -> Path:
+    """Link jars to where Beam stages none of them with a job, as it does with all that a job server is started from.
+
+    It leaves out paths with `gradle/wrapper` in them.
+    """
+    place = folder / "gradle" / "wrapper"
+    place.mkdir(parents=True, exist_ok=True)
+    for jar in jars:
+        try:
+            os.link(jar, place / jar.name)
+        except OSError:  # another disk
+            shutil.copyfile(jar, place / jar.name)
+    return place
+
+
+def write_runnable(jars: Path, main: str) -> Path:
+    """Write a jar that `java -jar` runs with all jars beside it."""
+    names = " ".join(sorted(path.name for path in jars.iterdir()))
+    line = f"Class-Path: {names}"
+    wrapped = "\r\n ".join(line[at : at + 70] for at in range(0, len(line), 70))  # lines of a manifest are short
+    runnable = jars / "runnable.jar"
+    with zipfile.ZipFile(runnable, "w") as jar:
+        jar.writestr("META-INF/MANIFEST.MF", f"Manifest-Version: 1.0\r\nMain-Class: {main}\r\n{wrapped}\r\n\r\n")
+    return runnable
+
+
+def _job_server(java: Sequence[str], jobs: int, artifacts: int, folder: Path, master: Sequence[str]) -> list[str]:
     ports = ["--job-port", str(jobs), "--artifact-port", str(artifacts), "--expansion-port", "-1"]
-    return [*_JAVA, *program, *master, *ports, "--artifacts-dir", str(folder / "artifacts")]
+    return [*_JAVA, *java, *master, *ports, "--artifacts-dir", str(folder / "artifacts")]
 
 
 def _endpoints(jobs: int, artifacts: int) -> tuple[str, ...]:
@@ -259,6 +300,12 @@ def _wait(cluster: Cluster, ready: Callable[[], bool]) -> None:
 def running_jobs(cluster: Cluster) -> int:
     """Return how many jobs run on a Flink cluster."""
     return _overview(cluster.page)["jobs-running"]
+
+
+def jobs_left(cluster: Cluster) -> list[str]:
+    """Return the states of jobs that a Flink cluster has not ended."""
+    states = [job["state"] for job in _ask(cluster.page, "jobs/overview")["jobs"]]
+    return [state for state in states if state not in ("FINISHED", "FAILED", "CANCELED")]
 
 
 def vertices(cluster: Cluster) -> list[int]:

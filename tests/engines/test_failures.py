@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT, command, environment, extremis, refused
+from tests.command import ROOT, Done, command, environment, extremis, refused
 from tests.engines import clusters, pieces
-from tests.engines.clusters import Cluster, python_workers
-from tests.engines.conftest import SMALL, install
+from tests.engines.clusters import Cluster, jobs_left, python_workers
+from tests.engines.conftest import SMALL, files, install
 from tests.engines.worker import SECONDS, loopback, process, write_worker
 
 pytestmark = pytest.mark.engine
@@ -43,7 +43,7 @@ def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) 
     done = extremis(
         "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
     )
-    refused(done, socket.gethostname(), "has Extremis 9.9", "the launching process has", "Install the same", status=1)
+    refused(done, socket.gethostname(), "has Extremis 9.9", "the launching process has", "Install the same")
     assert not (tmp_path / "data" / "_manifest.json").exists()
 
 
@@ -51,10 +51,15 @@ def test_a_place_that_a_worker_does_not_reach(flink: Cluster, tmp_path: Path, wo
     """A place that is another for each process, as a disk is for each machine."""
     program = """
 import sys
+from pipelines.common.flow import Flow
 from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError
+flow = Flow()
+flow.create("One", [1]).map("Text", str)
 try:
-    choose_runner(sys.argv[2:]).check([], sys.argv[1], lambda line: None)
+    with choose_runner(sys.argv[2:]) as runner:
+        runner.check([], sys.argv[1], lambda line: None)
+        runner.run(flow)
 except ExtremisError as error:
     print("error:", error)
 """
@@ -69,7 +74,7 @@ except ExtremisError as error:
 def test_a_program_that_is_not_there(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     flags = process(flink, tmp_path / "nowhere")
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "cannot start its workers (No such file", "PROCESS", "extremis-worker", status=1)
+    refused(done, "cannot start its workers (No such file", "PROCESS", "extremis-worker")
 
 
 def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
@@ -77,27 +82,61 @@ def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_pat
     done = extremis(
         "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
     )
-    refused(done, "ended with status 3", "extremis-worker", status=1)
+    refused(done, "ended with status 3", "extremis-worker")
 
 
 def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(45)")  # so long the slot is taken
     flags = [*process(flink, program), "--start_timeout=30"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no worker answered within 30 s", str(program), "--start-timeout", status=1)
+    refused(done, "no worker answered within 30 s", str(program), "--start-timeout")
+    assert not jobs_left(flink) or "may stay on Flink" in done.err
 
 
 def test_no_job_server(raw: Path, tmp_path: Path) -> None:
     """It is said within seconds, by the address."""
     flags = ("--runner=PortableRunner", "--job_endpoint=localhost:9", "--environment_type=LOOPBACK")
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server", status=1)
+    refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server")
 
 
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    """Flink says so before a job begins, where its address is known, and after it otherwise; no job is left."""
     flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no free slot", "--parallelism", status=1)
+    refused(done, "no free slot for the job: ", " of 2 slots are free on 2 TaskManagers, 7 are needed", "--parallelism")
+    flags = [flag for flag in flags if not flag.startswith("--flink_master")]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
+    refused(done, "no free slot", "--parallelism")
+    assert not jobs_left(flink)
+
+
+def test_two_task_managers_that_call_their_workers_alike(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    """Flink tries nothing again here, so no worker is stopped by the other's."""
+    extremis("shard", raw, tmp_path / "here", *SMALL)
+    extremis("shard", raw, tmp_path / "data", *SMALL, "--", *loopback(flink), timeout=SECONDS)
+    assert files(tmp_path / "data") == files(tmp_path / "here")
+
+
+def test_a_job_server_that_is_killed(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    """Its job is ended on Flink, where its address is known."""
+    start = command("shard", raw, tmp_path / "data", *SMALL, "--", *loopback(flink))
+    launcher = subprocess.Popen(start, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    limit = time.monotonic() + SECONDS
+    while not jobs_left(flink):
+        assert launcher.poll() is None, launcher.stderr and launcher.stderr.read()
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    flink.replace("job-server")
+    out, err = launcher.communicate(timeout=SECONDS)
+    refused(Done(launcher.returncode, out, err), "the job server at localhost:", "has ended", status=1)
+    assert not jobs_left(flink)
+
+
+def test_no_job_manager(raw: Path, tmp_path: Path, flink: Cluster) -> None:
+    flags = [*loopback(flink), "--flink_master=localhost:9"]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
+    refused(done, "no JobManager of Flink answers at --flink_master=http://localhost:9: ", "Start it", status=1)
 
 
 def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> None:
@@ -106,7 +145,7 @@ def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> Non
     with clusters.flink(tmp_path / "cluster", network=STARVED, attempts=0) as starved:
         flags = process(starved, worker)
         done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "too few network buffers", "taskmanager.memory.network.min", status=1)
+    refused(done, "too few network buffers", "taskmanager.memory.network.min")
     said = re.search(r"to (\d+)mb or more", done.err)
     assert said
     assert int(said[1]) > STARVED
@@ -126,3 +165,4 @@ def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp
     while not idle.issuperset(python_workers(flink)):
         assert time.monotonic() < limit, "workers of a cancelled job"
         time.sleep(0.2)
+    assert not jobs_left(flink)

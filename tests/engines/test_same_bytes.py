@@ -11,6 +11,7 @@ from tests.command import extremis
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL, files
 from tests.engines.worker import NO_CHECK, SECONDS, external, loopback, pool, process
+from tests.processes import with_word
 
 pytestmark = pytest.mark.engine
 
@@ -27,18 +28,27 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("cluster", "kind"),
-    # LOOPBACK on Flink: test_first_cluster.py; PROCESS: test_killed.py. Executors of Spark beside one pool would give
-    # their workers the same names.
-    [("spark", "LOOPBACK"), ("flink", "EXTERNAL")],
+    # LOOPBACK on Flink: test_first_cluster.py; PROCESS: test_killed.py.
+    [("spark", "LOOPBACK"), ("spark", "EXTERNAL"), ("flink", "EXTERNAL")],
     indirect=["cluster"],
 )
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
-    """From relative paths, too."""
+    """From relative paths, too; both machines of the engine ask one pool, and call their workers alike."""
     done = extremis(
         "shard", os.path.relpath(raw, tmp_path), "data", *SMALL, "--", *flags, cwd=tmp_path, timeout=SECONDS
     )
     assert " answered, the last after " in done.err
     assert files(tmp_path / "data") == files(sharded)
+
+
+@pytest.mark.parametrize("cluster", ["flink", "spark"], indirect=True)
+def test_a_runner_by_its_name(cluster: Cluster, raw: Path, sharded: Path, tmp_path: Path) -> None:
+    """Beam starts the job server, once for all jobs; it ends with the command."""
+    flags = [*cluster.by_name, "--environment_type=LOOPBACK", "--parallelism=2", "--start_timeout=240"]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, timeout=SECONDS)
+    assert " answered, the last after " in done.err
+    assert files(tmp_path / "data") == files(sharded)
+    assert len([line for line in with_word("--job-port") if str(cluster.folder) in line]) == 1
 
 
 @pytest.mark.parametrize(("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS")], indirect=["cluster"])

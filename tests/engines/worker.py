@@ -69,8 +69,8 @@ def process(cluster: Cluster, program: Path | str) -> list[str]:
 
 
 def external(cluster: Cluster, port: int) -> list[str]:
-    """Return Beam options: a pool of workers listens on `port`; it serves one TaskManager, so there is one task."""
-    return [*_environment(cluster, "EXTERNAL", f"localhost:{port}"), "--parallelism=1"]
+    """Return Beam options: a pool of workers listens on `port`, for all machines of the engine."""
+    return _environment(cluster, "EXTERNAL", f"localhost:{port}")
 
 
 def _environment(cluster: Cluster, kind: str, config: str) -> list[str]:

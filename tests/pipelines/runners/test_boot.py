@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +14,13 @@ import pytest
 from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
 from apache_beam.runners.job.utils import dict_to_struct
 
+from pipelines.common.flow import Flow
 from pipelines.runners import boot
 from pipelines.runners.runner import choose_runner
+from schemas.errors import InputError
 from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
+from tests.processes import wait_until_none, with_word
 
 
 class Provision(beam_provision_api_pb2_grpc.ProvisionServiceServicer):
@@ -57,13 +62,69 @@ def test_a_worker_is_told_what_the_runner_says(service: tuple[Provision, str]) -
     assert "STATUS_API_SERVICE_DESCRIPTOR" not in own
 
 
-def test_a_worker_of_a_pool_answers(tmp_path: Path) -> None:
-    """Beam's job server of one process asks the pool for it."""
+def nothing(element: str) -> str:
+    return element
+
+
+def run_on(flags: list[str], folder: Path) -> str:
+    """Ask the workers of an engine, run a flow there; the last that is said."""
     said: list[str] = []
-    with pool(write_worker(tmp_path / "extremis-worker", ROOT)) as port:
+    flow = Flow()
+    flow.create("Create", ["x"]).map("Nothing", nothing)
+    with choose_runner(flags) as runner:
+        runner.check([], str(folder), said.append)
+        runner.run(flow)
+    return said[-1]
+
+
+def test_a_worker_of_a_pool_answers(tmp_path: Path) -> None:
+    """Beam's job server of one process asks the pool for it; nothing of the pool is left once it is killed."""
+    mark = f"POOL={tmp_path}"
+    with pool(write_worker(tmp_path / "extremis-worker", ROOT, env={"POOL": str(tmp_path)})) as port:
         flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
-        choose_runner([*flags, f"--environment_config=localhost:{port}"]).check([], str(tmp_path / "data"), said.append)
-    assert said[-1].startswith("1 worker answered")
+        assert run_on([*flags, f"--environment_config=localhost:{port}"], tmp_path).startswith("1 worker answered")
+        assert any("serve_warm" in line for line in with_word(mark, "environ"))
+    wait_until_none(mark, "environ")
+
+
+def test_a_worker_with_another_beam_says_so_where_the_launcher_looks(tmp_path: Path) -> None:
+    """Before Beam compares them, too, and tells a log on the worker's machine."""
+    (tmp_path / "sitecustomize.py").write_text("import apache_beam\napache_beam.version.__version__ = '2.1.0'")
+    program = write_worker(tmp_path / "extremis-worker", ROOT, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
+    with (
+        pool(program) as port,
+        pytest.raises(InputError, match=r"the worker .* has Extremis .*, Beam 2\.1\.0.* the launching process has "),
+    ):
+        run_on([*flags, f"--environment_config=localhost:{port}"], tmp_path)
+
+
+def stay(seconds: float, folder: Path) -> None:
+    """Stay at work, and leave a mark when it begins and when it is done."""
+    (folder / f"begun-{seconds:g}").touch()
+    time.sleep(seconds)
+    (folder / f"done-{seconds:g}").touch()
+
+
+def test_runners_that_share_a_pool_and_call_their_workers_alike_stop_none_of_each_other(tmp_path: Path) -> None:
+    """The first one stops its worker while that of the second one is at work."""
+
+    def start(seconds: float) -> threading.Thread:
+        flow = Flow()
+        flow.create("Create", [seconds]).map("Stay", stay, tmp_path)
+        thread = threading.Thread(target=choose_runner(flags).run, args=(flow,))
+        thread.start()
+        while not (tmp_path / f"begun-{seconds:g}").exists():
+            assert thread.is_alive()
+            time.sleep(0.05)
+        return thread
+
+    with boot.serve_pool() as port:
+        flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
+        flags.append(f"--environment_config=localhost:{port}")
+        for thread in [start(3.0), start(6.0)]:
+            thread.join(120)
+    assert (tmp_path / "done-6").exists()
 
 
 def test_by_hand_it_says_what_it_is_for() -> None:

@@ -7,17 +7,19 @@ import pytest
 from apache_beam.options import pipeline_options as options
 
 from pipelines.runners.beam_runner import BeamRunner
-from pipelines.runners.engine import Question, Versions, answer, require_job_server, start_timeout
+from pipelines.runners.check import OPTION, Question, Versions, answer, compare_versions
+from pipelines.runners.engine import require_job_server, start_timeout
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import InputError
 
+VERSIONS = {"same": Versions.here(), "other": Versions("9.9", "2.1.0", "3.99")}
 ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
 
 
 @pytest.mark.parametrize("runner", ["PortableRunner", "FlinkRunner", "SparkRunner"])
 def test_flink_and_spark_exchange_files(runner: str) -> None:
-    assert not choose_runner([f"--runner={runner}"]).shuffles
+    assert not choose_runner([*ENGINE, f"--runner={runner}"]).shuffles
 
 
 def test_paths_are_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,12 +33,17 @@ def test_paths_are_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: p
 
 
 def test_a_job_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(ExtremisError, match=r"no job server at --job_endpoint=localhost:9: Connection refused\."):
-        require_job_server(ENGINE)
+    def require(*flags: str) -> None:
+        require_job_server(options.PipelineOptions(flags).view_as(options.PortableOptions))
+
+    with pytest.raises(InputError, match=r"no job server at --job_endpoint=localhost:9: Connection refused\."):
+        require(*ENGINE)
     with pytest.raises(InputError, match=r"--job_endpoint=localhost: give host and port"):
-        require_job_server(["--runner=PortableRunner", "--job_endpoint=localhost"])
+        require("--job_endpoint=localhost")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        require_job_server([f"--job_endpoint=127.0.0.1:{server.getsockname()[1]}"])
+        require(f"--job_endpoint=127.0.0.1:{server.getsockname()[1]}")
+    with pytest.raises(InputError, match="needs the address of a job server: --job_endpoint"):
+        choose_runner(["--runner=PortableRunner"])
 
 
 def test_nothing_is_asked_where_workers_are_ours(tmp_path: Path) -> None:
@@ -52,20 +59,47 @@ def question(folder: Path, versions: Versions, *reads: Path) -> Question:
 
 def test_a_worker_answers_once(tmp_path: Path) -> None:
     asked = question(tmp_path / "asked-once", Versions.here())
-    answer(0, asked)
-    answer(1, asked)
+    answer(asked)
+    answer(asked)
     assert len(list((tmp_path / "asked-once").iterdir())) == 2
+    said: list[str] = []
+    asked.summarize(said.append)
+    assert said[0].startswith("1 worker answered, the last after ")
 
 
 def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
+    """To the engine, and where the launching process looks."""
     host = socket.gethostname()
-    other = Versions("9.9", "2.1.0", "3.99")
-    with pytest.raises(ExtremisError, match=rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"):
-        answer(0, question(tmp_path / "versions", other))
-    with pytest.raises(ExtremisError, match=rf"{host}.* sees no file {tmp_path}/absent.*shared file system"):
-        answer(0, question(tmp_path / "absent-input", Versions.here(), tmp_path / "absent"))
+    other = question(tmp_path / "versions", Versions("9.9", "2.1.0", "3.99"))
+    absent = question(tmp_path / "absent-input", Versions.here(), tmp_path / "absent")
+    for asked, said in (
+        (other, rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"),
+        (absent, rf"{host}.* sees no file {tmp_path}/absent.*shared file system"),
+    ):
+        with pytest.raises(InputError, match=said):
+            answer(asked)
+        with pytest.raises(InputError, match=said):
+            asked.answers()
+
+
+def test_a_worker_compares_versions_before_beam_does(tmp_path: Path) -> None:
+    """By the options that its runner gives it."""
+    compare_versions({})
+    same, other = (question(tmp_path / name, versions) for name, versions in VERSIONS.items())
+    compare_versions({f"beam:option:{OPTION}:v1": str(same)})
+    assert not same.answers()
+    with pytest.raises(InputError, match=r"has Extremis .*the launching process has .*Beam 2\.1\.0"):
+        compare_versions({f"beam:option:{OPTION}:v1": str(other)})
+    with pytest.raises(InputError, match=r"Install the same versions"):
+        other.answers()
 
 
 def test_an_engine_s_jobs_ask_pip_for_nothing() -> None:
     debug = BeamRunner(ENGINE).pipeline().options.view_as(options.DebugOptions)
     assert debug.lookup_experiment("disable_logging_submission_environment")
+
+
+@pytest.mark.parametrize(("flags", "millis"), [((), "10000"), (("--environment_cache_millis=0",), "0")])
+def test_a_worker_is_kept_between_stages_of_a_job(flags: tuple[str, ...], millis: str) -> None:
+    portable = BeamRunner([*ENGINE, *flags]).pipeline().options.view_as(options.PortableOptions)
+    assert portable.environment_cache_millis == millis

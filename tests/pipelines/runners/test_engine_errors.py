@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipelines.runners.engine_errors import explain, first_cause, python_cause
+from pipelines.runners.engine_errors import explain, failure, first_cause, python_cause
+from schemas.errors import InputError
 
 NETWORK = (
     "java.io.IOException: Insufficient number of network buffers: required 512, but only 80 available. The total "
@@ -46,11 +47,15 @@ DIRECT = (
             "SparkException: Only one SparkContext should be running in this JVM (see SPARK-2243).",
             ("one job at a time",),
         ),
+        (
+            "java.net.ConnectException: Connection refused (Connection refused)",
+            ("does not reach the master", "--flink_master=HOST:PORT"),
+        ),
         ("ExecutorLostFailure (executor 1 exited caused by", ("lost executor 1", "spark.executor.memory")),
     ],
 )
 def test_a_known_failure_says_what_to_set(text: str, words: tuple[str, ...]) -> None:
-    message = explain(f"org.apache.flink.Failed: somewhere\n\tat a.b.C\n{text}\n\tat d.e.F")
+    message = str(explain(f"org.apache.flink.Failed: somewhere\n\tat a.b.C\n{text}\n\tat d.e.F"))
     assert "\n" not in message
     assert "\tat" not in message
     for word in words:
@@ -62,7 +67,7 @@ def test_an_unknown_failure_is_its_innermost_cause_on_one_line() -> None:
         "java.lang.RuntimeException: outer\n\tat a.B\nCaused by: java.io.IOException: the moon\n\tat c.D\n\t... 3 more"
     )
     assert first_cause(text) == "java.io.IOException: the moon"
-    assert explain(text).startswith("the engine failed: java.io.IOException: the moon. ")
+    assert str(explain(text)).startswith("the engine failed: java.io.IOException: the moon. ")
     assert first_cause("Pipeline Job-1 failed in state FAILED: java.io.IOException: x") == "java.io.IOException: x"
     assert first_cause("") == "it does not say why"
 
@@ -76,3 +81,32 @@ def test_the_fault_of_a_worker_is_its_own_last_line() -> None:
     )
     assert python_cause(text) == "ZeroDivisionError: ours"
     assert python_cause("java.lang.IllegalStateException: x") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (NETWORK, 2),
+        ("java.lang.IllegalStateException: Process died with exit code 3", 2),
+        ("NoResourceAvailableException: Could not acquire the minimum required resources.", 2),
+        (DIRECT, 1),
+        ("java.io.IOException: Multiplexer hanging up", 1),
+        ("java.io.IOException: the moon", 1),
+    ],
+)
+def test_what_the_user_can_mend_before_work_begins_is_status_2(text: str, status: int) -> None:
+    assert explain(text).exit_status == status
+
+
+def test_another_beam_is_no_fault_of_ours() -> None:
+    """Beam says so on a worker, by an error of Python's."""
+    sdk = "beam:version:sdk_base:apache/beam_python3"
+    text = (
+        "java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent call last):\n"
+        "RuntimeError: Pipeline construction environment and pipeline runtime environment are not compatible. "
+        f"Submission environment: {sdk}.11_sdk:2.77.0. Runtime environment: {sdk}.10_sdk:2.70.0.\n\tat org.apache\n"
+    )
+    error = failure(text)
+    assert isinstance(error, InputError)
+    assert "a worker has beam_python3.10_sdk:2.70.0; the launching process has beam_python3.11_sdk:2.77.0" in str(error)
+    assert isinstance(failure("Traceback (most recent call last):\nZeroDivisionError: ours\n"), RuntimeError)

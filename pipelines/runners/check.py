@@ -1,0 +1,154 @@
+"""Question to the workers of an engine, asked with the first flow: versions, INPUT to read, a place to write.
+
+    launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
+
+What is wrong is one message that names the worker and the remedy, where a flow would fail late, or wait for ever.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import apache_beam
+
+from pipelines.common.progress import Progress
+from schemas import storage
+from schemas.cores import cores
+from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.manifest import code_version
+from schemas.sizes import say_bytes
+from schemas.storage import join
+
+OPTION = "extremis_question"  # of Beam, by which a worker knows the question before Beam gives it work
+_ANSWERED: set[str] = set()  # on a worker: questions that it has answered
+_LAUNCHER = "launcher.json"
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions that launcher and workers share: of Extremis, Beam, and Python without its last part."""
+
+    extremis: str
+    beam: str
+    python: str
+
+    @staticmethod
+    def here() -> "Versions":
+        """Return those of this process."""
+        return Versions(code_version(), apache_beam.version.__version__, ".".join(platform.python_version_tuple()[:2]))
+
+    def __str__(self) -> str:
+        return f"Extremis {self.extremis}, Beam {self.beam}, Python {self.python}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question to every worker: are the versions these, can it read `reads`, and write below `folder`?"""
+
+    id: str
+    versions: Versions
+    reads: tuple[str, ...]
+    folder: str
+    asked: float  # seconds since 1970 by the launcher's clock
+
+    @staticmethod
+    def ask(reads: Sequence[str], folder: str) -> "Question":
+        """Return a question, which workers find below `folder`. Raises StorageError."""
+        question = Question(uuid.uuid4().hex, Versions.here(), tuple(reads), join(folder, "check"), time.time())
+        storage.write_bytes(join(question.folder, _LAUNCHER), str(question).encode(), durable=False)
+        return question
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return what workers have answered so far. Raises InputError: one says what it lacks; StorageError."""
+        answers = []
+        for name in storage.list_names(self.folder):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                answers.append(json.loads(storage.read_bytes(join(self.folder, name))))
+        for refusal in (each["lacks"] for each in answers if "lacks" in each):
+            raise InputError(refusal)
+        return sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
+
+    def summarize(self, say: Progress) -> None:
+        """Say who has answered. Raises InputError: nobody, though the work is done."""
+        workers = self.answers()
+        if not workers:
+            raise InputError(
+                f"the workers answered, but nothing of it is in {self.folder}: they write elsewhere under this path. "
+                "Use a shared file system or an object store for DATA, RUN and OUT."
+            )
+        machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
+        last = max(each["seconds"] for each in workers)
+        hosts = "; ".join(f"{host}: {facts}" for host, facts in sorted(machines.items()))
+        say(f"{len(workers)} worker{'s' * (len(workers) > 1)} answered, the last after {last:.1f} s ({hosts})")
+
+
+def compare_versions(beam_options: Mapping[str, Any]) -> None:
+    """Compare the versions on a worker, by the options that a runner gives it, before Beam does: it says it in a log.
+
+    Raises InputError.
+    """
+    asked = beam_options.get(f"beam:option:{OPTION}:v1")
+    if asked:
+        facts = json.loads(asked)
+        _answer(Question(**{**facts, "versions": Versions(**facts["versions"]), "reads": ()}), write=False)
+
+
+def answer(question: Question) -> None:
+    """Answer on a worker, once a process. Raises InputError, which names this worker and what it lacks."""
+    if question.id not in _ANSWERED:
+        _answer(question, write=True)
+        _ANSWERED.add(question.id)
+
+
+def _answer(question: Question, write: bool) -> None:
+    host = socket.gethostname()
+    worker = f"{host}, process {os.getpid()}"
+    url = join(question.folder, f"{host}-{os.getpid()}.json")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    seconds = time.time() - question.asked
+    facts = {"worker": worker, "host": host, "cores": cores(), "memory": memory, "seconds": seconds}
+    try:
+        _compare(worker, question)
+        if write:
+            for read in (join(question.folder, _LAUNCHER), *question.reads):
+                _require_readable(worker, read)
+            storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
+    except InputError as error:
+        with contextlib.suppress(ExtremisError, OSError):  # the launcher may look here before the engine tells it
+            storage.write_bytes(url, json.dumps({"lacks": str(error)}).encode(), durable=False)
+        raise
+    except (StorageError, OSError) as error:
+        raise InputError(
+            f"the worker {worker} cannot write to {question.folder}: {error} Give it the right, or another place."
+        ) from None
+
+
+def _compare(worker: str, question: Question) -> None:
+    versions = Versions.here()
+    if versions != question.versions:
+        raise InputError(
+            f"the worker {worker} has {versions}; the launching process has {question.versions}. Install the same "
+            "versions on every machine of the engine, or in the image of its workers."
+        )
+
+
+def _require_readable(worker: str, url: str) -> None:
+    remedy = "Use a shared file system or an object store that every machine reaches under the same URL."
+    try:
+        if storage.exists(url):
+            with storage.open_read(url) as file:
+                file.read(1)
+            return
+    except (ExtremisError, OSError) as error:
+        raise InputError(f"the worker {worker} cannot read {url}: {error} {remedy}") from None
+    raise InputError(f"the worker {worker} sees no file {url}, which is there for the launching process. {remedy}")
