@@ -234,7 +234,7 @@ class Engine:
             if self._flink.cancel(name, _CANCEL_SECONDS):
                 return ""
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
-            return f"Its job {name} may stay on Flink and hold slots: end it by curl -X PATCH '{where}', or on Flink's page."
+            return f"Its job {name} may stay on Flink and hold slots: end it by curl -X PATCH '{where}'."
         thread.join(_CANCEL_SECONDS)
         if not self._theirs:
             return ""  # it ends with its job server

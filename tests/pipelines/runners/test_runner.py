@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from pipelines.runners.beam_runner import BeamRunner, unwrap
 from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.command import PROCESSES, ROOT, environment
-from tests.processes import wait_until_none, with_word
 
 
 def fail(element: str) -> None:
@@ -298,46 +296,3 @@ def test_a_size_of_dask_partitions_is_refused() -> None:
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="dask_npartitions"):
         run_on(["--runner=DaskRunner", "--dask_partition_size=9"], fail)
-
-
-def test_prism_runs_them_by_its_name(tmp_path: Path) -> None:
-    """In any thread; one job server for all flows, and nothing of it left."""
-    prism = os.environ.get("PRISM")
-    if prism is None:
-        pytest.skip("PRISM names no program of Prism")
-
-    def run() -> None:
-        with choose_runner(["--runner=PrismRunner", f"--prism_location={prism}"]) as runner:
-            for name in ("one", "two"):
-                runner.run(everything(tmp_path / name))
-                servers.append({line for line in with_word("--job_port") if prism in line})
-                with pytest.raises(StorageError, match=r"^could not write x: \[disk full\]\nfree some space\.$"):
-                    runner.run(failing())
-
-    servers: list[set[str]] = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for name in ("one", "two"):
-        require_everything(tmp_path / name)
-    assert servers[0]
-    assert servers[0] == servers[1]
-    wait_until_none(next(iter(servers[0])).partition("--job_port")[2].split()[0])
-
-
-def failing() -> Flow:
-    flow = Flow()
-    flow.create("Create", ["x"]).map("Fail", fail)
-    return flow
-
-
-def test_prism_that_is_not_there_names_its_option(tmp_path: Path) -> None:
-    for place in (str(tmp_path / "absent"), "https://127.0.0.1:9/prism.zip"):
-        with pytest.raises(InputError, match=r"PrismRunner has no job server here: .*--prism_location=PATH"):
-            run_on(["--runner=PrismRunner", f"--prism_location={place}"], fail)
-    program = tmp_path / "broken"
-    program.write_text("#!/bin/sh\necho no such machine; exit 3\n")
-    with pytest.raises(
-        InputError, match=r"the job server of PrismRunner does not start .*: no such machine.* Build Prism"
-    ):
-        run_on(["--runner=PrismRunner", f"--prism_location={program}"], fail)
