@@ -163,7 +163,7 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
             "ui.enabled": "false",
         }
         java = ["-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]
-        runnable = write_runnable(jars, SPARK.main)
+        runnable = write_runnable(jars / SPARK.job_server.name, SPARK.main)
         cluster.by_name = (
             "--runner=SparkRunner",
             f"--spark_master_url={url}",
@@ -255,12 +255,12 @@ def unstaged(jars: Iterable[Path], folder: Path) -> Path:
     return place
 
 
-def write_runnable(jars: Path, main: str) -> Path:
-    """Write a jar that `java -jar` runs with all jars beside it."""
-    names = " ".join(sorted(path.name for path in jars.iterdir()))
+def write_runnable(first: Path, main: str) -> Path:
+    """Write a jar that `java -jar` runs with the jar `first`, and then those beside it."""
+    names = " ".join([first.name, *sorted(path.name for path in first.parent.iterdir() if path != first)])
     line = f"Class-Path: {names}"
     wrapped = "\r\n ".join(line[at : at + 70] for at in range(0, len(line), 70))  # lines of a manifest are short
-    runnable = jars / "runnable.jar"
+    runnable = first.with_name("runnable.jar")
     with zipfile.ZipFile(runnable, "w") as jar:
         jar.writestr("META-INF/MANIFEST.MF", f"Manifest-Version: 1.0\r\nMain-Class: {main}\r\n{wrapped}\r\n\r\n")
     return runnable
