@@ -52,8 +52,8 @@ class BeamRunner(Runner):
         self._counts: dict[str, Count] = {}  # of all flows so far
         self.shuffles = type(self._runner).__name__ in _SHUFFLING
         self.far = True
-        on_engine = isinstance(self._runner, PortableRunner)
-        self._engine = Engine(self._runner, self._options, flags) if on_engine else None
+        portable = self._runner if isinstance(self._runner, PortableRunner) else None
+        self._engine = None if portable is None else Engine(portable, self._options, flags)
         self.pipeline()  # refuses what its own checks refuse
 
     def __exit__(self, *error: object) -> None:

@@ -159,15 +159,13 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
 
         class Pool(beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolServicer):
             def StartWorker(self, request: Any, context: Any) -> Any:
-                for ended in select.select(workers, [], [], 0)[0]:
-                    ended.close()
-                    workers.discard(ended)
                 ends = ("provision", "control", "logging")
                 words = [f"--{end}_endpoint={getattr(request, f'{end}_endpoint').url}" for end in ends]
                 worker = _order({"words": [f"--id={request.worker_id}", *words]}, places)
                 if worker.recv(1) != _FORKED:
                     return beam_fn_api_pb2.StartWorkerResponse(error="no worker could be forked: see the pool's output")
                 workers.add(worker)
+                threading.Thread(target=_forget, args=(workers, worker), daemon=True).start()
                 return beam_fn_api_pb2.StartWorkerResponse()
 
             def StopWorker(self, request: Any, context: Any) -> Any:
@@ -182,8 +180,15 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
             yield chosen
         finally:
             server.stop(0)
-            for worker in workers:
-                worker.close()
+            for worker in list(workers):
+                with contextlib.suppress(OSError):
+                    worker.shutdown(socket.SHUT_RDWR)
+
+
+def _forget(workers: set[socket.socket], worker: socket.socket) -> None:
+    with contextlib.suppress(OSError), worker:
+        worker.recv(1)  # its status, at its end
+    workers.discard(worker)
 
 
 def _order(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:

@@ -28,7 +28,7 @@ def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> tup
         assert time.monotonic() < limit
         with contextlib.suppress(FileNotFoundError):  # staging is cleared meanwhile
             for counts in data.rglob("progress/*.json"):  # HOST-PROCESS.json
-                if "labels" in counts.read_text():
+                if '"tokenize"' in counts.read_text():
                     return launcher, int(counts.stem.rpartition("-")[2])
         time.sleep(0.05)
 

@@ -1,3 +1,4 @@
+import importlib
 import json
 import random
 import resource
@@ -10,7 +11,10 @@ from tokenizers import Tokenizer
 
 from pipelines.common import exchange
 from pipelines.common.exchange import Packet
+from pipelines.common.flow import Flow
+from pipelines.common.progress import Watch
 from pipelines.formats import choose
+from pipelines.runners.local import LocalRunner
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import plans, queries, read
 from schemas import storage
@@ -119,6 +123,27 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     assert first != second
     assert sorted(first, key=str) == sorted(second, key=str)
     assert any(row["text"] == "point 1 sea " for row in rows_of(f"{tmp_path}/a/queries/train"))
+
+
+def test_a_small_phase_is_no_job_elsewhere(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine has a job less, and the bytes are the same."""
+    module = importlib.import_module("pipelines.shard")
+    jobs: list[int] = []
+
+    class Far(LocalRunner):
+        far = True
+
+        def run(self, flow: Flow, watch: Watch | None = None) -> None:
+            jobs[-1] += 1
+            super().run(flow, watch)
+
+    monkeypatch.setattr(module, "choose_runner", lambda *_: Far())
+    for size in (0, 1 << 20):
+        jobs.append(0)
+        monkeypatch.setattr(module, "_WORTH_A_JOB", size)
+        shard(str(tiny), str(tmp_path / str(size)), OPTIONS)
+    assert jobs == [4, 3]
+    assert contents(tmp_path / "0") == contents(tmp_path / str(1 << 20))
 
 
 def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
