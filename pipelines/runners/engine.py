@@ -1,6 +1,7 @@
 """Engines: Flink, Spark and Prism behind a Beam job server, which runs the jobs of a command one after the other."""
 
 import contextlib
+import copy
 import functools
 import queue
 import secrets
@@ -83,9 +84,8 @@ class Engine:
             self._portable.environment_cache_millis = _CACHE_MILLISECONDS
         beam_options.view_as(options.DebugOptions).add_experiment("disable_prism_server_singleton")
         self._flink, self._theirs = Flink.of(beam_options), self._portable.job_endpoint not in (None, "embed")
-        flink = beam_options.view_as(options.FlinkRunnerOptions)
-        if self._theirs:  # who know their Flink, maybe by another address
-            flink.flink_master = "[auto]"
+        if self._theirs and type(runner) is PortableRunner:  # whose job server knows its Flink
+            beam_options.view_as(options.FlinkRunnerOptions).flink_master = "[auto]"
         self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
         self._stack, self._started = contextlib.ExitStack(), False
         self._say: Progress = silent
@@ -155,12 +155,11 @@ class Engine:
                     _PASSED.add(self._flags)
                 with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
                     return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
-            except _Failed as error:  # by the engine, so that nothing is left to end
-                raise error.cause from None
             except BaseException as error:
-                # An interrupt may come when the job has begun, and Beam has not said so.
+                # Beam says of a job that failed RuntimeError; an interrupt may come when one has begun, and Beam has
+                # not said so.
                 begun = result is not None or not isinstance(error, Exception)
-                remains = self._end(result, name) if begun else ""
+                remains = self._end(result, name) if begun and not isinstance(error, RuntimeError) else ""
                 if isinstance(error, ExtremisError):
                     raise type(error)(f"{error} {remains}".strip()) from None
                 if isinstance(error, grpc.RpcError):
@@ -195,7 +194,9 @@ class Engine:
             yield
 
     def _no_worker(self) -> InputError:
-        kind, settings = describe_environment(self._flags)
+        stated = options.PipelineOptions(list(self._flags)).view_as(options.PortableOptions)
+        settings = stated.environment_config or ",".join(stated.environment_options or ())
+        kind = stated.environment_type or ("LOOPBACK" if self._portable.environment_type == "EXTERNAL" else "DOCKER")
         remedies = {
             "PROCESS": f"On every machine of the engine try its command by hand, with --help: {settings}. It needs "
             "Extremis and Beam as here",
@@ -250,7 +251,7 @@ class Engine:
         (port,) = pick_port(None)
         own = self._options.view_as(options.JobServerOptions)
         own.job_port = own.job_port or port
-        server = self._runner.default_job_server(self._options)
+        server = self._runner.default_job_server(copy.deepcopy(self._options))  # which it changes
         # Beam would end it by a handler of signals, which the main thread alone may set.
         server = getattr(server, "_job_server", server)
         if not isinstance(server, SubprocessJobServer):  # it lives in this process
@@ -286,15 +287,8 @@ class Engine:
         )
 
 
-class _Failed(Exception):
-    """A job that the engine says has failed, and why."""
-
-    def __init__(self, cause: Exception) -> None:
-        self.cause = cause
-
-
 def _states(result: PipelineResult) -> Iterator[bool]:
-    """Yield whether a job has ended, every moment. Raises _Failed, grpc.RpcError."""
+    """Yield whether a job has ended, every moment. Raises RuntimeError: it has failed; grpc.RpcError."""
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def wait() -> None:
@@ -312,7 +306,7 @@ def _states(result: PipelineResult) -> Iterator[bool]:
             yield False
             continue
         if error is not None:
-            raise error if isinstance(error, grpc.RpcError) else _Failed(error)
+            raise error
         yield True
 
 
@@ -331,18 +325,6 @@ def _hush_beam() -> None:
             before(ended)
 
     threading.excepthook = hook
-
-
-def start_timeout(beam_options: Sequence[str]) -> float:
-    """Return `--start_timeout`, in seconds."""
-    return float(options.PipelineOptions(list(beam_options)).view_as(StartOptions).start_timeout)
-
-
-def describe_environment(beam_options: Sequence[str]) -> tuple[str, str]:
-    """Return the type of environment that workers run in, and its configuration."""
-    portable = options.PipelineOptions(list(beam_options)).view_as(options.PortableOptions)
-    settings = portable.environment_config or ",".join(portable.environment_options or ())
-    return portable.environment_type or "DOCKER", settings
 
 
 def require_job_server(portable: options.PortableOptions) -> None:

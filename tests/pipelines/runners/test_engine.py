@@ -8,7 +8,7 @@ from apache_beam.options import pipeline_options as options
 
 from pipelines.runners.beam_runner import BeamRunner
 from pipelines.runners.check import OPTION, Question, Versions, answer, compare_versions
-from pipelines.runners.engine import require_job_server, start_timeout
+from pipelines.runners.engine import StartOptions, require_job_server
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import InputError
@@ -48,8 +48,8 @@ def test_a_job_server_that_is_not_there_is_named() -> None:
 
 def test_nothing_is_asked_where_workers_are_ours(tmp_path: Path) -> None:
     choose_runner(["--start_timeout=5"]).check([], str(tmp_path / "check"), lambda line: pytest.fail(line))
-    assert start_timeout(["--start_timeout=5"]) == start_timeout(["--start-timeout=5"]) == 5
-    assert start_timeout(()) == 60
+    for flags, seconds in (["--start_timeout=5"], 5), (["--start-timeout=5"], 5), ([], 60):
+        assert options.PipelineOptions(flags).view_as(StartOptions).start_timeout == seconds
 
 
 def question(folder: Path, versions: Versions, *reads: Path) -> Question:
