@@ -40,7 +40,9 @@ _CONNECT_SECONDS = 5.0
 _SERVER_SECONDS = 120.0  # for a job server of our own to listen
 _CANCEL_SECONDS = 10.0
 _LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # at a job, and at answers on a disk or in a store
-_CACHE_MILLISECONDS = "10000"  # a stage that needs a worker again within a job finds the last one
+# A stage finds the worker of the one before it. Less than Flink waits before it tries again (1 s), since that would
+# find a dead worker, again and again.
+_CACHE_MILLISECONDS = "500"
 _PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have answered this process
 # A job server ends with this process, whatever ends it: then the pipe on standard input is closed.
 _BESIDE = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'

@@ -99,7 +99,7 @@ def test_an_engine_s_jobs_ask_pip_for_nothing() -> None:
     assert debug.lookup_experiment("disable_logging_submission_environment")
 
 
-@pytest.mark.parametrize(("flags", "millis"), [((), "10000"), (("--environment_cache_millis=0",), "0")])
+@pytest.mark.parametrize(("flags", "millis"), [((), "500"), (("--environment_cache_millis=0",), "0")])
 def test_a_worker_is_kept_between_stages_of_a_job(flags: tuple[str, ...], millis: str) -> None:
     portable = BeamRunner([*ENGINE, *flags]).pipeline().options.view_as(options.PortableOptions)
     assert portable.environment_cache_millis == millis
