@@ -78,6 +78,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--worker_pool", action="store_true", help="serve runners with EXTERNAL environments")
     parser.add_argument("--service_port", type=int, default=POOL_PORT, help="port of the pool")
     options, _ = parser.parse_known_args(arguments)  # runners have more, which Beam's own boot program needs
+    options.id = options.id and options.id.strip("'")  # Prism quotes it
     return parser, options
 
 

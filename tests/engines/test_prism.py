@@ -29,12 +29,14 @@ def flags(request: pytest.FixtureRequest, server: tuple[str, ...], worker: Path)
     if request.param == "EXTERNAL":
         with pool(worker) as port:
             yield *server, "--environment_type=EXTERNAL", f"--environment_config=localhost:{port}"
+    elif request.param == "PROCESS":
+        config = json.dumps({"command": str(worker)})
+        yield *server, "--environment_type=PROCESS", f"--environment_config={config}"
     else:
         yield *server, LOOPBACK
 
 
-# PROCESS: Prism 2.77 puts quotes around the worker's id, which it does not know then.
-@pytest.mark.parametrize("flags", ["LOOPBACK", "EXTERNAL"], indirect=True)
+@pytest.mark.parametrize("flags", ["LOOPBACK", "EXTERNAL", "PROCESS"], indirect=True)
 def test_shard(flags: tuple[str, ...], raw: Path, sharded: Path, tmp_path: Path) -> None:
     """Workers are asked before the start, too."""
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, timeout=SECONDS)
