@@ -138,7 +138,8 @@ class _Step(beam.DoFn):
     def __init__(self, work: Work, question: Question | None) -> None:
         self._work, self._question = work, question
 
-    def setup(self) -> None:
+    def answer(self) -> None:
+        """Answer at an element: where setup fails, Java waits three minutes for data, and then says that alone."""
         if self._question is not None:
             answer(self._question)
 
@@ -150,6 +151,7 @@ class _Each(_Step):
         super().__init__(Work(work.way, work.function), question)
 
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
+        self.answer()
         yield from map(_for_beam, Work(self._work.way, self._work.function, arguments)([element]))
 
 
@@ -160,6 +162,7 @@ class _Over(_Step):
         self._elements: Elements = []
 
     def process(self, element: Any, *_: Any) -> None:
+        self.answer()
         self._elements.append(element)
 
     def finish_bundle(self) -> Iterator[Any]:
