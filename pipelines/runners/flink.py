@@ -59,7 +59,7 @@ class Flink:
             raise InputError(
                 f"Flink at {self.url} has no free slot for the job: {counts['slots-available']} of "
                 f"{counts['slots-total']} slots are free on {counts['taskmanagers']} TaskManagers, {parallelism} are "
-                f"needed, and {counts['jobs-running']} jobs run. Lower --parallelism, start TaskManagers, raise "
+                f"needed, and {counts['jobs-running']} jobs run. Lower the parallelism, start TaskManagers, raise "
                 "taskmanager.numberOfTaskSlots, or end other jobs."
             )
 
