@@ -135,7 +135,7 @@ def step(folder: str, write: bool) -> Figures:
     import torch
 
     classifier = _of("trainer.heads.classifier:Classifier", "trainer.classifier:Classifier")
-    config = _of("trainer.config:Classifier")
+    config = _of("trainer.methods.sections:Classifier", "trainer.config:Classifier")
     figures = {}
     for name in ("131K", "1.3M"):
         if name not in _heads:
