@@ -11,6 +11,7 @@ import pytest
 from tests.command import ROOT, extremis, sets
 from tests.engines import clusters, pieces
 from tests.engines.clusters import Cluster
+from tests.engines.prism import program
 from tests.engines.worker import write_worker
 
 SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
@@ -22,16 +23,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip engines, with the reason, where their tools are missing."""
-    missing = pieces.missing_tools()
-    for item in items:
-        if missing and item.get_closest_marker("engine"):
-            item.add_marker(pytest.mark.skip(reason=f"engines need Java 17 and Maven; not here: {', '.join(missing)}"))
-
-
 def install(engine: pieces.Pieces) -> None:
-    """Skip, with the reason, where the pieces of an engine cannot be downloaded."""
+    """Skip, with the reason, where the tools for an engine are missing, or its pieces cannot be downloaded."""
+    if missing := pieces.missing_tools():
+        pytest.skip(f"{engine.name} needs Java 17 and Maven; not here: {', '.join(missing)}")
     try:
         pieces.install(engine)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
@@ -54,6 +49,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     install(pieces.SPARK)
     with clusters.spark(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="package")
+def prism(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Return Prism, which each command starts and ends."""
+    named = ("--runner=PrismRunner", f"--prism_location={program()}")
+    return Cluster("prism", named, named, tmp_path_factory.mktemp("prism"))
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
-"""Prism, Beam's runner for one machine, of the Beam that is installed: built by Go once, and started on a free port."""
+"""Prism, Beam's runner for one machine, of the Beam that is installed: built by Go once."""
 
 import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import apache_beam
 import pytest
 
-from tests.engines.clusters import free_ports, listens
 from tests.engines.pieces import HOME
 
 _MODULE = f"github.com/apache/beam/sdks/v2/go/cmd/prism@v{apache_beam.__version__}"
@@ -37,22 +33,3 @@ def program() -> Path:
         place.parent.mkdir(exist_ok=True)
         Path(making, "prism").rename(place)
     return place
-
-
-@contextmanager
-def prism(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Start Prism until the block ends; what Beam is told of it. Its log is in `folder`."""
-    (port,) = free_ports(1)
-    command = [str(program()), f"-job_port={port}", "-serve_http=false", "-log_kind=text"]
-    with (folder / "prism.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            limit = time.monotonic() + 60
-            while not listens(port):
-                assert server.poll() is None, (folder / "prism.log").read_text()
-                assert time.monotonic() < limit, "no Prism"
-                time.sleep(0.05)
-            yield "--runner=PortableRunner", f"--job_endpoint=localhost:{port}"
-        finally:
-            server.kill()
-            server.wait()

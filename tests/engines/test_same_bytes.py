@@ -15,6 +15,8 @@ from tests.processes import with_word
 
 pytestmark = pytest.mark.engine
 
+PRISM = [("prism", "LOOPBACK"), ("prism", "EXTERNAL"), ("prism", "PROCESS")]
+
 
 @pytest.fixture
 def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
@@ -29,7 +31,7 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("cluster", "kind"),
     # LOOPBACK on Flink: test_first_cluster.py; PROCESS: test_killed.py.
-    [("spark", "LOOPBACK"), ("spark", "EXTERNAL"), ("flink", "EXTERNAL")],
+    [("spark", "LOOPBACK"), ("spark", "EXTERNAL"), ("flink", "EXTERNAL"), *PRISM],
     indirect=["cluster"],
 )
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
@@ -51,7 +53,9 @@ def test_a_runner_by_its_name(cluster: Cluster, raw: Path, sharded: Path, tmp_pa
     assert len([line for line in with_word("--job-port") if str(cluster.folder) in line]) == 1
 
 
-@pytest.mark.parametrize(("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS")], indirect=["cluster"])
+@pytest.mark.parametrize(
+    ("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS"), PRISM[0]], indirect=["cluster"]
+)
 def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_path: Path) -> None:
     extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, *NO_CHECK, timeout=SECONDS)
     assert files(tmp_path / "there").keys() == files(mined).keys()
@@ -60,7 +64,9 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_p
             assert files(tmp_path / "there")[name] == content, name
 
 
-@pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK")], indirect=["cluster"])
+@pytest.mark.parametrize(
+    ("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK"), PRISM[0]], indirect=["cluster"]
+)
 def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
     for place, more in (("here", []), ("there", ["--", *flags, *NO_CHECK])):
         embedded = tmp_path / place / "embedded"
@@ -76,7 +82,8 @@ def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_p
         assert tables[0] == tables[1]
 
 
-def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), PRISM[0]], indirect=["cluster"])
+def test_a_version(flags: list[str], tmp_path: Path) -> None:
     """What comes later goes onto what is there: new labels, new points, and points that replace older ones."""
     for name, points, labels in (("first", range(300), 20), ("second", range(250, 320), 25)):
         rows = [{"key": f"p{n}", "text": f"{name} sea {n}", "labels": [f"l{n % labels}"]} for n in points]
@@ -85,8 +92,8 @@ def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
         write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
     extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
     extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
-    flags = [*process(flink, worker), *NO_CHECK]
-    extremis("shard", "second", "there", "--onto", "data", "--", *flags, cwd=tmp_path, timeout=SECONDS)
+    there = ("there", "--onto", "data", "--", *flags, *NO_CHECK)
+    extremis("shard", "second", *there, cwd=tmp_path, timeout=SECONDS)
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
 

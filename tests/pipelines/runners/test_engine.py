@@ -12,6 +12,7 @@ from pipelines.runners.engine import StartOptions, require_job_server
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import InputError
+from tests.pipelines.runners.test_runner import fail, run_on
 
 VERSIONS = {"same": Versions.here(), "other": Versions("9.9", "2.1.0", "3.99")}
 ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
@@ -103,3 +104,15 @@ def test_an_engine_s_jobs_ask_pip_for_nothing() -> None:
 def test_a_worker_is_kept_between_stages_of_a_job(flags: tuple[str, ...], millis: str) -> None:
     portable = BeamRunner([*ENGINE, *flags]).pipeline().options.view_as(options.PortableOptions)
     assert portable.environment_cache_millis == millis
+
+
+def test_a_program_that_is_not_there_names_its_option(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "absent"), "https://127.0.0.1:9/prism.zip"):
+        with pytest.raises(InputError, match=r"PrismRunner has no job server here: .*--prism_location=PATH"):
+            run_on(["--runner=PrismRunner", f"--prism_location={place}"], fail)
+    program = tmp_path / "broken"
+    program.write_text("#!/bin/sh\necho no such machine; exit 3\n")
+    with pytest.raises(
+        InputError, match=r"the job server of PrismRunner does not start .*: no such machine.* Build Prism"
+    ):
+        run_on(["--runner=PrismRunner", f"--prism_location={program}"], fail)
