@@ -68,10 +68,13 @@ def cluster(
         say(f"{inputs.name}: clustered{say_use(inputs.use_from)}")
         return manifest
 
-    find = functools.partial(plan.finished_table, options, run)
+    def find() -> Manifest | None:
+        finished = plan.finished_table(options, run)
+        if finished is not None:
+            say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
+        return finished
+
     reads = [manifest_url(inputs.source.queries.url)]
-    if find() is not None:
-        say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
     return make_table(inputs.out, "clustered", find, make, beam_options, say, needs={}, reads=reads)
 
 
