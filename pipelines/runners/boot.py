@@ -117,7 +117,7 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
 def _run_worker(words: Sequence[str]) -> int:
     """Have a warm parent fork the worker, and wait for its end; its status. Where there is none, become the worker."""
     forked = False
-    with contextlib.suppress(OSError), _order({"words": words}, (1, 2)) as worker:
+    with contextlib.suppress(OSError), _order_worker({"words": words}, (1, 2)) as worker:
         forked = worker.recv(1) == _FORKED
         if forked and (status := worker.recv(1)):
             return status[0]
@@ -129,7 +129,7 @@ def _run_worker(words: Sequence[str]) -> int:
 def _work(order: Mapping[str, Any]) -> None:
     """Serve the Beam runner that an order names to its end, beside the workers that the runner wants besides."""
     own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
-    beside = [_order({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
+    beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
     os.environ.update(own)
     # Beam logs to the runner; without any other handler its first message would open one on standard error.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -152,7 +152,7 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(open(os.devnull, "w")) if silent else None
         places = (output.fileno(), output.fileno()) if output else (1, 2)
-        workers = {stack.enter_context(_order({}, places))}  # which does nothing but keep the warm parent
+        workers = {stack.enter_context(_order_worker({}, places))}  # which does nothing but keep the warm parent
 
         import grpc
         from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
@@ -162,11 +162,11 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
             def StartWorker(self, request: Any, context: Any) -> Any:
                 ends = ("provision", "control", "logging")
                 words = [f"--{end}_endpoint={getattr(request, f'{end}_endpoint').url}" for end in ends]
-                worker = _order({"words": [f"--id={request.worker_id}", *words]}, places)
+                worker = _order_worker({"words": [f"--id={request.worker_id}", *words]}, places)
                 if worker.recv(1) != _FORKED:
                     return beam_fn_api_pb2.StartWorkerResponse(error="no worker could be forked: see the pool's output")
                 workers.add(worker)
-                threading.Thread(target=_forget, args=(workers, worker), daemon=True).start()
+                threading.Thread(target=_forget_when_ended, args=(workers, worker), daemon=True).start()
                 return beam_fn_api_pb2.StartWorkerResponse()
 
             def StopWorker(self, request: Any, context: Any) -> Any:
@@ -186,20 +186,20 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
                     worker.shutdown(socket.SHUT_RDWR)
 
 
-def _forget(workers: set[socket.socket], worker: socket.socket) -> None:
+def _forget_when_ended(workers: set[socket.socket], worker: socket.socket) -> None:
     with contextlib.suppress(OSError), worker:
         worker.recv(1)  # its status, at its end
     workers.discard(worker)
 
 
-def _order(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
+def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
     """Order a worker of the warm parent, which is started where there is none; the worker lives while this is open.
 
     It writes to the files with the descriptors `places`, and sends _FORKED, and in the end its status. An empty order
     is a process that waits. Raises OSError: there is no place for a socket here.
     """
-    place, connection = _place(), socket.socket(socket.AF_UNIX)
-    with _alone(place.parent):
+    place, connection = _socket_place(), socket.socket(socket.AF_UNIX)
+    with _locked(place.parent):
         try:
             connection.connect(str(place))
         except OSError:
@@ -222,7 +222,7 @@ def _order(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
     return connection
 
 
-def _place() -> Path:
+def _socket_place() -> Path:
     """Return the socket of the warm parent for this program, its modules, environment and folder. Raises OSError."""
     modules = (path for name in _PACKAGES for path in (Path(__file__).parents[2] / name).rglob("*.py"))
     newest = max(path.stat().st_mtime_ns for path in modules)
@@ -237,7 +237,7 @@ def _place() -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Keep everybody else from starting or ending warm parents."""
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -265,7 +265,7 @@ def serve_warm(number: int) -> None:
             connection.close()
         elif time.monotonic() > needed + _IDLE_SECONDS:
             place = Path(listener.getsockname())
-            with _alone(place.parent):
+            with _locked(place.parent):
                 if not select.select([listener], [], [], 0)[0]:
                     place.unlink(missing_ok=True)
                     return

@@ -45,7 +45,7 @@ _LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # at a job, and 
 _CACHE_MILLISECONDS = "500"
 _PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have answered this process
 # A job server ends with this process, whatever ends it: then the pipe on standard input is closed.
-_BESIDE = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
+_ENDS_WITH_US = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
 _BINARIES = {
     "FlinkRunner": "Give Beam's jar for your Flink as --flink_job_server_jar=PATH",
     "SparkRunner": "Give Beam's jar for your Spark as --spark_job_server_jar=PATH",
@@ -270,7 +270,7 @@ class Engine:
         log = Path(folder) / "job-server.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", _BESIDE, "sh", *map(str, command)],
+                ["/bin/sh", "-c", _ENDS_WITH_US, "sh", *map(str, command)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
