@@ -42,6 +42,8 @@ class BeamRunner(Runner):
         # Nothing of ours is defined in a main module, so no worker needs a copy of one.
         self._options.view_as(options.SetupOptions).save_main_session = False
         name = self._options.view_as(options.StandardOptions).runner
+        if self._options.view_as(options.GoogleCloudOptions).template_location:
+            raise InputError("--template_location: a command is several jobs, each of which needs the one before.")
         try:
             self._runner = create_runner(name)
         except (ValueError, ImportError, AttributeError) as error:
@@ -96,9 +98,7 @@ class BeamRunner(Runner):
                 cause = unwrap(error)
                 if cause is not None:
                     raise cause from None
-                if engine is not None:
-                    raise engine_errors.failure(str(error)) from error
-                raise
+                raise engine_errors.failure(str(error), service=engine is None) from error
 
 
 def _run_here(pipeline: beam.Pipeline) -> MetricResults:

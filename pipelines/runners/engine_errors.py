@@ -122,15 +122,22 @@ def explain(text: str) -> ExtremisError:
     return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v.")
 
 
-def failure(text: str) -> Exception:
-    """Return the error behind what an engine says: a fault of ours on a worker, or one of the engine's own."""
+def failure(text: str, service: bool = False) -> Exception:
+    """Return the error behind what an engine or a service says: a fault of ours on a worker, or one of its own."""
     if versions := _OTHER_BEAM.search(text):
         return InputError(
             f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "
             "and Beam on every machine of the engine, or in the image of its workers."
         )
     fault = python_cause(text)
-    return RuntimeError(f"on a worker: {fault}") if fault else explain(text)
+    if fault:
+        return RuntimeError(f"on a worker: {fault}")
+    if service:
+        return ExtremisError(
+            f"Dataflow refused the job, ended it, or is not reached: {first_cause(text)}. See the job's page, if there "
+            "is one, and that this machine has credentials (GOOGLE_APPLICATION_CREDENTIALS) for project and buckets."
+        )
+    return explain(text)
 
 
 def first_cause(text: str) -> str:

@@ -101,16 +101,18 @@ class Cluster:
 
 
 @contextmanager
-def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 20) -> Iterator[Cluster]:
+def flink(
+    folder: Path, memory: int = 1536, network: int = 256, attempts: int = 20, settings: str = ""
+) -> Iterator[Cluster]:
     """Start a JobManager, TaskManagers of one slot and `memory` MiB (`network` of them buffers), and the job server.
 
-    Lost work is done again, `attempts` times.
+    Lost work is done again, `attempts` times. settings: further lines of Flink's configuration.
     """
-    rpc, rest, jobs, artifacts = free_ports(4)
+    rpc, rest = free_ports(2)
     conf = folder / "conf"
     conf.mkdir(parents=True)
     sizes = {"memory": memory, "network": network, "attempts": attempts}
-    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, **sizes))
+    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, **sizes) + settings)
     (conf / "log4j.properties").write_text(_LOG)
     classpath = f"{FLINK.folder / 'lib'}/*:{FLINK.job_server}"  # Beam's jar, too, so that no job brings it
     base = [*_JAVA, f"-Dlog4j.configurationFile=file:{conf}/log4j.properties", *_open(_FLINK_OPENS), "-cp", classpath]
@@ -120,7 +122,7 @@ def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 
         master = f"--flink_master=localhost:{rest}"
         jar = str(unstaged([FLINK.job_server], folder) / FLINK.job_server.name)
         by_name = ("--runner=FlinkRunner", master, f"--flink_job_server_jar={jar}")
-        cluster = Cluster("flink", (*_endpoints(jobs, artifacts), master), by_name, folder, page=rest)
+        cluster = Cluster("flink", (), by_name, folder, page=rest)
         stack.callback(cluster.stop)
         start = cluster.start
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
@@ -128,10 +130,19 @@ def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 
         for number in range(WORKERS):
             own = [*base, *java, f"org.apache.flink.{manager}", "--configDir", str(conf), *manager_options]
             start(f"taskmanager-{number}", own)
-        java = ["-Xmx512m", "-jar", jar]
-        start("job-server", _job_server(java, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
-        _wait(cluster, lambda: _overview(rest).get("taskmanagers") == WORKERS and listens(jobs))
+        cluster.endpoints = (*serve_jobs(cluster, "job-server", f"localhost:{rest}"), master)
+        _wait(cluster, lambda: _overview(rest).get("taskmanagers") == WORKERS)
         yield cluster
+
+
+def serve_jobs(cluster: Cluster, name: str, master: str) -> tuple[str, ...]:
+    """Start a job server beside a cluster of Flink for the JobManager at `master`; what Beam is told of it."""
+    jobs, artifacts = free_ports(2)
+    jar = cluster.by_name[-1].partition("=")[2]
+    java = ["-Xmx512m", "-jar", jar]
+    cluster.start(name, _job_server(java, jobs, artifacts, cluster.folder, ["--flink-master", master]))
+    _wait(cluster, lambda: listens(jobs))
+    return _endpoints(jobs, artifacts)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def test_no_job_server(raw: Path, tmp_path: Path) -> None:
     refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server")
 
 
+def test_a_job_server_that_looks_for_flink_elsewhere(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    lost = replace(flink, endpoints=clusters.serve_jobs(flink, "lost-job-server", "localhost:9"))
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *loopback(lost), check=False, timeout=SECONDS)
+    refused(done, "nothing listens on localhost:9", "Start it, or give the address")
+
+
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     """Flink says so before a job begins, where its address is known, and after it otherwise; no job is left."""
     flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
@@ -149,6 +156,17 @@ def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> Non
     said = re.search(r"to (\d+)mb or more", done.err)
     assert said
     assert int(said[1]) > STARVED
+
+
+def test_a_task_manager_out_of_memory(raw: Path, tmp_path: Path, worker: Path) -> None:
+    """It ends for want of memory for Java's classes, and its job with it."""
+    install(pieces.FLINK)
+    settings = "taskmanager.memory.jvm-metaspace.size: 48m\n"
+    with clusters.flink(tmp_path / "cluster", attempts=0, settings=settings) as starved:
+        flags = process(starved, worker)
+        done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
+        assert not jobs_left(starved)
+    refused(done, "taskmanager.memory.jvm-metaspace.size", status=1)
 
 
 def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.runners.engine_errors import explain, failure, first_cause, python_cause
-from schemas.errors import InputError
+from schemas.errors import ExtremisError, InputError
 
 NETWORK = (
     "java.io.IOException: Insufficient number of network buffers: required 512, but only 80 available. The total "
@@ -110,3 +110,11 @@ def test_another_beam_is_no_fault_of_ours() -> None:
     assert isinstance(error, InputError)
     assert "a worker has beam_python3.10_sdk:2.70.0; the launching process has beam_python3.11_sdk:2.77.0" in str(error)
     assert isinstance(failure("Traceback (most recent call last):\nZeroDivisionError: ours\n"), RuntimeError)
+
+
+def test_a_service_that_is_not_reached_is_no_job_server() -> None:
+    text = "HTTPSConnectionPool(host='storage.googleapis.com', port=443): Max retries exceeded: Connection refused"
+    error = failure(text, service=True)
+    assert isinstance(error, ExtremisError)
+    assert "Dataflow refused the job, ended it, or is not reached: HTTPSConnectionPool" in str(error)
+    assert isinstance(failure("Traceback (most recent call last):\nKeyError: ours\n", service=True), RuntimeError)
