@@ -46,8 +46,8 @@ class Refresh(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, model=None, **kwargs):
         self.epoch += 1
-        if self.epoch < self.epochs:
-            self.stream.set_epoch(self.epoch, self.miner.mine(model, self.epoch))
+        more = self.epoch < self.epochs  # where max_steps is more than that, the last table stays
+        self.stream.set_epoch(self.epoch, self.miner.mine(model, self.epoch) if more else None)
 
 
 def train(pairs, out, model, epochs=3, batch=32, negatives=1, mining=None, **changes):
