@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
-ENGINES ?= # more options of the engines' tests: make engines ENGINES=--last-failed
+ENGINES ?= # more options of the engines' tests: make engines ENGINES='-m engine' for the slow ones, too
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 IMAGE_PARTS := Dockerfile .dockerignore setup.cfg constraints.txt $(wildcard images/*.py)
 PINNED := setup.cfg pyproject.toml constraints.txt
@@ -23,8 +23,8 @@ test: $(VENV)/.dev  ## the tests, 8 minutes on 2 cores
 test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target of their own
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine and not image" --hypothesis-profile thorough
 
-engines: $(VENV)/.dev  ## pipelines on real Flink and Spark clusters of this machine (Java 17, Maven; downloads 600 MB once)
-	$(BIN)/python -m pytest -m engine -rs --durations 10 tests/engines $(ENGINES)
+engines: $(VENV)/.dev  ## pipelines on Prism, Flink and Spark on this machine (Go, Java 17, Maven; downloads 600 MB once)
+	$(BIN)/python -m pytest -m "engine and not slow" -rs --durations 10 tests/engines $(ENGINES)
 
 images: $(VENV)/.dev  ## the images, built without a daemon and run (root; apt-get install buildah debootstrap)
 	$(BIN)/python -m pytest -m image -s -rs --durations 10 --junitxml=build/images.xml tests/images

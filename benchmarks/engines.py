@@ -1,10 +1,11 @@
 """Sharding by Flink and by Spark on this machine beside its own worker processes: the same bytes, seconds in turns.
 
 Each cluster has two workers of one slot, Flink's with the memory that TaskManagers have by default; both start before
-the first round and stay. Their Python workers are processes that they start themselves (PROCESS environments). A small
-input goes first, since Java is slow in its first jobs.
+the first round and stay. An engine is named with its Beam environment; PROCESS where there is none. A small input goes
+first, since Java is slow in its first jobs.
 
     python -m benchmarks.engines [--quick] [--rows N --labels L] [--rounds 3] [--engines flink,spark]
+    python -m benchmarks.engines --raw RAW --engines flink:LOOPBACK,flink:EXTERNAL,flink:PROCESS
 
 Needs Java 17 and Maven; what it downloads is kept in build/engines.
 """
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +26,11 @@ from benchmarks.common.keyed_input import write_keyed
 from benchmarks.common.report import interleave, medians, report
 from schemas.manifest import open_manifest
 from tests.command import ROOT
-from tests.engines.clusters import CLUSTERS, WORKERS, Cluster, vertices
+from tests.engines.clusters import CLUSTERS, WORKERS, vertices
 from tests.engines.pieces import PIECES, install
-from tests.engines.worker import process, write_worker
+from tests.engines.worker import external, loopback, pool, process, write_worker
 
-BARS = {"flink": "<1.25", "spark": "<2"}
+BARS = {"flink": "<1.6", "spark": "<2"}
 HERE = "in process"
 SMALL = 20_000  # rows
 JOBS = 3  # of the command: labels of this size are put in order in the launching process
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--labels", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--raw", type=Path, help="input of your own, in place of rows that are made")
     parser.add_argument("--engines", default="flink,spark")
     arguments = parser.parse_args()
     rows, labels = (100_000, 10_000) if arguments.quick else (arguments.rows, arguments.labels)
@@ -49,23 +51,36 @@ def main() -> None:
     names = arguments.engines.split(",")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        written = write_keyed(folder / "large", rows, labels)
+        if arguments.raw is not None:
+            (folder / "large").symlink_to(arguments.raw.absolute())
+            written = folder_bytes(arguments.raw)
+        else:
+            written = write_keyed(folder / "large", rows, labels)
         write_keyed(folder / "small", SMALL, SMALL // 10)
         program = write_worker(folder / "extremis-worker", ROOT)
-        local = [f"--direct_num_workers={WORKERS}", "--direct_running_mode=multi_processing"]
+        flags = {HERE: [f"--direct_num_workers={WORKERS}", "--direct_running_mode=multi_processing"]}
         sharded: dict[str, tuple[str, int]] = {}  # digest, and peak of staging
-        with started(names, folder) as running:
-            flags = {HERE: local, **{name: process(cluster, program) for name, cluster in running.items()}}
+        with ExitStack() as stack:
+            running = {}
+            for engine in dict.fromkeys(name.partition(":")[0] for name in names):
+                install(PIECES[engine])
+                starting = CLUSTERS[engine](folder / engine, **DEFAULTS.get(engine, {}))
+                running[engine] = stack.enter_context(starting)
+            port = stack.enter_context(pool(program))
+            for name in names:
+                engine, _, kind = name.partition(":")
+                cluster = running[engine]
+                kinds = {"LOOPBACK": loopback(cluster), "EXTERNAL": external(cluster, port)}
+                flags[name] = kinds.get(kind, process(cluster, program))
             small = medians(interleave(make_sides(folder, "small", flags, {}), 1))
             values = interleave(make_sides(folder, "large", flags, sharded), rounds)
             jobs = vertices(running["flink"])[-JOBS:] if "flink" in running else []
         size = folder_bytes(folder / "data")
     seconds = medians(values)
     report(
-        "shard on two workers of Flink takes at most 1.25 times the seconds in process, of Spark 2 times",
+        "shard on two workers of Flink takes at most 1.6 times the seconds in process, of Spark 2 times",
         {
-            "rows": rows,
-            "labels": labels,
+            **({"raw": arguments.raw.name} if arguments.raw else {"rows": rows, "labels": labels}),
             "input bytes": written,
             "bytes": size,
             "seconds": {name: [round(value, 1) for value in some] for name, some in values.items()},
@@ -78,20 +93,8 @@ def main() -> None:
             **{name: seconds[name] / seconds[HERE] for name in names},
             "same digest": float(len({digest for digest, _ in sharded.values()}) == 1),
         },
-        {**{name: BARS[name] for name in names}, "same digest": 1.0},
+        {**({} if arguments.raw else {name: BARS[name.partition(":")[0]] for name in names}), "same digest": 1.0},
     )
-
-
-@contextmanager
-def started(names: list[str], folder: Path) -> Iterator[dict[str, Cluster]]:
-    """Run the clusters of these names until the block ends."""
-    if not names:
-        yield {}
-        return
-    name, *others = names
-    install(PIECES[name])
-    with CLUSTERS[name](folder / name, **DEFAULTS.get(name, {})) as cluster, started(others, folder) as running:
-        yield {name: cluster, **running}
 
 
 def make_sides(

@@ -47,6 +47,10 @@ Messages = dict[str, str | Callable[[re.Match[str], str], str]]
 _MEMORY: Messages = {
     r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
+    r"OutOfMemoryError: Metaspace()": (
+        "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the lib of each machine, so "
+        "that no job brings its own; or set taskmanager.memory.jvm-metaspace.size to 512mb or more."
+    ),
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
         "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
         "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."

@@ -21,11 +21,6 @@ HOME = Path(os.environ.get("EXTREMIS_ENGINES") or ROOT / "build" / "engines")
 RUNNER = "2.70.0"  # Beam's runners in Java
 _DOWNLOAD_SECONDS = 900
 JOB_SERVICE = "2.65.0"  # the newest beam-runners-java-job-service on Maven Central
-# Half of the jars are for Google's services, of which our pipelines ask nothing from Java.
-_NO_GOOGLE = (
-    "<exclusion><groupId>org.apache.beam</groupId>"
-    "<artifactId>beam-sdks-java-extensions-google-cloud-platform-core</artifactId></exclusion>"
-)
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def _download(pieces: Pieces, making: Path, folder: Path) -> None:
 
 def _pom(artifacts: Sequence[tuple[str, str, str]]) -> str:
     def dependency(group: str, name: str, version: str) -> str:
-        parts = {"groupId": group, "artifactId": name, "version": version, "exclusions": _NO_GOOGLE}
+        parts = {"groupId": group, "artifactId": name, "version": version}
         return f"<dependency>{''.join(f'<{tag}>{text}</{tag}>' for tag, text in parts.items())}</dependency>"
 
     managed = dependency("org.apache.beam", "beam-runners-java-job-service", JOB_SERVICE)

@@ -39,6 +39,7 @@ def finish(launcher: subprocess.Popen) -> None:
     assert launcher.returncode == 0, rest
 
 
+@pytest.mark.slow
 def test_a_worker(flink: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
     """The engine does its work again."""
     data = tmp_path / "data"
@@ -57,6 +58,7 @@ def test_a_task_manager(flink: Cluster, raw: Path, sharded: Path, worker: Path, 
     assert files(data) == files(sharded)
 
 
+@pytest.mark.slow
 def test_an_executor(spark: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
     """Spark starts another."""
     data = tmp_path / "data"

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ from tests.processes import with_word
 pytestmark = pytest.mark.engine
 
 PRISM = [("prism", "LOOPBACK"), ("prism", "EXTERNAL"), ("prism", "PROCESS")]
+
+
+def slow(*case: str) -> Any:
+    """A case of which Prism says nearly as much, in a tenth of the time."""
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("cluster", "kind"),
     # LOOPBACK on Flink: test_first_cluster.py; PROCESS: test_killed.py.
-    [("spark", "LOOPBACK"), ("spark", "EXTERNAL"), ("flink", "EXTERNAL"), *PRISM],
+    [slow("spark", "EXTERNAL"), ("flink", "EXTERNAL"), *PRISM],
     indirect=["cluster"],
 )
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
@@ -54,7 +60,7 @@ def test_a_runner_by_its_name(cluster: Cluster, raw: Path, sharded: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS"), PRISM[0]], indirect=["cluster"]
+    ("cluster", "kind"), [slow("flink", "LOOPBACK"), slow("spark", "PROCESS"), PRISM[0]], indirect=["cluster"]
 )
 def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_path: Path) -> None:
     extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, *NO_CHECK, timeout=SECONDS)
@@ -65,7 +71,7 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK"), PRISM[0]], indirect=["cluster"]
+    ("cluster", "kind"), [slow("flink", "PROCESS"), slow("spark", "LOOPBACK"), PRISM[0]], indirect=["cluster"]
 )
 def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
     for place, more in (("here", []), ("there", ["--", *flags, *NO_CHECK])):
@@ -82,7 +88,7 @@ def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_p
         assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), PRISM[0]], indirect=["cluster"])
+@pytest.mark.parametrize(("cluster", "kind"), [slow("flink", "PROCESS"), PRISM[0]], indirect=["cluster"])
 def test_a_version(flags: list[str], tmp_path: Path) -> None:
     """What comes later goes onto what is there: new labels, new points, and points that replace older ones."""
     for name, points, labels in (("first", range(300), 20), ("second", range(250, 320), 25)):
