@@ -103,14 +103,6 @@ class Flow:
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
         return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
-    def unread(self) -> list[Output]:
-        """List the outputs that no stage reads."""
-        read = {
-            output for stage in self.stages for outputs in (stage.reads, *stage.sides.values()) for output in outputs
-        }
-        every = (Output(number, tag) for number, stage in enumerate(self.stages) for tag in stage.tags)
-        return [output for output in every if output not in read]
-
 
 @dataclass(frozen=True)
 class Collection:

@@ -3,10 +3,8 @@
 import contextlib
 import difflib
 import functools
-import logging
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +22,7 @@ from pipelines.common.progress import Count, Progress, Watch, also_tell, sum_cou
 from pipelines.runners import engine_errors
 from pipelines.runners.check import Question, answer
 from pipelines.runners.engine import Engine
-from pipelines.runners.local import Runner
+from pipelines.runners.local import Runner, quiet
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # of metrics
@@ -88,7 +86,7 @@ class BeamRunner(Runner):
         pipeline = self.pipeline()
         translate(flow, pipeline, engine.question if engine is not None else None)
         watching = watch.watching() if watch is not None else contextlib.nullcontext()
-        with _quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
+        with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
             try:
                 metrics = _run_here(pipeline) if engine is None else engine.run(pipeline, name)
                 if settle is not None:
@@ -245,19 +243,3 @@ def refuse_unknown(flags: tuple[str, ...]) -> None:
 def _subclasses(kind: type) -> list[type]:
     children: list[type] = kind.__subclasses__()
     return [deep for child in children for deep in (child, *_subclasses(child))]
-
-
-@contextlib.contextmanager
-def _quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log to loggers of these names: `run` raises them anyway."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
