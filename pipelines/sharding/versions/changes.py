@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Files, Packet, gather, one_batch, receive, split_by
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Patched, Summary
 from pipelines.formats.base import LABELS
-from pipelines.sharding import rows
-from pipelines.sharding.labels import KEYS, OrderedLabels, count_labels, duplicates, sum_counts
+from pipelines.sharding import resume, rows
+from pipelines.sharding.labels import KEYS, ORDER, OrderedLabels, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.read import with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, every_shard, first_ids, open_tokens
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
 from schemas.ragged import offsets_of
@@ -55,36 +55,26 @@ class VersionLabels(NamedTuple):
     states: Collection
 
 
-def order_labels_onto(
-    flow: Flow,
-    plan: LabelsPlan,
-    earlier: EarlierData,
-    blocks: list[Block],
-    exchange: Exchange,
-    staged: Files,
-    rejects: Files,
-) -> VersionLabels:
+def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> VersionLabels:
     """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
     before = earlier.views(LABELS)
-    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan, exchange)
-    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier, exchange)
+    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
+    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier)
     every = every_shard(flow, "Shards of labels", plan.shards)
-    by_shard = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
+    joined = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
-    ordered = by_shard.split("Order labels", tags, order_new_labels, plan, earlier, exchange, staged, rejects)
+    ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
     sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
     labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes_before + ordered[SIZES], ordered[SUMMARY])
     return VersionLabels(labels, ordered[CHANGED], ordered[STATES])
 
 
-def route_labels(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Send the labels of a block to their shards: (shard, packet), before tokens are made."""
-    yield from send_to_shards(exchange, block.read().select(plan.raw_schema.names), plan.shards)
+    yield from plan.bulk.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
 
-def read_before(
-    number: int, plan: LabelsPlan, earlier: EarlierData, exchange: Exchange
-) -> Iterator[tuple[int, Packet]]:
+def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
     """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
     entry = earlier.views(LABELS)[number]
     names = [column.name for column in earlier.tables[LABELS].columns]
@@ -96,19 +86,14 @@ def read_before(
             batch = batch.append_column("text", pa.array([""] * batch.num_rows))
         batch = with_hashes(batch, earlier.seed)
         batch = pa.RecordBatch.from_arrays([batch[name] for name in BEFORE.names], schema=BEFORE)
-        yield from send_to_shards(exchange, batch, plan.shards)
+        yield from plan.bulk.send(by_shard(batch, plan.shards))
 
 
-def order_new_labels(
-    element: tuple[int, dict[str, Any]],
-    plan: LabelsPlan,
-    earlier: EarlierData,
-    exchange: Exchange,
-    staged: Files,
-    rejected: Files,
-) -> Iterator[Tagged]:
+def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
     """Order the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
     shard, parts = element
+    plan.meter.start(ORDER)
+    staged = plan.files[resume.LABELS]
     first = offsets_of(np.array([entry.rows for entry in earlier.views(LABELS)], np.int64))
     ordered = rows.order(gather(parts["rows"], plan.raw_schema))
     before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
@@ -133,15 +118,7 @@ def order_new_labels(
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
-    number = plan.shards_before + shard
-    truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
-    counters["truncated"] = truncated
-    rejects = duplicates(ordered, plan.sources)
-    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
-    yield Tagged(SIZES, (number, new.num_rows))
-    for tag, place_of, sent, channel in ((ROWS, number, new, staged), (KEYS, shard, keys, exchange)):
-        for packet in channel.send([(place_of, one_batch(sent))]):
-            yield Tagged(tag, packet)
+    yield from send_ordered(shard, plan, new, keys, counters, duplicates(ordered, plan.sources))
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
@@ -168,26 +145,16 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 
 
 def leave_out(
-    keys: Collection,
-    plan: QueriesPlan,
-    earlier: EarlierData,
-    built: str,
-    label_sizes: dict[int, int],
-    exchange: Exchange,
+    keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
     """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
-    by_shard, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
-    return by_shard.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes, exchange)
+    grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
+    return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
 
 
 def find_gone(
-    element: tuple[int, Any],
-    plan: QueriesPlan,
-    earlier: EarlierData,
-    built: str,
-    label_sizes: dict[int, int],
-    exchange: Exchange,
-) -> Iterator[Any]:
+    element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
+) -> Iterator[Tagged]:
     """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
     number, packets = element
     entry, url = earlier.views(plan.name)[number], earlier.place(plan.name)
@@ -219,7 +186,7 @@ def find_gone(
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
     ]
-    for place in exchange.send(sent):
+    for place in plan.bulk.send(sent):
         yield Tagged(FREQUENCIES, place)
 
 
