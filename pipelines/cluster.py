@@ -182,10 +182,10 @@ def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summ
     placed = schema.remove(schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
     rows = gather(packets, placed)
     rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
-    first = layout.first_row(shard)
-    ids = pa.array(np.arange(first, first + layout.rows_of(shard)))
+    ids = pa.array(np.arange(*layout.first[shard : shard + 2]))
     rows = rows.append_column("query_id", ids).select(schema.names).cast(schema)
-    entry = parquet.write_shard(settled.plan.inputs.out, shard, layout.shards, rows, layout.row_group_rows)
+    shards = len(layout.first) - 1
+    entry = parquet.write_shard(settled.plan.inputs.out, shard, shards, rows, layout.row_group_rows)
     meter.count(WRITE, rows.num_rows, entry.bytes)
     return Summary(shards={TABLE: (entry,)})
 

@@ -141,7 +141,7 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     for index, some in enumerate(rows):
         order, _ = balanced_order(x[some], SIZE, 4, 2)
         shard, place = layout.places(index)
-        expected[np.array([layout.first_row(s) for s in shard]) + place] = some[order]
+        expected[np.array([layout.first[s] for s in shard]) + place] = some[order]
     assert keys == [f"query {row}" for row in expected]
 
 
