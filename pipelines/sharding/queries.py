@@ -51,7 +51,7 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Groups) -> Collectio
     summaries = []
     for name, (some, assemble) in sides.items():
         made = flow.create(f"Blocks of {name}", some)
-        assembled = made.split_over(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan)
+        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, over=True)
         summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, plan.files[resume.ROWS])]
     return sum_of(summaries)
 

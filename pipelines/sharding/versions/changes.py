@@ -23,6 +23,7 @@ from pipelines.sharding.read import with_hashes
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, every_shard, first_ids, open_tokens
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
+from schemas.manifest import Patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import encode as encode_shard
 from schemas.shard_files.parquet import list_column
@@ -161,27 +162,23 @@ def find_gone(
     view = entry.view
     assert view is not None
     keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
-    kept, leaving, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    kept, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with open_shard(url, entry) as file:
         assert isinstance(file, ViewedShard)
         for group in range(file.num_row_groups):
             rows = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
             gone = pc.is_in(rows["key"], value_set=keys).to_numpy()
-            positions = file.positions(group)
-            kept.append(positions[~gone])
-            leaving.append(positions[gone])
+            kept.append(file.positions(group)[~gone])
             if gone.any():
                 labels.append(list_column(rows.filter(pa.array(gone)), "label_ids").values.astype(np.int64))
-    left, lost = np.concatenate(kept), sum(len(some) for some in leaving)
-    if not lost:
+    left = np.concatenate(kept)
+    if len(left) == entry.rows:
         return
-    gone_rows = np.setdiff1d(np.arange(view.rows), left)
-    starts = np.arange(0, view.rows, view.row_group_rows)
-    live = np.bincount(left // view.row_group_rows, minlength=len(starts))
-    gone_rows = pa.table({POSITION: gone_rows})
+    gone_rows = pa.table({POSITION: np.setdiff1d(np.arange(view.rows), left)})
+    live = np.bincount(left // view.row_group_rows)
     patched = write_patch(built, plan.name, number, "gone", gone_rows, tuple(live[live > 0].tolist()))
-    summary = Summary(counters={plan.name: Counter(replaced=lost)}, patched=(patched,))
-    yield Tagged(SUMMARY, summary)
+    replaced = Counter(replaced=entry.rows - len(left))
+    yield Tagged(SUMMARY, Summary(counters={plan.name: replaced}, patched=(patched,)))
     sent = [
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
@@ -200,7 +197,7 @@ def write_patch(
     file = f"_{kind}-{number:05d}.parquet"  # no shard, for readers of Parquet folders
     data = memoryview(encode_shard(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
-    return Patched(table, number, kind, file, len(data), storage.sha256(data), groups)
+    return Patched(table, number, kind, Patch(place=file, bytes=len(data), sha256=storage.sha256(data)), groups)
 
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:

@@ -15,7 +15,7 @@ from pipelines.sharding.versions.earlier import EarlierData, renumbered, views_o
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
-from schemas.manifest import Column, Manifest, Patch, Shard, View
+from schemas.manifest import Column, Manifest, Shard, View
 from schemas.shard_files.viewed import RETIRED
 from schemas.storage import join, relative
 from schemas.table import PARTS, PartTable, Table
@@ -153,8 +153,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
     for each in patched:
         entry = shards[each.number]
         assert entry.view is not None
-        patch = Patch(place=each.file, bytes=each.bytes, sha256=each.sha256)
-        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: patch})}
+        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: each.patch})}
         if each.groups is not None:
             changes |= {"groups": each.groups, "rows": sum(each.groups)}
         shards[each.number] = entry.model_copy(update=changes)
