@@ -189,14 +189,14 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
-    before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
+    before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
     channels = attempt.bulk, files, attempt.watch.meter
     basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, *channels)
     labels = plans.plan_labels(basis)
     queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
-        queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
+        queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
     if finished.phase == resume.READ:
@@ -256,9 +256,9 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
     if base is None:
         ordered = label_steps.order_labels(flow, labels, blocks)
     else:
-        version, files = changes.order_labels_onto(flow, labels, base, blocks), labels.files[resume.LABELS]
-        ordered = version.ordered
-        summaries += [keep(version.states, changes.STATES, files), keep(version.changed, changes.CHANGED, files)]
+        ordered = changes.order_labels_onto(flow, labels, base, blocks)
+        kept = changes.STATES, changes.CHANGED
+        summaries += [keep(ordered[name], name, labels.files[resume.LABELS]) for name in kept]
     summaries.append(label_steps.keep_labels(ordered, labels))
     for table, groups in tables.groups(raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):

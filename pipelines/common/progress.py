@@ -162,28 +162,15 @@ class Step:
     over: bool = False
 
     @property
-    def rate(self) -> float:
-        """Rows a second."""
-        return self.rows / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the step is done; None where nobody can tell, or it is."""
-        if self.total is None or self.over or not self.rate:
-            return None
-        return (self.total - self.rows) / self.rate
-
-    @property
-    def pace(self) -> str:
-        """Rows a second, time left, and workers, for people."""
-        parts = [f"{self.rate:,.0f} rows/s"] if self.rate else []
-        parts += [f"{say_seconds(self.left)} left"] if self.left is not None else []
-        return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
-
-    @property
     def state(self) -> str:
-        """Rows done, and the pace, for people."""
-        return f"{say_count(self.rows, self.total)} rows, {self.pace}"
+        """Rows done, rows a second, time left, and workers, for people."""
+        parts = [f"{say_count(self.rows, self.total)} rows"]
+        if self.seconds > 0 and self.rows:
+            rate = self.rows / self.seconds
+            parts.append(f"{rate:,.0f} rows/s")
+            if self.total is not None and not self.over:
+                parts.append(f"{say_seconds((self.total - self.rows) / rate)} left")
+        return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
 
     def __str__(self) -> str:
         return f"{self.name}: {self.state}"

@@ -8,7 +8,7 @@ several places, each for other groups, where there are few shards.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,33 +45,26 @@ _PLACES = 16  # where keys are looked up, or more
 SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
 
 
-class OrderedLabels(NamedTuple):
-    """Labels by shard: rows and keys (shard, packet), sizes (shard, number of labels), in the order of their ids.
+Ordered = dict[str, Collection]  # labels by shard, by tag
 
-    Of a version, shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash
-    of the key, and have ids where labels have one already.
+
+def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
+    """Order labels by their ids: by (hash, key), or by row in a form without keys.
+
+    The collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. Of a version,
+    shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash of the key,
+    and have ids where labels have one already.
     """
-
-    rows: Collection
-    keys: Collection
-    sizes: Collection
-    summary: Collection
-
-
-def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> OrderedLabels:
-    """Order labels by their ids: by (hash, key), or by row in a form without keys."""
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
     every = every_shard(flow, "Shards of labels", plan.shards)
     joined = flow.join("Labels by shard", {"rows": encoded, "every": every})
-    tags = (ROWS, KEYS, SIZES, SUMMARY)
-    ordered = joined.split("Order labels", tags, order_shard, plan)
-    return OrderedLabels(*(ordered[tag] for tag in tags))
+    return joined.split("Order labels", (ROWS, KEYS, SIZES, SUMMARY), order_shard, plan)
 
 
-def keep_labels(ordered: OrderedLabels, plan: LabelsPlan) -> Collection:
+def keep_labels(ordered: Ordered, plan: LabelsPlan) -> Collection:
     """Keep rows and sizes of ordered labels for the next flow; Summary."""
-    sizes = ordered.sizes.map("Sizes of labels", _kept_size)
-    return ordered.summary + sizes + keep(ordered.rows, LABELS, plan.files[resume.LABELS])
+    sizes = ordered[SIZES].map("Sizes of labels", _kept_size)
+    return ordered[SUMMARY] + sizes + keep(ordered[ROWS], LABELS, plan.files[resume.LABELS])
 
 
 def _kept_size(element: tuple[int, int]) -> Summary:
@@ -202,15 +195,15 @@ def places_of_shard(shards: int) -> int:
     return -(-_PLACES // shards)
 
 
-def resolve_labels(groups: Collection, ordered: OrderedLabels, plan: LabelsPlan, seed: int) -> Collection:
+def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
     """Join groups (number, blocks) with the labels: (number, packet in files of `index` and `label_id`).
 
     seed: of the hash that chooses a label's shard.
     """
     mentions = groups.flat_map("Route mentions", route_mentions, plan, seed)
-    keys = ordered.keys.flat_map("Keys to places", copy_keys, plan.shards)
+    keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
     by_place = groups.flow.join("By place", {"mentions": mentions, "keys": keys})
-    return by_place.flat_map("Look up", resolve_shard, plan, ordered.sizes)
+    return by_place.flat_map("Look up", resolve_shard, plan, ordered[SIZES])
 
 
 def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:

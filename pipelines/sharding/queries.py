@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,35 +35,23 @@ class Group(NamedTuple):
     ids: Packet | None
 
 
-Groups = Mapping[str, list[Group]]
-
-
-def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Groups) -> Collection:
+def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
     """Assemble one split; Summary, whose `kept` tell where the rows of each shard are, and its pairs.
 
     groups: of blocks, by input table.
     """
-    sides: dict[str, tuple[list[Group], Callable[..., Iterator[Any]]]] = {
-        rows_of(plan): (groups[plan.source], assemble_points)
-    }
-    if plan.pairs:
-        sides[pairs_of(plan)] = groups[PAIRS_OF + plan.source], assemble_pairs
+    sources = (plan.source, PAIRS_OF + plan.source) if plan.pairs else (plan.source,)
     summaries = []
-    for name, (some, assemble) in sides.items():
-        made = flow.create(f"Blocks of {name}", some)
+    for name, source, assemble in zip(names_of(plan), sources, (assemble_points, assemble_pairs), strict=False):
+        made = flow.create(f"Blocks of {name}", groups[source])
         assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, over=True)
         summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, plan.files[resume.ROWS])]
     return sum_of(summaries)
 
 
-def rows_of(plan: QueriesPlan) -> str:
-    """Name the collection of the split's rows by shard."""
-    return f"rows of {plan.split}"
-
-
-def pairs_of(plan: QueriesPlan) -> str:
-    """Name the collection of the split's pairs by shard."""
-    return f"pairs of {plan.split}"
+def names_of(plan: QueriesPlan) -> tuple[str, str]:
+    """Name the collections of the split's rows, and of its pairs, by shard."""
+    return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
 def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
@@ -152,7 +140,7 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
     Besides `again` (older shard, packet): keys that older points may have, where the plan names any. assembled: where
     the rows are, and the number of labels of each of their shards.
     """
-    places, pairs = (assembled.kept.get(name, {}) for name in (rows_of(plan), pairs_of(plan)))
+    places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
     tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN), assembled.label_sizes
     shards = flow.create(f"Shards of {plan.split}", every)

@@ -5,7 +5,7 @@ New labels are ordered behind those before. What changes is written as patches o
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import resume, rows
-from pipelines.sharding.labels import KEYS, ORDER, OrderedLabels, count_labels, duplicates, send_ordered, sum_counts
+from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.read import with_hashes
@@ -44,21 +44,13 @@ BEFORE = pa.schema(
 STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
-class VersionLabels(NamedTuple):
-    """New labels in order; and by the number of a shard of labels before: `changed` rows and `states` (packets).
+def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
+    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back.
 
-    changed: columns of the row with `label_id`. states: columns STATE of labels that retire or come back. All of these
-    packets are in files.
+    Besides those of `order_labels` the collections `changed` and `states`, packets in files by the number of a shard of
+    labels before: columns of the row with `label_id`, and columns STATE of labels that retire or come back.
     """
-
-    ordered: OrderedLabels
-    changed: Collection
-    states: Collection
-
-
-def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> VersionLabels:
-    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
-    before = earlier.views(LABELS)
+    before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
     old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier)
     every = every_shard(flow, "Shards of labels", plan.shards)
@@ -66,8 +58,7 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
     ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
     sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
-    labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes_before + ordered[SIZES], ordered[SUMMARY])
-    return VersionLabels(labels, ordered[CHANGED], ordered[STATES])
+    return ordered | {SIZES: sizes_before + ordered[SIZES]}
 
 
 def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
@@ -77,7 +68,7 @@ def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
     """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
-    entry = earlier.views(LABELS)[number]
+    entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
     counted = [name for name in ("text", "feature_ids", "feature_values") if name in names and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
@@ -95,7 +86,7 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
     shard, parts = element
     plan.meter.start(ORDER)
     staged = plan.files[resume.LABELS]
-    first = offsets_of(np.array([entry.rows for entry in earlier.views(LABELS)], np.int64))
+    first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
     ordered = rows.order(gather(parts["rows"], plan.raw_schema))
     before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
     table = ordered.rows
@@ -158,7 +149,7 @@ def find_gone(
 ) -> Iterator[Tagged]:
     """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
     number, packets = element
-    entry, url = earlier.views(plan.name)[number], earlier.place(plan.name)
+    entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
     view = entry.view
     assert view is not None
     keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
@@ -203,7 +194,7 @@ def write_patch(
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
     """Write the patches of shard `number` of the labels before, from (number, counts, states and changed rows)."""
     number, parts = element
-    entry, url = earlier.views(LABELS)[number], earlier.place(LABELS)
+    entry, url = earlier.views[LABELS][number], earlier.place(LABELS)
     assert entry.view is not None
     first = entry.view.first
     before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))

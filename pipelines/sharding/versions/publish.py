@@ -123,7 +123,7 @@ def _view_of_table(
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
     shards = renumbered(
-        [*_with_patches(earlier.views(name), patched), *views_of(own, earlier.place(name), added, earlier.part)]
+        [*_with_patches(earlier.views[name], patched), *views_of(own, earlier.place(name), added, earlier.part)]
     )
     columns = _columns(name, older, added)
     size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
