@@ -309,9 +309,9 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
 ) -> None:
     layout = make_layout([count], size, group, shard, 0)
     shards, places = layout.places(0)
-    rows = np.array([layout.first_row(index) for index in range(layout.shards)])[shards] + places
+    rows, sizes = layout.first[shards] + places, np.diff(layout.first).tolist()
     assert sorted(rows) == list(range(count))
-    assert [layout.rows_of(index) for index in range(layout.shards)] == np.bincount(shards).tolist()
+    assert sizes == np.bincount(shards).tolist()
     assert layout.clusters == -(-count // size)
     starts = np.concatenate([np.arange(n) * layout.rows for n in [layout.full[0]]])
     tail = layout.full[0] * layout.rows + np.arange(layout.short[0]) * (layout.rows - 1)
@@ -321,13 +321,13 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
         for a in edges
     }
     members, first = set(), 0
-    for index in range(layout.shards):
-        for low in range(0, layout.rows_of(index), layout.row_group_rows):
-            length = min(layout.row_group_rows, layout.rows_of(index) - low)
+    for size in sizes:
+        for low in range(0, size, layout.row_group_rows):
+            length = min(layout.row_group_rows, size - low)
             number = int(clusters_of(np.array([length]), layout.rows, 0)[0])
             edges = first + low + np.arange(number + 1) * length // number
             members |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
-        first += layout.rows_of(index)
+        first += size
     assert members == expected
 
 
