@@ -57,7 +57,7 @@ def cluster(
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
-    inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
+    inputs = open_clustering(data, run, epoch, options)
     if options.out is not None:
         require_place(options.out, "clustered", [data, run])
     plan = make_plan(inputs, options)
@@ -91,7 +91,7 @@ def watch(
     say, options = progress or silent, options or ClusterOptions()
 
     def make(epoch: int) -> bool:
-        inputs = open_clustering(data, run, epoch, None, None, None)
+        inputs = open_clustering(data, run, epoch, options)
         if find_by_parents(inputs.out, "queries", inputs.parents):
             return False
         cluster(data, run, epoch, options, beam_options, say)

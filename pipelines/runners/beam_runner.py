@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
@@ -125,7 +126,8 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
             continue
         sides = {place: AsDict(read(outputs, f"{label}: {place}")) for place, outputs in stage.sides.items()}
         arguments = [sides.get(place, argument) for place, argument in enumerate(stage.work.arguments)]
-        step = beam.ParDo((_Over if stage.work.way == "over" else _Each)(stage.work, question), *arguments)
+        work, kind = (stage.work, _Over) if stage.work.way == "over" else (replace(stage.work, arguments=()), _Each)
+        step = beam.ParDo(kind(work, question), *arguments)
         outputs = inputs | label >> step.with_outputs(*(tag for tag in stage.tags if tag != MAIN), main=MAIN)
         made |= {Output(number, tag): outputs[tag] for tag in stage.tags}
 
@@ -145,12 +147,9 @@ class _Step(beam.DoFn):
 class _Each(_Step):
     """Work on one element, beside arguments that Beam brings."""
 
-    def __init__(self, work: Work, question: Question | None) -> None:
-        super().__init__(Work(work.way, work.function), question)
-
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
         self.answer()
-        yield from map(_for_beam, Work(self._work.way, self._work.function, arguments)([element]))
+        yield from map(_for_beam, replace(self._work, arguments=arguments)([element]))
 
 
 class _Over(_Step):

@@ -211,13 +211,12 @@ class Engine:
     def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
         where = f"the job server at {self._portable.job_endpoint}"
         code = error.code() if isinstance(error, grpc.Call) else None
+        what = str(engine_errors.explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return ExtremisError(f"{where} has ended, or is not reached any more. See its log. {remains}".strip())
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ExtremisError(
-                f"{where} does not answer. See its log, and that it reaches its engine. {remains}".strip()
-            )
-        return ExtremisError(f"{engine_errors.explain(str(error))} {remains}".strip())
+            what = f"{where} has ended, or is not reached any more. See its log."
+        elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            what = f"{where} does not answer. See its log, and that it reaches its engine."
+        return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
         """Cancel a job; nothing where it has ended, or what remains of it and how to end it."""
