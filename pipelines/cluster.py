@@ -8,7 +8,7 @@ The table is one of queries like any other: the stream reads it in turn, and its
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,8 +83,6 @@ def watch(
     run: str,
     options: ClusterOptions | None = None,
     beam_options: Sequence[str] = (),
-    poll_seconds: float | None = None,
-    until: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Cluster every dump that asks for it and has no table, until the run is finished: as `pipelines.mine.watch`."""
@@ -97,7 +95,7 @@ def watch(
         cluster(data, run, epoch, options, beam_options, say)
         return True
 
-    return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
+    return watch_dumps(run, lambda: dumps_for_clusters(run), make, say)
 
 
 def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:

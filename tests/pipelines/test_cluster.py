@@ -1,7 +1,7 @@
 """Queries in cluster order: the same rows, clusters equal within one, the same whatever makes it and however often."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import write_table
 from schemas.table import Table
 from tests.builders import SmallData, build_data
+from tests.pipelines.watched import finish_at_second_look
 from trainer.stream.sources import clusters_of
 
 D, ROWS, SIZE = 6, 1203, 16
@@ -219,11 +220,11 @@ def test_what_was_cut_off_is_invisible_and_made_again(
     assert cluster(data.layout.root, run, options=ClusterOptions(out=out)) == whole
 
 
-def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str) -> None:
-    looks: Iterator[bool] = iter([False, False, True])
-    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 1
-    looks = iter([False, False, True])
-    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 0
+def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish_at_second_look(monkeypatch, run)
+    assert watch(data.layout.root, run) == 1
+    assert watch(data.layout.root, run) == 0
+    storage.remove(RunLayout(run).finished)
     storage.remove(RunLayout(run).clusters_root, recursive=True)
 
 
