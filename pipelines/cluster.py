@@ -138,7 +138,7 @@ def count_parts(shard: int, plan: ClusterPlan) -> Summary:
     """Count the rows of source shard `shard` by their part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     plan.meter.start(COUNT)
-    for _, part in _parted(plan, shard, [plan.inputs.source.id_column]):
+    for _, part in _parted(plan, shard, [plan.queries.id_column]):
         plan.meter.count(COUNT, len(part))
         counts += np.bincount(part, minlength=len(counts))
     return Summary(counters={PARTS: Counter({str(part): int(count) for part, count in enumerate(counts) if count})})

@@ -118,11 +118,6 @@ class ClusterPlan:
     meter: Meter = field(default=Meter(), compare=False)
 
     @property
-    def dimension(self) -> int:
-        """D."""
-        return self.inputs.source.embeddings.dimension
-
-    @property
     def queries(self) -> Table:
         """Rows to be reordered."""
         return self.inputs.source.queries

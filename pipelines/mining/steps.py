@@ -207,7 +207,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     written = groups[0].content
     with profile.stage("merge"):
         if isinstance(written, Chunks):
-            ids = rechunk(source.queries.batches_of(shard, [source.id_column]), plan.batch)
+            ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
             chunks = (
                 (some.column(0).combine_chunks(), *_merge_chunk(plan, place, groups, number))
                 for number, some in enumerate(ids)

@@ -21,18 +21,7 @@ from pipelines.formats.base import LABELS, Reason, Reject
 from pipelines.sharding import resume, rows
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.steps import (
-    ROWS,
-    SIZES,
-    by_shard,
-    encode,
-    every_shard,
-    first_ids,
-    keep,
-    open_tokens,
-    reopen,
-    reported,
-)
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reopen, reported
 from schemas.shard_files import parquet, shards
 
 Blocks = tuple[Block, ...]
@@ -56,7 +45,7 @@ def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
     and have ids where labels have one already.
     """
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
-    every = every_shard(flow, "Shards of labels", plan.shards)
+    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # also without labels
     joined = flow.join("Labels by shard", {"rows": encoded, "every": every})
     return joined.split("Order labels", (ROWS, KEYS, SIZES, SUMMARY), order_shard, plan)
 

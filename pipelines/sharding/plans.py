@@ -111,10 +111,7 @@ class LabelsPlan(TablePlan):
     keyed: bool
     shards_before: int = 0  # of labels that a version has already
 
-    @property
-    def name(self) -> str:
-        """Path of the table in the data set."""
-        return "labels"
+    name = LABELS  # path of the table in the data set
 
     @property
     def shard_rows(self) -> int:

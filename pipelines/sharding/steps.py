@@ -78,8 +78,3 @@ def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: An
     """Return a Summary with `rejects` of the input table, which are left in staging through `exchange`."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     return Summary(rejects=Rejects.of(table, rejects), rejected=tuple(packets), **fields)
-
-
-def every_shard(flow: Flow, name: str, shards: int) -> Collection:
-    """Create (shard, None) for every shard: one that no row falls into is written, too."""
-    return flow.create(name, [(shard, None) for shard in range(shards)])

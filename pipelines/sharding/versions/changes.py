@@ -20,7 +20,7 @@ from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplic
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.read import with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, every_shard, first_ids, open_tokens
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_tokens
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
 from schemas.manifest import Patch
@@ -53,7 +53,7 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
     old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier)
-    every = every_shard(flow, "Shards of labels", plan.shards)
+    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])
     joined = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
     ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
