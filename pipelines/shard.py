@@ -191,8 +191,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
-    channels = attempt.bulk, files, attempt.watch.meter
-    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, *channels)
+    meter = attempt.watch.meter
+    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, attempt.bulk, files, meter)
     labels = plans.plan_labels(basis)
     queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
