@@ -161,9 +161,7 @@ def cluster_part(
     part, packets = element
     plan = settled.plan
     plan.meter.start(CLUSTER)
-    rows = pa.Table.from_batches(receive(packets))
-    # Whatever the order of arrival.
-    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable"))).combine_chunks()
+    rows = pa.Table.from_batches(receive(packets)).sort_by(ROW).combine_chunks()  # whatever the order of arrival
     order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
     shard, place = settled.layout.places(part)
@@ -178,8 +176,7 @@ def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summ
     layout, schema, meter = settled.layout, settled.schema, settled.plan.meter
     meter.start(WRITE)
     placed = schema.remove(schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
-    rows = gather(packets, placed)
-    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
+    rows = gather(packets, placed).sort_by(ROW)
     ids = pa.array(np.arange(*layout.first[shard : shard + 2]))
     rows = rows.append_column("query_id", ids).select(schema.names).cast(schema)
     shards = len(layout.first) - 1

@@ -126,7 +126,7 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(ExtremisError):
             phases.clear()
-            if phases.any_finished and not isinstance(error, InputError):
+            if phases.needed and not isinstance(error, InputError):
                 say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
         raise
 
