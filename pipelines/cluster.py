@@ -8,7 +8,7 @@ The table is one of queries like any other: the stream reads it in turn, and its
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +57,7 @@ def cluster(
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
-    inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
+    inputs = open_clustering(data, run, epoch, options)
     if options.out is not None:
         require_place(options.out, "clustered", [data, run])
     plan = make_plan(inputs, options)
@@ -83,21 +83,19 @@ def watch(
     run: str,
     options: ClusterOptions | None = None,
     beam_options: Sequence[str] = (),
-    poll_seconds: float | None = None,
-    until: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Cluster every dump that asks for it and has no table, until the run is finished: as `pipelines.mine.watch`."""
     say, options = progress or silent, options or ClusterOptions()
 
     def make(epoch: int) -> bool:
-        inputs = open_clustering(data, run, epoch, None, None, None)
+        inputs = open_clustering(data, run, epoch, options)
         if find_by_parents(inputs.out, "queries", inputs.parents):
             return False
         cluster(data, run, epoch, options, beam_options, say)
         return True
 
-    return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
+    return watch_dumps(run, lambda: dumps_for_clusters(run), make, say)
 
 
 def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
@@ -140,7 +138,7 @@ def count_parts(shard: int, plan: ClusterPlan) -> Summary:
     """Count the rows of source shard `shard` by their part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     plan.meter.start(COUNT)
-    for _, part in _parted(plan, shard, [plan.inputs.source.id_column]):
+    for _, part in _parted(plan, shard, [plan.queries.id_column]):
         plan.meter.count(COUNT, len(part))
         counts += np.bincount(part, minlength=len(counts))
     return Summary(counters={PARTS: Counter({str(part): int(count) for part, count in enumerate(counts) if count})})
@@ -163,9 +161,7 @@ def cluster_part(
     part, packets = element
     plan = settled.plan
     plan.meter.start(CLUSTER)
-    rows = pa.Table.from_batches(receive(packets))
-    # Whatever the order of arrival.
-    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable"))).combine_chunks()
+    rows = pa.Table.from_batches(receive(packets)).sort_by(ROW).combine_chunks()  # whatever the order of arrival
     order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
     shard, place = settled.layout.places(part)
@@ -180,12 +176,11 @@ def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summ
     layout, schema, meter = settled.layout, settled.schema, settled.plan.meter
     meter.start(WRITE)
     placed = schema.remove(schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
-    rows = gather(packets, placed)
-    rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
-    first = layout.first_row(shard)
-    ids = pa.array(np.arange(first, first + layout.rows_of(shard)))
+    rows = gather(packets, placed).sort_by(ROW)
+    ids = pa.array(np.arange(*layout.first[shard : shard + 2]))
     rows = rows.append_column("query_id", ids).select(schema.names).cast(schema)
-    entry = parquet.write_shard(settled.plan.inputs.out, shard, layout.shards, rows, layout.row_group_rows)
+    shards = len(layout.first) - 1
+    entry = parquet.write_shard(settled.plan.inputs.out, shard, shards, rows, layout.row_group_rows)
     meter.count(WRITE, rows.num_rows, entry.bytes)
     return Summary(shards={TABLE: (entry,)})
 

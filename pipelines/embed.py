@@ -149,9 +149,8 @@ def embed(
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source, recipe.encoder.inputs)
     digest, bias = checkpoint.table.digest, has_bias(recipe)
-    parameters = {**options.model_dump(), "step": checkpoint.step, "bias": bias}
-    if labels:
-        del parameters["split"]
+    stated = options.model_dump(exclude={"split"} if labels else None)
+    parameters = {**stated, "step": checkpoint.step, "bias": bias}
     parents = {options.what: source.digest, "checkpoint": digest}
     request = Request("vectors" if labels else KIND, parents, parameters)
 

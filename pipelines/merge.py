@@ -62,12 +62,7 @@ def merge(
         "equal_texts": {"rule": options.equal_texts, "labels": labels.digest} if aliases else None,
     }
     plan = MergePlan(rows, opened, labels, out, width, by=options.by, aliased=aliases is not None)
-
-    def prepare(plan: MergePlan) -> None:
-        if aliases is not None:
-            aliases.write(plan.aliases)
-
-    return make_derived(plan, {}, parameters, merge_shard, beam_options, progress, prepare)
+    return make_derived(plan, {}, parameters, merge_shard, beam_options, progress, aliases)
 
 
 def merge_shard(shard: int, plan: MergePlan) -> Summary:

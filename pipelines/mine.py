@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,11 +92,9 @@ def watch(
     run: str,
     options: MineOptions | None = None,
     beam_options: Sequence[str] = (),
-    poll_seconds: float | None = None,
-    until: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Mine every complete dump that has no table, oldest first, until the run is finished or `until()` is true.
+    """Mine every complete dump that has no table, oldest first, until the run is finished.
 
     Returns the number of dumps mined. A dump that the trainer takes back while it is mined (it resumed from an earlier
     checkpoint) is left and taken up again when it is complete; one that another process is mining is left to it. Tables
@@ -112,7 +110,7 @@ def watch(
         mine(data, run, epoch, options, beam_options, say)
         return True
 
-    return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
+    return watch_dumps(run, lambda: complete_dumps(run), make, say)
 
 
 def _make(

@@ -126,7 +126,7 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(ExtremisError):
             phases.clear()
-            if phases.any_finished and not isinstance(error, InputError):
+            if phases.needed and not isinstance(error, InputError):
                 say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
         raise
 
@@ -162,9 +162,10 @@ class Attempt(Job):
         """Return the files of one kind that phases leave."""
         return Files(self.phases.folder(kind))
 
-    def bulk(self, name: str) -> Exchange:
-        """Return the exchange within the flow `name`."""
-        return choose_exchange(self.runner.shuffles, self.phases.folder(name), self.options.exchange)
+    @property
+    def bulk(self) -> Exchange:
+        """Exchange within a flow."""
+        return choose_exchange(self.runner.shuffles, self.phases.folder("bulk"), self.options.exchange)
 
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
@@ -188,12 +189,14 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
-    before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
-    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, meter=attempt.watch.meter)
+    before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
+    files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
+    meter = attempt.watch.meter
+    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, attempt.bulk, files, meter)
     labels = plans.plan_labels(basis)
     queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
-        queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
+        queries = [replace(plan, older=older_shards(base.views[plan.name])) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables, steps = TablePlans(queries, labels), _steps(raw, queries, labels)
     if finished.phase == resume.READ:
@@ -204,7 +207,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         resume.keep(phases, finished)
     if finished.phase == resume.JOINED:
         joined = finished.later
-        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, attempt, tables, raw, joined))
+        tokenized = attempt.run("tokenize", steps[1], lambda flow: tokenize(flow, tables, raw, joined))
         finished = Finished(resume.TOKENIZED, raw, Summary.sum_of([joined, tokenized]), frozen)
         resume.keep(phases, finished)
     later = finished.later
@@ -226,12 +229,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 def _read(attempt: Attempt) -> Summary:
     """Run the first flow: rows to blocks in staging."""
     options, meter = attempt.options, attempt.watch.meter
-    blocks, rejects = (attempt.phases.folder(kind) for kind in (resume.BLOCKS, resume.REJECTS))
-    reading = ReadPlan(
-        attempt.form, attempt.inputs, options.text, blocks, rejects, options.seed, read.BLOCK_ROWS, meter
-    )
-    steps = dict.fromkeys((read.READ, read.PARSE))
-    return attempt.run("read", steps, lambda flow: read.read(flow, reading, attempt.bulk("read")))
+    channels = attempt.bulk, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
+    reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
+    return attempt.run("read", dict.fromkeys((read.READ, read.PARSE)), lambda flow: read.read(flow, reading))
 
 
 class TablePlans(NamedTuple):
@@ -251,21 +251,20 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
 
     raw: the first flow's blocks.
     """
-    base, labels, blocks, bulk = attempt.base, tables.labels, raw.blocks_of(LABELS), attempt.bulk("join")
-    rows, ids, rejects = (attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.REJECTS))
+    base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
     summaries = []
     if base is None:
-        ordered = label_steps.order_labels(flow, labels, blocks, bulk, rows, rejects)
+        ordered = label_steps.order_labels(flow, labels, blocks)
     else:
-        version = changes.order_labels_onto(flow, labels, base, blocks, bulk, rows, rejects)
-        ordered = version.ordered
-        summaries += [keep(version.states, changes.STATES, rows), keep(version.changed, changes.CHANGED, rows)]
-    summaries.append(label_steps.keep_labels(ordered, rows))
+        ordered = changes.order_labels_onto(flow, labels, base, blocks)
+        kept = changes.STATES, changes.CHANGED
+        summaries += [keep(ordered[name], name, labels.files[resume.LABELS]) for name in kept]
+    summaries.append(label_steps.keep_labels(ordered, labels))
     for table, groups in tables.groups(raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             named = flow.create(f"Blocks of {table}", groups)
-            resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed, bulk, ids)
-            summaries.append(keep(resolved, label_steps.ids_of_table(table), ids))
+            resolved = label_steps.resolve_labels(named, ordered, labels, attempt.options.seed)
+            summaries.append(keep(resolved, label_steps.ids_of_table(table), labels.files[resume.IDS]))
     return sum_of(summaries)
 
 
@@ -275,26 +274,24 @@ def _size_of_join(raw: Summary) -> int:
     return sum(map(size_of, packets)) + sum(size_of(block.mentions) for block in raw.blocks if block.mentions)
 
 
-def tokenize(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
+def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
     """Send every split's rows, tokenized and with their labels' ids, to its shards, where they are left. Summary."""
     groups = {
         table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
         for table, some in tables.groups(raw).items()
     }
-    staged = attempt.files(resume.ROWS), attempt.files(resume.REJECTS)
-    return sum_of([query_steps.assemble_queries(flow, plan, groups, *staged) for plan in tables.queries])
+    return sum_of([query_steps.assemble_queries(flow, plan, groups) for plan in tables.queries])
 
 
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
     """Write all tables from what `tokenize` left, with training counts for the labels. Summary."""
-    base, labels, built, bulk = attempt.base, tables.labels, attempt.build.url, attempt.bulk("write")
-    rejects = attempt.files(resume.REJECTS)
-    written = {plan.split: query_steps.write_queries(flow, plan, assembled, bulk, rejects) for plan in tables.queries}
+    base, labels, built = attempt.base, tables.labels, attempt.build.url
+    written = {plan.split: query_steps.write_queries(flow, plan, assembled) for plan in tables.queries}
     summaries = [outputs[SUMMARY] for outputs in written.values()]
     counts = written["train"][FREQUENCIES]
     for plan in tables.queries:
         if plan.older and base is not None:
-            left = changes.leave_out(written[plan.split][AGAIN], plan, base, built, assembled.label_sizes, bulk)
+            left = changes.leave_out(written[plan.split][AGAIN], plan, base, built, assembled.label_sizes)
             summaries.append(left[SUMMARY])
             if plan.split == "train":
                 counts += left[FREQUENCIES]

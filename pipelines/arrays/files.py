@@ -33,10 +33,12 @@ _TENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloa
 _MOST_HEADER = 100 << 20  # bytes, as the safetensors library has it
 _FLOATS = "Write rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
 
+Places = Sequence[tuple[int, int]]
+
 
 @dataclass(frozen=True)
 class Names:
-    """Name of each field in files with columns; that of vectors also among tensors."""
+    """Name of each field in files with columns; that of vectors also among tensors, and empty where none are read."""
 
     key: str = KEY
     text: str = TEXT
@@ -55,7 +57,7 @@ class RowFile:
     columns: Mapping[str, str]
     dtype: str
     dimension: int
-    places: Sequence[tuple[int, int]] = ()
+    places: Places = ()
     names: tuple[str, ...] = ()  # none: a matrix
     order: Literal["<", ">"] = "<"  # of bytes
 
@@ -194,8 +196,8 @@ def urls_of(source: str) -> list[str]:
     return urls or [source] * bool(_SUFFIX.search(source) and not wild)
 
 
-def open_files(source: str, names: Names, vectors: bool = True) -> RowFiles:
-    """Open the files at `source`: their vectors, keys and texts, or without `vectors` the latter alone.
+def open_files(source: str, names: Names) -> RowFiles:
+    """Open the files at `source`: their vectors, keys and texts, or the latter alone.
 
     Raises InputError: no such files, of no known form, damaged, or not all of one dimension, dtype and columns.
     """
@@ -206,7 +208,7 @@ def open_files(source: str, names: Names, vectors: bool = True) -> RowFiles:
             "in .npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
         )
     with ThreadPoolExecutor() as pool:
-        files = tuple(file for file in pool.map(lambda url: _open(url, names, vectors), urls) if file.rows)
+        files = tuple(file for file in pool.map(lambda url: _open(url, names), urls) if file.rows)
     if not files:
         raise InputError(f"{source}: no rows here. Is the path right?")
     for file, what in itertools.product(files, ("dimension", "dtype", "columns")):
@@ -217,18 +219,18 @@ def open_files(source: str, names: Names, vectors: bool = True) -> RowFiles:
     return RowFiles(source, files)
 
 
-def _open(url: str, names: Names, vectors: bool) -> RowFile:
+def _open(url: str, names: Names) -> RowFile:
     """Open one file. Raises InputError: not of the form that its name says, or without what is read from it."""
     form = url.rpartition(".")[2]
     try:
         if form == "parquet":
             with open_parquet(url, buffer_size=storage.READ_BYTES) as file:
                 batch = next(file.iter_batches(1), None)
-                return _of_columns(url, file.schema_arrow, file.metadata.num_rows, batch, names, vectors)
+                return _of_columns(url, file.schema_arrow, file.metadata.num_rows, batch, names)
         with lines.open_file(url) as stream:
             if form in ("arrow", "feather"):
-                return _open_arrow(url, stream, names, vectors)
-            if not vectors:
+                return _open_arrow(url, stream, names)
+            if not names.vector:
                 raise InputError(f"{url}: has no columns of keys and texts. Write them as Parquet or Arrow.")
             return _open_npy(url, stream) if form == "npy" else _open_safetensors(url, stream, names)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -269,7 +271,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
     return RowFile(url, shape[0], {VECTOR: VECTOR}, dtype, shape[1], [(0, place)], order="<" if little else ">")
 
 
-def _open_arrow(url: str, stream: IO[bytes], names: Names, vectors: bool) -> RowFile:
+def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
     """Note where each record batch lies: of a file with a footer, or of a stream, as Hugging Face `datasets` saves."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
@@ -277,7 +279,7 @@ def _open_arrow(url: str, stream: IO[bytes], names: Names, vectors: bool) -> Row
         try:
             batch = _next_batch(stream, schema)
         except EOFError:
-            return _of_columns(url, schema, rows, some, names, vectors, places)
+            return _of_columns(url, schema, rows, some, names, places)
         places.append((rows, place))
         rows, some = rows + batch.num_rows, some or batch.slice(0, 1) or None
 
@@ -292,17 +294,11 @@ def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _of_columns(
-    url: str,
-    schema: pa.Schema,
-    rows: int,
-    some: pa.RecordBatch | None,
-    names: Names,
-    vectors: bool,
-    places: Sequence[tuple[int, int]] = (),
+    url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: Names, places: Places = ()
 ) -> RowFile:
     """Describe a file with columns; `some` of its rows tell the dimension. Raises InputError: no column of vectors."""
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
-    if not vectors:
+    if not names.vector:
         return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     are_lists = {each.name: any(is_kind(each.type) for is_kind in lists) for each in schema}

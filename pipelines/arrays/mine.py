@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,7 @@ def mine_arrays(
 def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
     """Open vectors, and keys and texts beside them. Raises InputError: not as many rows, or no column of a name."""
     vectors = open_files(source, names)
-    beside = open_files(texts, names, vectors=False) if texts else None
+    beside = open_files(texts, replace(names, vector="")) if texts else None
     if beside and beside.rows != vectors.rows:
         raise InputError(f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give as many.")
     found = beside or vectors

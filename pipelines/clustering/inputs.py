@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pipelines.common.vectors import Source, open_source
+from pipelines.options import ClusterOptions
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
 from schemas.manifest import is_published
@@ -42,15 +43,13 @@ class ClusterInputs:
         return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
 
-def open_clustering(
-    data: str, run: str, epoch: int | None, queries: str | None, for_epoch: int | None, out: str | None
-) -> ClusterInputs:
-    """Open the dump of `epoch` (the newest by default), or the embeddings at `queries`, with the rows that they embed.
+def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOptions) -> ClusterInputs:
+    """Open the dump of `epoch` (the newest by default), or the options' embeddings, with the rows that they embed.
 
     Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
     other data, or not aligned with its queries.
     """
-    layout = RunLayout(run)
+    layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
         raise InputError(f"--epoch {epoch}: with --queries nothing is read from a dump. Leave one out.")
     if queries is None:
@@ -58,7 +57,7 @@ def open_clustering(
         queries = layout.embeddings(epoch, SOURCE)
     embeddings = Table.open(queries, "embeddings")
     rows, origin = _rows_of(data, layout, embeddings)
-    use_from = for_epoch
+    use_from = options.for_epoch
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
@@ -101,9 +100,7 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
         return rows, rows.digest
     for number in reversed(numbered(layout.clusters_root)):
         clustered = Table.find(layout.clusters(number, SOURCE), "queries")
-        if clustered is not None and clustered.digest == embedded:
-            if clustered.parents.get("queries") != rows.digest:
-                break
+        if clustered and clustered.digest == embedded and clustered.parents.get("queries") == rows.digest:
             return clustered, rows.digest
     raise TableError(
         f"{embeddings.url}: embeddings of other queries (digest {str(embedded)[:12]}…) than {rows.url} (digest "

@@ -49,47 +49,22 @@ class Layout:
         """Number of all clusters."""
         return sum(self.full) + sum(self.short)
 
-    @property
-    def full_shards(self) -> int:
-        """Shards with clusters of C rows: they come first."""
-        return -(-sum(self.full) * self.rows // self.shard_rows)
-
-    @property
-    def shards(self) -> int:
-        """Number of all shards."""
-        return self.full_shards + -(-sum(self.short) // self.short_a_shard)
-
-    @property
-    def short_a_shard(self) -> int:
-        """Clusters of C - 1 rows in a shard."""
-        return max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))
-
-    def rows_of(self, shard: int) -> int:
-        """Return the rows of shard `shard`."""
-        if shard < self.full_shards:
-            return min(self.shard_rows, sum(self.full) * self.rows - shard * self.shard_rows)
-        before = (shard - self.full_shards) * self.short_a_shard
-        return min(self.short_a_shard, sum(self.short) - before) * (self.rows - 1)
-
-    def first_row(self, shard: int) -> int:
-        """Return the id of the first row of shard `shard`."""
-        if shard < self.full_shards:
-            return shard * self.shard_rows
-        before = (shard - self.full_shards) * self.short_a_shard
-        return sum(self.full) * self.rows + before * (self.rows - 1)
+    @cached_property
+    def first(self) -> np.ndarray:
+        """First row of each shard, those of C rows a cluster before the others, and N behind: int64 [shards + 1]."""
+        full, short = sum(self.full) * self.rows, sum(self.short) * (self.rows - 1)
+        clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # of C - 1, in a shard
+        edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
+        return np.array([*edges[0], *edges[1], full + short])
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (shard, row within it) int64 [n] of the rows of a part, cluster after cluster, those of C first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
-        starts = full * self.rows
-        before, within = np.divmod(short, self.short_a_shard)
-        shard = np.concatenate(
-            [np.repeat(starts // self.shard_rows, self.rows), np.repeat(self.full_shards + before, self.rows - 1)]
-        )
-        return shard, np.concatenate(
-            [_runs(starts % self.shard_rows, self.rows), _runs(within * (self.rows - 1), self.rows - 1)]
-        )
+        short = sum(self.full) * self.rows + short * (self.rows - 1)
+        rows = np.concatenate([_runs(full * self.rows, self.rows), _runs(short, self.rows - 1)])
+        shard = np.searchsorted(self.first, rows, side="right") - 1
+        return shard, rows - self.first[shard]
 
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
@@ -141,11 +116,6 @@ class ClusterPlan:
     seed: int
     tree: PartTree
     meter: Meter = field(default=Meter(), compare=False)
-
-    @property
-    def dimension(self) -> int:
-        """D."""
-        return self.inputs.source.embeddings.dimension
 
     @property
     def queries(self) -> Table:

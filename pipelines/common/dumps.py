@@ -21,23 +21,21 @@ def watch_dumps(
     complete: Callable[[], dict[int, str]],
     make: Callable[[int], bool],
     say: Callable[[str], None],
-    poll_seconds: float | None = None,
-    until: Callable[[], bool] | None = None,
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 
-    Or until `until()` is true. `make` tells whether there was anything to make; returns how many times there was. A
-    dump that the trainer takes back meanwhile (it resumed from an earlier checkpoint) is left and taken up again when
-    it is complete; one that another process works on is left to it. Storage that fails or has no room is waited for,
-    and a dump whose work fails is tried again, RETRIES times in a row. Raises what `make` raises.
+    `make` tells whether there was anything to make; returns how many times there was. A dump that the trainer takes
+    back meanwhile (it resumed from an earlier checkpoint) is left and taken up again when it is complete; one that
+    another process works on is left to it. Storage that fails or has no room is waited for, and a dump whose work
+    fails is tried again, RETRIES times in a row. Raises what `make` raises.
     """
-    pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
+    pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
     for wait in waiting(f"a run at {run}", say, every=pause, until="it is stopped, or the run is finished"):
         epoch, digest = None, ""
         try:
             while time.monotonic() >= again:
-                if storage.exists(layout.finished) or (until is not None and until()):
+                if storage.exists(layout.finished):
                     return count
                 dumps = complete()
                 seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be made anew

@@ -123,21 +123,16 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
 
     columns: those of `schema` that are decoded; None: all.
     """
-    if columns is None:
-        return pa.Table.from_batches(receive(packets), schema)
-    fields = [schema.get_field_index(name) for name in columns]
-    return pa.Table.from_batches(
-        receive(packets, fields), pa.schema([schema.field(number) for number in sorted(fields)])
-    )
+    fields = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
+    if fields is not None:
+        schema = pa.schema([schema.field(number) for number in fields])
+    return pa.Table.from_batches(receive(packets, fields), schema)
 
 
 def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
     """Return where packets in files lie, in an order of their own, as rows."""
     places = sorted(packet for packet in packets if not isinstance(packet, bytes))
-    columns = zip(*places, strict=True) if places else ([],) * len(_PLACES)
-    return pa.record_batch(
-        [pa.array(column, kind) for column, kind in zip(columns, _PLACES.types, strict=True)], _PLACES
-    )
+    return pa.RecordBatch.from_pylist([dict(zip(_PLACES.names, place, strict=True)) for place in places], _PLACES)
 
 
 def read_places(packet: Packet | None) -> list[Packet]:

@@ -103,14 +103,6 @@ class Flow:
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
         return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
-    def unread(self) -> list[Output]:
-        """List the outputs that no stage reads."""
-        read = {
-            output for stage in self.stages for outputs in (stage.reads, *stage.sides.values()) for output in outputs
-        }
-        every = (Output(number, tag) for number, stage in enumerate(self.stages) for tag in stage.tags)
-        return [output for output in every if output not in read]
-
 
 @dataclass(frozen=True)
 class Collection:
@@ -135,16 +127,10 @@ class Collection:
         return self._add(name, Work("over", function, arguments), (MAIN,))[MAIN]
 
     def split(
-        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any
+        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
     ) -> "dict[str, Collection]":
-        """Call `function(element, *arguments)`, which yields `Tagged` elements: the collections of `tags`, and MAIN."""
-        return self._add(name, Work("flat_map", function, arguments), (MAIN, *tags))
-
-    def split_over(
-        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any
-    ) -> "dict[str, Collection]":
-        """Do as `split`, with the elements that one worker gets at a time."""
-        return self._add(name, Work("over", function, arguments), (MAIN, *tags))
+        """Do as `flat_map`, or `over`, of a function that yields `Tagged` elements: collections of `tags`, and MAIN."""
+        return self._add(name, Work("over" if over else "flat_map", function, arguments), (MAIN, *tags))
 
     def group(self, name: str) -> "Collection":
         """Group pairs (key, value) to (key, values)."""

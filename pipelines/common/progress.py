@@ -46,11 +46,10 @@ class Count(NamedTuple):
 
 @dataclass
 class _Counts:
-    """Counts of this process, by step. `here`: the launching process, which reads them where they are."""
+    """Counts of this process, by step."""
 
-    here: bool = False
+    written: float = 0.0  # monotonic seconds; infinite in the launching process, which reads them where they are
     steps: dict[str, Count] = field(default_factory=dict)
-    written: float = 0.0  # monotonic seconds
 
 
 _COUNTS: dict[str, _Counts] = {}  # by the meter's URL
@@ -66,6 +65,12 @@ class Meter:
     url: str = ""
     began: float = 0.0
 
+    @classmethod
+    def here(cls, url: str) -> "Meter":
+        """Return a meter that this process is to `read`: it writes no file itself."""
+        _COUNTS[url] = _Counts(float("inf"))
+        return cls(url, time.time())
+
     def start(self, step: str) -> None:
         """Note that `step` is at work, before its first rows are done."""
         self.count(step, 0)
@@ -78,7 +83,7 @@ class Meter:
         with _LOCK:
             counts = _COUNTS.setdefault(self.url, _Counts())
             counts.steps[step] = counts.steps.get(step, Count()).add(Count(rows, size, now, now))
-            due = not counts.here and time.monotonic() - counts.written >= _pause(self.url)
+            due = time.monotonic() - counts.written >= _pause(self.url)
             if due:
                 counts.written = time.monotonic()
                 body = json.dumps(counts.steps).encode()
@@ -98,22 +103,10 @@ class Meter:
             yield key, packet
         self.count(step, 0, size)
 
-    @contextlib.contextmanager
-    def here(self) -> Iterator[None]:
-        """Keep what this process counts in memory, where `read` finds it; until the block ends it writes no file."""
-        with _LOCK:
-            counts = _COUNTS.setdefault(self.url, _Counts())
-            counts.here = True
-        try:
-            yield
-        finally:
-            counts.here = False
-
     def read(self) -> list[dict[str, Count]]:
         """Return what each process has counted so far. Raises StorageError."""
         with _LOCK:
-            own = dict(_COUNTS[self.url].steps) if self.url in _COUNTS else {}
-        counts = [own] if own else []
+            counts = [dict(_COUNTS[self.url].steps)]
         for name in storage.list_names(self.url):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 steps = json.loads(storage.read_bytes(join(self.url, name)))
@@ -169,28 +162,15 @@ class Step:
     over: bool = False
 
     @property
-    def rate(self) -> float:
-        """Rows a second."""
-        return self.rows / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the step is done; None where nobody can tell, or it is."""
-        if self.total is None or self.over or not self.rate:
-            return None
-        return (self.total - self.rows) / self.rate
-
-    @property
-    def pace(self) -> str:
-        """Rows a second, time left, and workers, for people."""
-        parts = [f"{self.rate:,.0f} rows/s"] if self.rate else []
-        parts += [f"{say_seconds(self.left)} left"] if self.left is not None else []
-        return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
-
-    @property
     def state(self) -> str:
-        """Rows done, and the pace, for people."""
-        return f"{say_count(self.rows, self.total)} rows, {self.pace}"
+        """Rows done, rows a second, time left, and workers, for people."""
+        parts = [f"{say_count(self.rows, self.total)} rows"]
+        if self.seconds > 0 and self.rows:
+            rate = self.rows / self.seconds
+            parts.append(f"{rate:,.0f} rows/s")
+            if self.total is not None and not self.over:
+                parts.append(f"{say_seconds((self.total - self.rows) / rate)} left")
+        return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
 
     def __str__(self) -> str:
         return f"{self.name}: {self.state}"
@@ -213,7 +193,7 @@ class Watch:
 
     def __init__(self, staging: str, progress: Progress) -> None:
         self.staging = staging
-        self.meter = Meter(join(staging, "progress"), time.time())
+        self.meter = Meter.here(join(staging, "progress"))
         self._say = progress
         self._pause = _pause(staging)
         self._display = getattr(progress, "display", None)
@@ -233,7 +213,7 @@ class Watch:
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
         """Show the steps until the block ends, which hands the runner's counts of all its flows to the function."""
         ended = threading.Event()
-        with self.meter.here(), self._display() if self._display else contextlib.nullcontext() as show:
+        with self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
             thread.start()
             try:

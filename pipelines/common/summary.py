@@ -13,7 +13,7 @@ from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection
 from pipelines.formats.base import Rejects, sum_counters
 from schemas import storage
-from schemas.manifest import Manifest, Shard, columns_of
+from schemas.manifest import Manifest, Patch, Shard, columns_of
 from schemas.reuse import Request
 from schemas.shard_files.parquet import open_shard
 
@@ -41,16 +41,14 @@ class Block:
         return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Patched:
-    """A patch over shard `number` of the labels or points before: which of the view's, its file, and its row groups."""
+    """A patch over shard `number` of the labels or points before: which of the view's, and the shard's row groups."""
 
     table: str
     number: int
     kind: str
-    file: str
-    bytes: int
-    sha256: str
+    patch: Patch
     groups: tuple[int, ...] | None = None
 
 

@@ -37,11 +37,6 @@ class Source:
     queries: Table
     embeddings: Table
 
-    @property
-    def id_column(self) -> str:
-        """Name of the column of ids."""
-        return self.queries.id_column
-
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
 
@@ -49,11 +44,11 @@ class Source:
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
-        columns = [self.id_column, "label_ids", "filter_label_ids"]
+        columns = [self.queries.id_column, "label_ids", "filter_label_ids"]
         for table in rechunk(self.aligned(shard, columns), rows):
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings.url)
-            ids = table.column(self.id_column).combine_chunks()
+            ids = table.column(self.queries.id_column).combine_chunks()
             yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 

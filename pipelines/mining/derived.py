@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipelines.common.progress import Meter, Progress, silent
 from pipelines.common.summary import Summary, describe
 from pipelines.job import REMEDY, Job, make_table
+from pipelines.mining.aliases import Aliases
 from schemas import arrow, storage
 from schemas.errors import TableError
 from schemas.layout import DataLayout, staging
@@ -57,9 +58,9 @@ def make_derived(
     write_shard: Callable[[int, Plan], Summary],
     beam_options: Sequence[str],
     say: Progress | None,
-    prepare: Callable[[Plan], Any] = lambda plan: None,
+    aliases: Aliases | None = None,
 ) -> Manifest:
-    """Make the table of `plan`, or return it where it is there; `prepare` writes what workers read.
+    """Make the table of `plan`, or return it where it is there; workers find `aliases`.
 
     `parents` and `parameters` are recorded beside those of any such table. Raises InputError, TableError, StorageError.
     """
@@ -71,7 +72,8 @@ def make_derived(
 
     def make(job: Job) -> Manifest:
         own = replace(plan, out=job.build.url, meter=job.watch.meter)
-        prepare(own)
+        if aliases is not None:
+            aliases.write(own.aliases)
         made, of = job.run_step(STEP, rows.rows, range(len(rows.shards)), write_shard, own), rows.manifest
         return job.build.publish(describe(request, made, own.schema, of.row_group_rows, of.id_range))
 

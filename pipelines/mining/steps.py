@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vectors import Batch, Source, read_block
+from pipelines.common.vectors import Batch, read_block
 from pipelines.mining.aliases import read_aliases
 from pipelines.mining.audit import (
     Audit,
@@ -57,6 +57,7 @@ DROPS = (
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
+Held = tuple[np.ndarray, Exclusions]  # of a batch's audited rows: queries, and what they drop
 Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
 
@@ -207,13 +208,13 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
     written = groups[0].content
     with profile.stage("merge"):
         if isinstance(written, Chunks):
-            ids = rechunk(source.queries.batches_of(shard, [source.id_column]), plan.batch)
+            ids = rechunk(source.queries.batches_of(shard, [source.queries.id_column]), plan.batch)
             chunks = (
                 (some.column(0).combine_chunks(), *_merge_chunk(plan, place, groups, number))
                 for number, some in enumerate(ids)
             )
-            written = _write_shard(plan, source, shard, chunks, counts)
-    rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
+            written = _write_shard(plan, place, chunks, counts)
+    rows, previous = _sampled_rows(plan, place), plan.previous.get(source.name)
     shares = None if previous is None else overlaps(previous, shard, rows, written.sampled)
     counters = {"rows": written.entry.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {block: asdict(params) for offer in groups for block, params in offer.params.items()}
@@ -245,14 +246,13 @@ def _search_shard(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
 ) -> Callable[[], GroupCandidates]:
     """Search the shard of (source, shard); what is returned waits for its audit."""
-    source, shard = plan.sources[place[0]], place[1]
     counts: Counter[str] = Counter()
-    held: list[tuple[np.ndarray, Exclusions]] = []
-    rows = _search_batches(plan, blocks, source, shard, counts, held)
+    held: list[Held] = []
+    rows = _search_batches(plan, blocks, place, counts, held)
     content: Chunks | WrittenShard
     with profile.stage("search"):
         if plan.sole:
-            content = _write_shard(plan, source, shard, rows, counts)
+            content = _write_shard(plan, place, rows, counts)
         else:
             url, size = plan.candidates(place, group), int(plan.rows([place]) * plan.candidate_bytes(group))
             packed = ((np.stack(keys), weakest if has_margin(plan.options) else None) for _, keys, weakest in rows)
@@ -284,19 +284,14 @@ def _search_shard(
 
 
 def _search_batches(
-    plan: MinePlan,
-    blocks: Sequence[LoadedBlock],
-    source: Source,
-    shard: int,
-    counts: Counter[str],
-    held: list[tuple[np.ndarray, Exclusions]],
+    plan: MinePlan, blocks: Sequence[LoadedBlock], place: Place, counts: Counter[str], held: list[Held]
 ) -> Iterator[Rows]:
     """Search a shard, whose batches are read once for all blocks; `held` gets the queries of audited rows."""
     plan.meter.start(SEARCH)
-    audited = _sampled_rows(plan, source, shard)
+    audited = _sampled_rows(plan, place)
     searches = (
         (batch, each, start_search(each.block, *batch[2:], plan.fetch, counts, each.params.factor, each.parts))
-        for batch in _batches(plan, source, shard)
+        for batch in _batches(plan, place)
         for each in blocks
     )
     ranges: dict[int, np.ndarray] = {}
@@ -313,9 +308,9 @@ def _search_batches(
             held.append((batch.queries[rows], batch.exclusions.take(rows)))
 
 
-def _batches(plan: MinePlan, source: Source, shard: int) -> Iterator[Batch]:
+def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
     """Read a shard in batches, with the labels whose text equals a positive's among those to drop."""
-    for batch in source.batches(shard, plan.batch, plan.dimension):
+    for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
@@ -335,12 +330,11 @@ def _one_ahead(items: Iterable[T]) -> Iterator[T]:
     yield from held
 
 
-def _write_shard(
-    plan: MinePlan, source: Source, shard: int, batches: Iterable[Rows], counts: Counter[str]
-) -> WrittenShard:
+def _write_shard(plan: MinePlan, place: Place, batches: Iterable[Rows], counts: Counter[str]) -> WrittenShard:
     """Write a shard of the table."""
     plan.meter.start(MERGE)
-    audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
+    source, shard = plan.sources[place[0]], place[1]
+    audited, sampled = _sampled_rows(plan, place), [np.empty((0, plan.columns), np.uint64)]
     sampled_ids = [np.empty(0, np.int64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
@@ -392,8 +386,9 @@ def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) 
     return whole._replace(exact=select(ids, [audit.exact for audit in by_range], weakest, plan.options, plan.width))
 
 
-def _sampled_rows(plan: MinePlan, source: Source, shard: int) -> np.ndarray:
+def _sampled_rows(plan: MinePlan, place: Place) -> np.ndarray:
     """Return the audited rows of a shard, counted from its first row."""
+    source, shard = plan.sources[place[0]], place[1]
     first = sum(entry.rows for entry in source.queries.shards[:shard])
     rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)
     return _within(rows, first, source.queries.shards[shard].rows)

@@ -3,11 +3,10 @@
 import contextlib
 import difflib
 import functools
-import logging
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
@@ -24,7 +23,7 @@ from pipelines.common.progress import Count, Progress, Watch, also_tell, sum_cou
 from pipelines.runners import engine_errors
 from pipelines.runners.check import Question, answer
 from pipelines.runners.engine import Engine
-from pipelines.runners.local import Runner
+from pipelines.runners.local import Runner, quiet
 from schemas.errors import ExtremisError, InputError
 
 _NAMESPACE = "extremis"  # of metrics
@@ -88,7 +87,7 @@ class BeamRunner(Runner):
         pipeline = self.pipeline()
         translate(flow, pipeline, engine.question if engine is not None else None)
         watching = watch.watching() if watch is not None else contextlib.nullcontext()
-        with _quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
+        with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
             try:
                 metrics = _run_here(pipeline) if engine is None else engine.run(pipeline, name)
                 if settle is not None:
@@ -127,7 +126,8 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
             continue
         sides = {place: AsDict(read(outputs, f"{label}: {place}")) for place, outputs in stage.sides.items()}
         arguments = [sides.get(place, argument) for place, argument in enumerate(stage.work.arguments)]
-        step = beam.ParDo((_Over if stage.work.way == "over" else _Each)(stage.work, question), *arguments)
+        work, kind = (stage.work, _Over) if stage.work.way == "over" else (replace(stage.work, arguments=()), _Each)
+        step = beam.ParDo(kind(work, question), *arguments)
         outputs = inputs | label >> step.with_outputs(*(tag for tag in stage.tags if tag != MAIN), main=MAIN)
         made |= {Output(number, tag): outputs[tag] for tag in stage.tags}
 
@@ -147,12 +147,9 @@ class _Step(beam.DoFn):
 class _Each(_Step):
     """Work on one element, beside arguments that Beam brings."""
 
-    def __init__(self, work: Work, question: Question | None) -> None:
-        super().__init__(Work(work.way, work.function), question)
-
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
         self.answer()
-        yield from map(_for_beam, Work(self._work.way, self._work.function, arguments)([element]))
+        yield from map(_for_beam, replace(self._work, arguments=arguments)([element]))
 
 
 class _Over(_Step):
@@ -245,19 +242,3 @@ def refuse_unknown(flags: tuple[str, ...]) -> None:
 def _subclasses(kind: type) -> list[type]:
     children: list[type] = kind.__subclasses__()
     return [deep for child in children for deep in (child, *_subclasses(child))]
-
-
-@contextlib.contextmanager
-def _quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log to loggers of these names: `run` raises them anyway."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -31,21 +31,10 @@ _ANSWERED: set[str] = set()  # on a worker: questions that it has answered
 _LAUNCHER = "launcher.json"
 
 
-@dataclass(frozen=True)
-class Versions:
-    """Versions that launcher and workers share: of Extremis, Beam, and Python without its last part."""
-
-    extremis: str
-    beam: str
-    python: str
-
-    @staticmethod
-    def here() -> "Versions":
-        """Return those of this process."""
-        return Versions(code_version(), apache_beam.version.__version__, ".".join(platform.python_version_tuple()[:2]))
-
-    def __str__(self) -> str:
-        return f"Extremis {self.extremis}, Beam {self.beam}, Python {self.python}"
+def versions() -> str:
+    """Return what launcher and workers share: versions of Extremis, Beam, and Python without its last part."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"Extremis {code_version()}, Beam {apache_beam.version.__version__}, Python {python}"
 
 
 @dataclass(frozen=True)
@@ -53,15 +42,15 @@ class Question:
     """Question to every worker: are the versions these, can it read `reads`, and write below `folder`?"""
 
     id: str
-    versions: Versions
-    reads: tuple[str, ...]
+    versions: str
+    reads: Sequence[str]
     folder: str
     asked: float  # seconds since 1970 by the launcher's clock
 
     @staticmethod
     def ask(reads: Sequence[str], folder: str) -> "Question":
         """Return a question, which workers find below `folder`. Raises StorageError."""
-        question = Question(uuid.uuid4().hex, Versions.here(), tuple(reads), join(folder, "check"), time.time())
+        question = Question(uuid.uuid4().hex, versions(), reads, join(folder, "check"), time.time())
         storage.write_bytes(join(question.folder, _LAUNCHER), str(question).encode(), durable=False)
         return question
 
@@ -99,8 +88,7 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
     """
     asked = beam_options.get(f"beam:option:{OPTION}:v1")
     if asked:
-        facts = json.loads(asked)
-        _answer(Question(**{**facts, "versions": Versions(**facts["versions"]), "reads": ()}), write=False)
+        _answer(Question(**json.loads(asked)), write=False)
 
 
 def answer(question: Question) -> None:
@@ -111,14 +99,18 @@ def answer(question: Question) -> None:
 
 
 def _answer(question: Question, write: bool) -> None:
-    host = socket.gethostname()
+    host, here = socket.gethostname(), versions()
     worker = f"{host}, process {os.getpid()}"
     url = join(question.folder, f"{host}-{os.getpid()}.json")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     seconds = time.time() - question.asked
     facts = {"worker": worker, "host": host, "cores": cores(), "memory": memory, "seconds": seconds}
     try:
-        _compare(worker, question)
+        if here != question.versions:
+            raise InputError(
+                f"the worker {worker} has {here}; the launching process has {question.versions}. Install the same "
+                "versions on every machine of the engine, or in the image of its workers."
+            )
         if write:
             for read in (join(question.folder, _LAUNCHER), *question.reads):
                 _require_readable(worker, read)
@@ -131,15 +123,6 @@ def _answer(question: Question, write: bool) -> None:
         raise InputError(
             f"the worker {worker} cannot write to {question.folder}: {error} Give it the right, or another place."
         ) from None
-
-
-def _compare(worker: str, question: Question) -> None:
-    versions = Versions.here()
-    if versions != question.versions:
-        raise InputError(
-            f"the worker {worker} has {versions}; the launching process has {question.versions}. Install the same "
-            "versions on every machine of the engine, or in the image of its workers."
-        )
 
 
 def _require_readable(worker: str, url: str) -> None:

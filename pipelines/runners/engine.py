@@ -3,18 +3,18 @@
 import contextlib
 import copy
 import functools
-import queue
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,8 +91,8 @@ class Engine:
         self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
         self._stack, self._started = contextlib.ExitStack(), False
         self._say: Progress = silent
+        self._seconds = float(beam_options.view_as(StartOptions).start_timeout)
         self.question: Question | None = None
-        self._answered = False
 
     def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
         """Ask the workers, as they begin with the first job, to read `reads` and to write below `folder`.
@@ -151,9 +151,8 @@ class Engine:
                     if ended or (self._flink is not None and self._flink.find(name)[1] == "FINISHED"):
                         break
                     next(looked)
-                if self.question is not None and not self._answered:
+                if self.question is not None and self._flags not in _PASSED:
                     self.question.summarize(self._say)
-                    self._answered = True
                     _PASSED.add(self._flags)
                 with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
                     return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
@@ -171,25 +170,22 @@ class Engine:
                 raise
         return None
 
-    @property
-    def _seconds(self) -> float:
-        return float(self._options.view_as(StartOptions).start_timeout)
-
     def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
         """Look at the workers' answers whenever it is time. Raises InputError: one lacks something, or none is."""
         began = time.monotonic()
         if self.question is None:
             while True:
                 yield
-        if not self._answered:
+        answered = self._flags in _PASSED
+        if not answered:
             waits.enter_context(Wait("an answer of the workers", seconds=self._seconds))
         pause = _LOCAL_SECONDS if storage.is_local(self.question.folder) else _REMOTE_SECONDS
-        due, some = began + pause, self._answered
+        due = began + pause
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + pause
-                some = bool(self.question.answers()) or some
-                if some:
+                answered = bool(self.question.answers()) or answered
+                if answered:
                     waits.close()
                 elif time.monotonic() > began + self._seconds:
                     raise self._no_worker()
@@ -215,13 +211,12 @@ class Engine:
     def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
         where = f"the job server at {self._portable.job_endpoint}"
         code = error.code() if isinstance(error, grpc.Call) else None
+        what = str(engine_errors.explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            return ExtremisError(f"{where} has ended, or is not reached any more. See its log. {remains}".strip())
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ExtremisError(
-                f"{where} does not answer. See its log, and that it reaches its engine. {remains}".strip()
-            )
-        return ExtremisError(f"{engine_errors.explain(str(error))} {remains}".strip())
+            what = f"{where} has ended, or is not reached any more. See its log."
+        elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            what = f"{where} does not answer. See its log, and that it reaches its engine."
+        return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
         """Cancel a job; nothing where it has ended, or what remains of it and how to end it."""
@@ -291,25 +286,19 @@ class Engine:
 
 def _states(result: PipelineResult) -> Iterator[bool]:
     """Yield whether a job has ended, every moment. Raises RuntimeError: it has failed; grpc.RpcError."""
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    ended = futures.Future[Any]()
 
     def wait() -> None:
         try:
-            result.wait_until_finish()
-            ended.put(None)
+            ended.set_result(result.wait_until_finish())
         except Exception as error:
-            ended.put(error)
+            ended.set_exception(error)
 
     threading.Thread(target=wait, name="wait_until_finish", daemon=True).start()
     while True:
-        try:
-            error = ended.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            yield False
-            continue
-        if error is not None:
-            raise error
-        yield True
+        if futures.wait([ended], _LOOK_SECONDS).done:
+            ended.result()
+        yield ended.done()
 
 
 def _stop(process: subprocess.Popen) -> None:
@@ -359,13 +348,9 @@ def _ending() -> Iterator[None]:
     ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
-        signal.signal(number, _end)
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -153,7 +153,5 @@ def first_cause(text: str) -> str:
 
 def python_cause(text: str) -> str | None:
     """Return the last line of a worker's own traceback in `text`; None where there is none."""
-    if not _PYTHON.search(text):
-        return None
-    lines = _PYTHON_CAUSE.findall(text)
+    lines = _PYTHON_CAUSE.findall(text) if _PYTHON.search(text) else []
     return lines[-1].strip() if lines else None

@@ -1,12 +1,14 @@
 """Flows on this machine: in this process, on threads of it, or on worker processes, whose death ends the run."""
 
+import logging
 import queue
 import signal
 import subprocess
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Literal, Self
@@ -58,6 +60,22 @@ class Runner:
         raise NotImplementedError
 
 
+@contextmanager
+def quiet(names: Sequence[str]) -> Iterator[None]:
+    """Silence tracebacks that runners log to loggers of these names: what they tell is raised anyway."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 class LocalRunner(Runner):
     """Runner of this machine; worker processes live until the `with` block ends, through all of its flows."""
 
@@ -76,7 +94,7 @@ class LocalRunner(Runner):
         watching = nullcontext() if watch is None else watch.watching()
         with watching as settle:
             if self._mode == "in_memory":
-                _carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
+                carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
             else:
                 self._run_beside(flow)
             if settle is not None:
@@ -88,9 +106,10 @@ class LocalRunner(Runner):
             for worker in self._started:
                 self._idle.put(worker)
         do = self._on_idle_worker if self._started else Piece.__call__
+        count = 1 if self._workers == 1 else _PIECES * self._workers
         pool = ThreadPoolExecutor(self._workers, "extremis-worker")
         try:
-            _carry_out(flow, lambda pieces: _results([pool.submit(do, piece) for piece in pieces]), self._workers)
+            carry_out(flow, lambda pieces: _results([pool.submit(do, piece) for piece in pieces]), count)
         except BaseException:
             for worker in self._started:
                 worker.end(at_once=True)
@@ -116,8 +135,8 @@ def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
     return [future.result() for future in futures]
 
 
-def _carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], workers: int) -> None:
-    """Run the stages of `flow` one after the other; what no later one reads is let go."""
+def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int) -> None:
+    """Run the stages of `flow` one after the other, each in `count` pieces; what no later one reads is let go."""
     last = {output: number for number, stage in enumerate(flow.stages) for output in stage.inputs}
     held: dict[Output, Elements] = {}
     for number, stage in enumerate(flow.stages):
@@ -131,16 +150,16 @@ def _carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], workers: 
                 place: dict(pair for output in outputs for pair in held[output])
                 for place, outputs in stage.sides.items()
             }
-            pieces = [Piece(stage.with_sides(sides), some, stage.tags) for some in _cut(elements, workers)]
+            pieces = [Piece(stage.with_sides(sides), some, stage.tags) for some in _cut(elements, count)]
             done = do(pieces)
             made = {tag: [element for each in done for element in each[tag]] for tag in stage.tags}
         held |= {Output(number, tag): some for tag, some in made.items()}
         held = {output: some for output, some in held.items() if last.get(output, -1) > number}
 
 
-def _cut(elements: Elements, workers: int) -> list[Elements]:
-    """Cut elements into pieces in order: one for one worker, some for each of several."""
-    count = min(len(elements), 1 if workers == 1 else _PIECES * workers)
+def _cut(elements: Elements, most: int) -> list[Elements]:
+    """Cut elements into pieces in order, `most` or as many as there are elements."""
+    count = min(len(elements), most)
     return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
 
 

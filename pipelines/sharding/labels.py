@@ -8,31 +8,20 @@ several places, each for other groups, where there are few shards.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Packet, gather, one_batch, receive, split_by
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import LABELS, Reason, Reject
-from pipelines.sharding import rows
+from pipelines.sharding import resume, rows
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.steps import (
-    ROWS,
-    SIZES,
-    encode,
-    every_shard,
-    first_ids,
-    keep,
-    open_tokens,
-    reopen,
-    reported,
-    send_to_shards,
-)
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reopen, reported
 from schemas.shard_files import parquet, shards
 
 Blocks = tuple[Block, ...]
@@ -45,34 +34,26 @@ _PLACES = 16  # where keys are looked up, or more
 SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
 
 
-class OrderedLabels(NamedTuple):
-    """Labels by shard: rows and keys (shard, packet), sizes (shard, number of labels), in the order of their ids.
+Ordered = dict[str, Collection]  # labels by shard, by tag
 
-    Of a version, shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash
-    of the key, and have ids where labels have one already.
+
+def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
+    """Order labels by their ids: by (hash, key), or by row in a form without keys.
+
+    The collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. Of a version,
+    shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash of the key,
+    and have ids where labels have one already.
     """
-
-    rows: Collection
-    keys: Collection
-    sizes: Collection
-    summary: Collection
-
-
-def order_labels(
-    flow: Flow, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
-) -> OrderedLabels:
-    """Order labels by their ids: by (hash, key), or by row in a form without keys. Rows go to `staged`."""
-    encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan, exchange)
-    every = every_shard(flow, "Shards of labels", plan.shards)
-    by_shard = flow.join("Labels by shard", {"rows": encoded, "every": every})
-    tags = (ROWS, KEYS, SIZES, SUMMARY)
-    ordered = by_shard.split("Order labels", tags, order_shard, plan, exchange, staged, rejects)
-    return OrderedLabels(*(ordered[tag] for tag in tags))
+    encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
+    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # also without labels
+    joined = flow.join("Labels by shard", {"rows": encoded, "every": every})
+    return joined.split("Order labels", (ROWS, KEYS, SIZES, SUMMARY), order_shard, plan)
 
 
-def keep_labels(ordered: OrderedLabels, staged: Files) -> Collection:
+def keep_labels(ordered: Ordered, plan: LabelsPlan) -> Collection:
     """Keep rows and sizes of ordered labels for the next flow; Summary."""
-    return ordered.summary + ordered.sizes.map("Sizes of labels", _kept_size) + keep(ordered.rows, LABELS, staged)
+    sizes = ordered[SIZES].map("Sizes of labels", _kept_size)
+    return ordered[SUMMARY] + sizes + keep(ordered[ROWS], LABELS, plan.files[resume.LABELS])
 
 
 def _kept_size(element: tuple[int, int]) -> Summary:
@@ -85,21 +66,19 @@ def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Coll
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
 
-def encode_block(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
     plan.meter.start(ENCODE)
     batch = encode(block.read(), plan, open_tokens(plan)).select(plan.row_schema.names)
     if plan.keyed:
-        sent = send_to_shards(exchange, batch, plan.shards)
+        parts = by_shard(batch, plan.shards)
     else:
-        sent = exchange.send(split_by(batch, batch["row"].to_numpy() // plan.shard_rows))
-    yield from plan.meter.count_bytes(ENCODE, sent)
+        parts = split_by(batch, batch["row"].to_numpy() // plan.shard_rows)
+    yield from plan.meter.count_bytes(ENCODE, plan.bulk.send(parts))
     plan.meter.count(ENCODE, batch.num_rows)
 
 
-def order_shard(
-    element: tuple[int, dict[str, Any]], plan: LabelsPlan, exchange: Exchange, staged: Files, rejected: Files
-) -> Iterator[Any]:
+def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterator[Tagged]:
     """Order the labels of (shard, parts): its rows, its keys, its size, and a summary."""
     shard, parts = element
     plan.meter.start(ORDER)
@@ -113,11 +92,20 @@ def order_shard(
         rejects = duplicates(ordered, plan.sources)
     else:
         table = table.sort_by("row")
+    yield from send_ordered(shard, plan, table, table.select(["key"]), counters, rejects)
+
+
+def send_ordered(
+    shard: int, plan: LabelsPlan, table: pa.Table, keys: pa.Table, counters: Counter[str], rejects: list[Reject]
+) -> Iterator[Tagged]:
+    """Send the labels of a shard in the order of their ids, their number, their `keys`, and a summary."""
+    number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
-    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
-    yield Tagged(SIZES, (shard, table.num_rows))
-    for tag, columns, channel in ((ROWS, table, staged), (KEYS, table.select(["key"]), exchange)):
-        for place in plan.meter.count_bytes(ORDER, channel.send([(shard, one_batch(columns))])):
+    yield Tagged(SUMMARY, reported(LABELS, rejects, plan.files[resume.REJECTS], counters={plan.name: counters}))
+    yield Tagged(SIZES, (number, table.num_rows))
+    staged = plan.files[resume.LABELS]
+    for tag, to, columns, channel in ((ROWS, number, table, staged), (KEYS, shard, keys, plan.bulk)):
+        for place in plan.meter.count_bytes(ORDER, channel.send([(to, one_batch(columns))])):
             yield Tagged(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 
@@ -196,17 +184,15 @@ def places_of_shard(shards: int) -> int:
     return -(-_PLACES // shards)
 
 
-def resolve_labels(
-    groups: Collection, ordered: OrderedLabels, plan: LabelsPlan, seed: int, exchange: Exchange, ids: Files
-) -> Collection:
-    """Join groups (number, blocks) with the labels: (number, packet in `ids` of `index` and `label_id`).
+def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
+    """Join groups (number, blocks) with the labels: (number, packet in files of `index` and `label_id`).
 
     seed: of the hash that chooses a label's shard.
     """
-    mentions = groups.flat_map("Route mentions", route_mentions, plan, seed, exchange)
-    keys = ordered.keys.flat_map("Keys to places", copy_keys, plan.shards)
+    mentions = groups.flat_map("Route mentions", route_mentions, plan, seed)
+    keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
     by_place = groups.flow.join("By place", {"mentions": mentions, "keys": keys})
-    return by_place.flat_map("Look up", resolve_shard, plan, ids, ordered.sizes)
+    return by_place.flat_map("Look up", resolve_shard, plan, ordered[SIZES])
 
 
 def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
@@ -217,7 +203,7 @@ def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, P
 
 
 def route_mentions(
-    element: tuple[int, Blocks], plan: LabelsPlan, seed: int, exchange: Exchange
+    element: tuple[int, Blocks], plan: LabelsPlan, seed: int
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
     """Send the label keys that (group number, blocks) name: (place, (group number, packet))."""
     number, blocks = element
@@ -229,7 +215,7 @@ def route_mentions(
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
     shard = (hash_strings(named["key"], seed) % np.uint64(plan.shards)).astype(np.int64)
     places = places_of_shard(plan.shards)
-    for label_shard, packet in plan.meter.count_bytes(SEND, exchange.send(split_by(batch, shard))):
+    for label_shard, packet in plan.meter.count_bytes(SEND, plan.bulk.send(split_by(batch, shard))):
         yield label_shard * places + number % places, (number, packet)
     plan.meter.count(SEND, named.num_rows)
 
@@ -240,7 +226,7 @@ def read_mentions(block: Block) -> pa.RecordBatch | None:
 
 
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], plan: LabelsPlan, files: Files, sizes: dict[int, int]
+    element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
     """Look up what blocks name in (place, parts), and send the ids back: (group number, packet)."""
     place, parts = element
@@ -249,7 +235,8 @@ def resolve_shard(
     first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
     ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from plan.meter.count_bytes(FIND, files.send(look_up(labels["key"], ids, mentions)))
+        found = plan.files[resume.IDS].send(look_up(labels["key"], ids, mentions))
+        yield from plan.meter.count_bytes(FIND, found)
         plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from pipelines.common.exchange import Exchange, Files
 from pipelines.common.progress import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
@@ -21,13 +22,14 @@ from schemas.storage import join
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Plan of the first flow: input files to parsed blocks below `staging`, and rejects below `rejects`."""
+    """Plan of the first flow: input files to parsed `blocks` and `rejects`; `bulk` is within the flow."""
 
     form: Format
     inputs: Inputs
     text: Text
-    staging: str
-    rejects: str
+    bulk: Exchange
+    blocks: Files
+    rejects: Files
     seed: int
     block_rows: int
     meter: Meter = field(default=Meter(), compare=False)
@@ -57,7 +59,9 @@ class TablePlan:
     features: bool
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
-    meter: Meter = field(default=Meter(), compare=False, kw_only=True)
+    bulk: Exchange  # within a flow
+    files: Mapping[str, Files]  # by kind, what flows leave
+    meter: Meter = field(compare=False)
 
     @property
     def tokens(self) -> pa.DataType | None:
@@ -107,10 +111,7 @@ class LabelsPlan(TablePlan):
     keyed: bool
     shards_before: int = 0  # of labels that a version has already
 
-    @property
-    def name(self) -> str:
-        """Path of the table in the data set."""
-        return "labels"
+    name = LABELS  # path of the table in the data set
 
     @property
     def shard_rows(self) -> int:
@@ -149,7 +150,7 @@ class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
     `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
-    `meter` counts the workers' steps.
+    `bulk`, `files`, `meter`: as in plans.
     """
 
     inputs: Inputs
@@ -158,9 +159,27 @@ class Basis(NamedTuple):
     options: ShardOptions
     tokenizer: FrozenTokenizer | None
     tables: str
-    labels_before: int = 0
-    shards_before: int = 0
-    meter: Meter = Meter()
+    labels_before: int
+    shards_before: int
+    bulk: Exchange
+    files: Mapping[str, Files]
+    meter: Meter
+
+    def shared(self, table: str, *sources: str) -> dict[str, Any]:
+        """Return what the plans of queries and labels share, of the input table `table` and all its `sources`."""
+        rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
+        return {
+            "row_group_rows": options.row_group_rows or default_row_group_rows(rows),
+            "vocabulary": frozen.vocabulary if frozen else None,
+            "tokenizer": tokenizer_url(self.data),
+            "tokenizer_name": options.tokenizer,
+            "features": self.raw.count_input(table, "with_features") > 0,
+            "sources": {n: part.name for n, part in enumerate(self.inputs.parts) if part.table in (table, *sources)},
+            "keyed": self.inputs.keyed,
+            "bulk": self.bulk,
+            "files": self.files,
+            "meter": self.meter,
+        }
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
@@ -179,26 +198,18 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
 
 def plan_labels(basis: Basis) -> LabelsPlan:
     """Plan the table of labels."""
-    inputs, raw, options, frozen = basis.inputs, basis.raw, basis.options, basis.tokenizer
-    rows = raw.count_input(LABELS, "rows")
+    rows, options = basis.raw.count_input(LABELS, "rows"), basis.options
     estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
-    if not inputs.keyed:  # contiguous ranges of ids, none of them empty
+    if not basis.inputs.keyed:  # contiguous ranges of ids, none of them empty
         shards = -(-rows // max(1, -(-rows // shards)))
     return LabelsPlan(
         table=DataLayout(basis.tables).labels,
         shards=max(1, shards),
-        row_group_rows=options.row_group_rows or default_row_group_rows(rows),
-        vocabulary=frozen.vocabulary if frozen else None,
-        tokenizer=tokenizer_url(basis.data),
-        tokenizer_name=options.tokenizer,
-        features=raw.count_input(LABELS, "with_features") > 0,
-        sources=sources_of(inputs, LABELS),
         sink="parquet",
         rows=rows,
-        keyed=inputs.keyed,
         shards_before=basis.shards_before,
-        meter=basis.meter,
+        **basis.shared(LABELS),
     )
 
 
@@ -269,35 +280,21 @@ def name_of(inputs: Inputs, table: str) -> str:
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
 
-def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
-    """Map the numbers of the tables' parts to their names."""
-    return {number: part.name for number, part in enumerate(inputs.parts) if part.table in tables}
-
-
 def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
-    inputs, raw, data, options, frozen = basis[:5]
-    pairs = PAIRS + split
-    rows = raw.count_input(split, "rows")
+    inputs, raw, data, options = basis[:4]
     estimate = _estimated_bytes(split, basis, options.keep_text)
     return QueriesPlan(
         table=DataLayout(basis.tables).queries(split),
-        shards=options.shards or default_shards(rows, estimate, options.shard_bytes),
-        row_group_rows=options.row_group_rows or default_row_group_rows(rows),
-        vocabulary=frozen.vocabulary if frozen else None,
-        tokenizer=tokenizer_url(data),
-        tokenizer_name=options.tokenizer,
-        features=raw.count_input(split, "with_features") > 0,
-        sources=sources_of(inputs, split, pairs),
+        shards=options.shards or default_shards(raw.count_input(split, "rows"), estimate, options.shard_bytes),
         sink=options.sink,
         split=split,
         source=split,
         labels=basis.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
-        keyed=inputs.keyed,
-        pairs=bool(inputs.of(pairs)),
+        pairs=bool(inputs.of(PAIRS + split)),
         shared=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,
-        meter=basis.meter,
+        **basis.shared(split, PAIRS + split),
     )
 
 

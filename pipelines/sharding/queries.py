@@ -2,18 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, read_places, receive, send_together
+from pipelines.common.exchange import Packet, gather, one_batch, read_places, receive, send_together
 from pipelines.common.flow import Collection, Flow, Tagged, sum_of
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import PAIRS as PAIRS_OF
 from pipelines.formats.base import Reason, Reject
-from pipelines.sharding import rows
+from pipelines.sharding import resume, rows
 from pipelines.sharding.hashing import in_share
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
 from pipelines.sharding.plans import QueriesPlan
@@ -35,38 +35,26 @@ class Group(NamedTuple):
     ids: Packet | None
 
 
-Groups = Mapping[str, list[Group]]
-
-
-def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Groups, staged: Files, rejects: Files) -> Collection:
+def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
     """Assemble one split; Summary, whose `kept` tell where the rows of each shard are, and its pairs.
 
-    groups: of blocks, by input table. Rows go to `staged`.
+    groups: of blocks, by input table.
     """
-    sides: dict[str, tuple[list[Group], Callable[..., Iterator[Any]]]] = {
-        rows_of(plan): (groups[plan.source], assemble_points)
-    }
-    if plan.pairs:
-        sides[pairs_of(plan)] = groups[PAIRS_OF + plan.source], assemble_pairs
+    sources = (plan.source, PAIRS_OF + plan.source) if plan.pairs else (plan.source,)
     summaries = []
-    for name, (some, assemble) in sides.items():
-        made = flow.create(f"Blocks of {name}", some)
-        assembled = made.split_over(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, staged, rejects)
-        summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, staged)]
+    for name, source, assemble in zip(names_of(plan), sources, (assemble_points, assemble_pairs), strict=False):
+        made = flow.create(f"Blocks of {name}", groups[source])
+        assembled = made.split(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, over=True)
+        summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, plan.files[resume.ROWS])]
     return sum_of(summaries)
 
 
-def rows_of(plan: QueriesPlan) -> str:
-    """Name the collection of the split's rows by shard."""
-    return f"rows of {plan.split}"
+def names_of(plan: QueriesPlan) -> tuple[str, str]:
+    """Name the collections of the split's rows, and of its pairs, by shard."""
+    return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
-def pairs_of(plan: QueriesPlan) -> str:
-    """Name the collection of the split's pairs by shard."""
-    return f"pairs of {plan.split}"
-
-
-def assemble_points(groups: Iterable[Group], plan: QueriesPlan, staged: Files, rejects: Files) -> Iterator[Tagged]:
+def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
     """Tokenize the points of groups of blocks, and send rows of the plan's `row_schema` to their shards."""
     tokens = open_tokens(plan)
     pairs = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
@@ -79,10 +67,10 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan, staged: Files, r
             batch = batch.append_column("filter_label_ids", filters)
         return batch.select(plan.row_schema.names)
 
-    yield from _assemble(groups, plan, staged, rejects, finish, plan.meter.count)
+    yield from _assemble(groups, plan, finish, plan.meter.count)
 
 
-def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan, staged: Files, rejects: Files) -> Iterator[Tagged]:
+def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
     """Send pairs with their labels' ids to their shards: columns PAIRS."""
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -90,14 +78,12 @@ def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan, staged: Files, re
         labels = batch["label_ids"].flatten().cast(pa.int64())
         return batch.append_column("label_id", labels).select(PAIRS.names)
 
-    yield from _assemble(groups, plan, staged, rejects, finish, lambda step, rows: None)
+    yield from _assemble(groups, plan, finish, lambda step, rows: None)
 
 
 def _assemble(
     groups: Iterable[Group],
     plan: QueriesPlan,
-    staged: Files,
-    rejects: Files,
     finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: Callable[[str, int], None],
 ) -> Iterator[Tagged]:
@@ -108,12 +94,12 @@ def _assemble(
         for group in groups:
             plan.meter.start(ENCODE)
             for block, batch, rejected in _with_labels(Group(*group), plan):
-                summaries.append(reported(block.table, rejected, rejects))
+                summaries.append(reported(block.table, rejected, plan.files[resume.REJECTS]))
                 finished = finish(batch)
                 yield from by_shard(finished, plan.shards)
                 count(ENCODE, finished.num_rows)
 
-    sent = plan.meter.count_bytes(ENCODE, send_together(staged, parts()))
+    sent = plan.meter.count_bytes(ENCODE, send_together(plan.files[resume.ROWS], parts()))
     yield from (Tagged(ROWS, packet) for packet in sent)
     yield Tagged(SUMMARY, Summary.sum_of(summaries))
 
@@ -148,32 +134,29 @@ class Shard(NamedTuple):
         return gather(read_places(self.rows), plan.row_schema, columns)
 
 
-def write_queries(
-    flow: Flow, plan: QueriesPlan, assembled: Summary, exchange: Exchange, staged: Files
-) -> dict[str, Collection]:
+def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
     """Write one split: the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
     Besides `again` (older shard, packet): keys that older points may have, where the plan names any. assembled: where
     the rows are, and the number of labels of each of their shards.
     """
-    places, pairs = (assembled.kept.get(name, {}) for name in (rows_of(plan), pairs_of(plan)))
+    places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
     tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN), assembled.label_sizes
     shards = flow.create(f"Shards of {plan.split}", every)
-    ordered = shards.split(f"Order {plan.split}", tags, order_shard, plan, exchange, staged, sizes)
+    ordered = shards.split(f"Order {plan.split}", tags, order_shard, plan, sizes)
     written = ordered[ROWS].map(f"Write {plan.split}", write_shard, plan, ordered[SIZES])
     return {SUMMARY: ordered[SUMMARY] + written, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
 
 
-def order_shard(
-    shard: Shard, plan: QueriesPlan, exchange: Exchange, staged: Files, label_sizes: dict[int, int]
-) -> Iterator[Any]:
+def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
     """Order the rows of a shard, with the labels of its pairs: their places, size, label counts, and summaries.
 
     Rows are not written again: what is sent on is each one's place among those that were gathered, and its labels where
     these are others now.
     """
     plan.meter.start(ORDER)
+    staged = plan.files[resume.REJECTS]
     table = shard.gather(plan, [name for name in plan.row_schema.names if name not in _UNORDERED])
     table = table.append_column(_POSITION, pa.array(np.arange(table.num_rows)))
     ordered = rows.order(table)
@@ -199,12 +182,12 @@ def order_shard(
     yield Tagged(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
     yield Tagged(SIZES, (shard.number, table.num_rows))
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
-    for place in exchange.send(counts):
+    for place in plan.bulk.send(counts):
         yield Tagged(FREQUENCIES, place)
-    for place in exchange.send(route_keys(one_batch(table), plan.older)):
+    for place in plan.bulk.send(route_keys(one_batch(table), plan.older)):
         yield Tagged(AGAIN, place)
     changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
-    placed = exchange.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
+    placed = plan.bulk.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):
         yield Tagged(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)

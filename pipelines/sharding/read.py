@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, receive
+from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import INPUT, Block, Summary
 from pipelines.formats import lines
@@ -28,19 +28,19 @@ _LISTED = 5  # labels or features of a row that is shown
 _THREADS = 8  # readers wait for storage more than they work
 
 
-def read(flow: Flow, plan: ReadPlan, exchange: Exchange) -> Collection:
+def read(flow: Flow, plan: ReadPlan) -> Collection:
     """Read all parts of `plan`; Summary."""
-    raw = flow.create("Parts", range(len(plan.inputs.parts))).flat_map("Read", read_part, plan, exchange)
+    raw = flow.create("Parts", range(len(plan.inputs.parts))).flat_map("Read", read_part, plan)
     # One file has but one reader: grouping by block spreads the parsing over the workers.
     parsed = raw.group("Spread").map("Parse", parse_block, plan)
     return parsed + flow.create("Files", files_of(plan.inputs)).map("Hash", hash_file)
 
 
-def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple[tuple[int, int], Packet]]:
+def read_part(number: int, plan: ReadPlan) -> Iterator[tuple[tuple[int, int], Packet]]:
     """Send the raw rows of part `number`: ((part, block), packet)."""
     plan.meter.start(READ)
     for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
-        yield from plan.meter.count_bytes(READ, exchange.send([((number, block), raw)]))
+        yield from plan.meter.count_bytes(READ, plan.bulk.send([((number, block), raw)]))
         plan.meter.count(READ, raw.num_rows)
 
 
@@ -54,12 +54,12 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
     rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
-    sent = dict(plan.meter.count_bytes(PARSE, Files(plan.staging).send(parts)))
+    sent = dict(plan.meter.count_bytes(PARSE, plan.blocks.send(parts)))
     plan.meter.count(PARSE, raw.num_rows)
     counters = {INPUT + part.table: _count(len(parsed.rejects) + parsed.left_out, rows)}
     blocks = (Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),)
     facts = {"counters": counters, "blocks": blocks, "features": _features(rows)}
-    return reported(part.table, parsed.rejects, Files(plan.rejects), **facts)
+    return reported(part.table, parsed.rejects, plan.rejects, **facts)
 
 
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:

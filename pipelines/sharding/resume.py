@@ -35,7 +35,7 @@ class Phases:
     root: str
     digest: str
     claim: Claim
-    _needed: set[str] = field(default_factory=set)  # names under the root that stay
+    needed: set[str] = field(default_factory=set)  # names under the root that stay, for a later run
 
     def folder(self, kind: str) -> str:
         """Return the prefix of this attempt's files of one kind."""
@@ -50,7 +50,7 @@ class Phases:
         for phase in reversed(phases):
             record = self._read(phase)
             if record is not None:
-                self._needed = {_file(phase), *record["folders"]}
+                self.needed = {_file(phase), *record["folders"]}
                 self.clear()
                 return phase, record["left"]
         self.clear()
@@ -62,25 +62,20 @@ class Phases:
         Raises LostError, StorageError.
         """
         own = [f"{kind}-{self.claim.attempt}" for kind in kinds]
-        folders = {*own, *(name for name in self._needed if name.rpartition("-")[0] in kinds)}
+        folders = {*own, *(name for name in self.needed if name.rpartition("-")[0] in kinds)}
         sizes = {name: storage.list_sizes(join(self.root, name)) for name in sorted(folders)}
         record = {"digest": self.digest, "folders": sizes, "left": left}
         self.claim.require()
         storage.write_sealed(join(self.root, _file(phase)), json.dumps(record).encode(), durable=True)
-        self._needed = {_file(phase), *folders}
+        self.needed = {_file(phase), *folders}
         self.clear()
 
     def clear(self) -> None:
         """Remove all that no finished phase needs. Raises LostError, StorageError."""
         self.claim.require()
         for name in storage.list_names(self.root):
-            if name not in self._needed:
+            if name not in self.needed:
                 storage.remove(join(self.root, name), recursive=True)
-
-    @property
-    def any_finished(self) -> bool:
-        """Tell whether a later run could go on from what is there."""
-        return bool(self._needed)
 
     def _read(self, phase: str) -> Mapping[str, Any] | None:
         """Return the record of a phase; None where there is none, it is of other work, or a file is not as it was."""

@@ -48,11 +48,6 @@ def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Recor
     yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
 
 
-def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, Packet]]:
-    """Send rows with `hash` to their shards: (shard, packet)."""
-    yield from exchange.send(by_shard(batch, shards))
-
-
 def keep(packets: Collection, name: str, files: Files) -> Collection:
     """Keep (key, packet in files) for a later flow as the collection `name`; Summary of where their places lie."""
     return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
@@ -83,8 +78,3 @@ def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: An
     """Return a Summary with `rejects` of the input table, which are left in staging through `exchange`."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     return Summary(rejects=Rejects.of(table, rejects), rejected=tuple(packets), **fields)
-
-
-def every_shard(flow: Flow, name: str, shards: int) -> Collection:
-    """Create (shard, None) for every shard: one that no row falls into is written, too."""
-    return flow.create(name, [(shard, None) for shard in range(shards)])

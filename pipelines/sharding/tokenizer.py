@@ -48,11 +48,6 @@ class Encoded(NamedTuple):
     offsets: np.ndarray
     truncated: np.ndarray
 
-    @staticmethod
-    def empty() -> "Encoded":
-        """Return the tokens of no text."""
-        return Encoded(np.zeros(0, np.uint32), np.zeros(1, np.int64), np.zeros(0, bool))
-
 
 class Encoder:
     """Encoder of text columns into what `tokenizer`, its own from now on, makes of each text; errors have `name`."""
@@ -75,7 +70,8 @@ class Encoder:
         """Encode a column of texts without nulls. Raises InputError."""
         if self._around is None:
             return encode_whole(self._tokenizer, texts.to_pylist(), self._name)
-        parts = [Encoded.empty(), *(self._encode_words(some, *self._around) for some in cut_words(texts))]
+        parts = [self._encode_words(some, *self._around) for some in cut_words(texts)]
+        parts = parts or [encode_whole(self._tokenizer, [])]
         values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
 

@@ -1,7 +1,7 @@
 """Queries in cluster order: the same rows, clusters equal within one, the same whatever makes it and however often."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import write_table
 from schemas.table import Table
 from tests.builders import SmallData, build_data
+from tests.pipelines.watched import finish_at_second_look
 from trainer.stream.sources import clusters_of
 
 D, ROWS, SIZE = 6, 1203, 16
@@ -131,7 +132,7 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     keys = read(str(tmp_path / "out"))["key"].to_pylist()
     x = vectors_of(RunLayout(run).embeddings(3, "queries"))
     parts = {5000: 1, 700: 2, 400: 4}[part_rows]
-    inputs = open_clustering(data.layout.root, run, None, None, None, options.out)
+    inputs = open_clustering(data.layout.root, run, None, options)
     sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
     part = parts_of(grow_parts(sample, parts, 2), x, 0)
     rows = [np.flatnonzero(part == index) for index in range(parts)]
@@ -141,7 +142,7 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     for index, some in enumerate(rows):
         order, _ = balanced_order(x[some], SIZE, 4, 2)
         shard, place = layout.places(index)
-        expected[np.array([layout.first_row(s) for s in shard]) + place] = some[order]
+        expected[np.array([layout.first[s] for s in shard]) + place] = some[order]
     assert keys == [f"query {row}" for row in expected]
 
 
@@ -219,11 +220,11 @@ def test_what_was_cut_off_is_invisible_and_made_again(
     assert cluster(data.layout.root, run, options=ClusterOptions(out=out)) == whole
 
 
-def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str) -> None:
-    looks: Iterator[bool] = iter([False, False, True])
-    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 1
-    looks = iter([False, False, True])
-    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 0
+def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish_at_second_look(monkeypatch, run)
+    assert watch(data.layout.root, run) == 1
+    assert watch(data.layout.root, run) == 0
+    storage.remove(RunLayout(run).finished)
     storage.remove(RunLayout(run).clusters_root, recursive=True)
 
 
@@ -309,9 +310,9 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
 ) -> None:
     layout = make_layout([count], size, group, shard, 0)
     shards, places = layout.places(0)
-    rows = np.array([layout.first_row(index) for index in range(layout.shards)])[shards] + places
+    rows, sizes = layout.first[shards] + places, np.diff(layout.first).tolist()
     assert sorted(rows) == list(range(count))
-    assert [layout.rows_of(index) for index in range(layout.shards)] == np.bincount(shards).tolist()
+    assert sizes == np.bincount(shards).tolist()
     assert layout.clusters == -(-count // size)
     starts = np.concatenate([np.arange(n) * layout.rows for n in [layout.full[0]]])
     tail = layout.full[0] * layout.rows + np.arange(layout.short[0]) * (layout.rows - 1)
@@ -321,13 +322,13 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
         for a in edges
     }
     members, first = set(), 0
-    for index in range(layout.shards):
-        for low in range(0, layout.rows_of(index), layout.row_group_rows):
-            length = min(layout.row_group_rows, layout.rows_of(index) - low)
+    for size in sizes:
+        for low in range(0, size, layout.row_group_rows):
+            length = min(layout.row_group_rows, size - low)
             number = int(clusters_of(np.array([length]), layout.rows, 0)[0])
             edges = first + low + np.arange(number + 1) * length // number
             members |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
-        first += layout.rows_of(index)
+        first += size
     assert members == expected
 
 
@@ -357,7 +358,8 @@ def test_halves_of_a_cluster_are_nearer_than_its_rows_at_random() -> None:
 
 def test_row_groups_of_short_clusters_tell_how_many_they_hold() -> None:
     layout = make_layout([10 * 16 * 16 + 1] * 6, 16, 64, 4096, 0)  # 15 short ones of each part
-    for index in range(layout.full_shards, layout.shards):
-        rows = layout.rows_of(index)
+    short = np.diff(layout.first[layout.first >= sum(layout.full) * 16])
+    assert len(short)
+    for rows in short:
         assert rows <= layout.row_group_rows
         assert clusters_of(np.array([rows]), 16, 0)[0] * 15 == rows

@@ -28,6 +28,7 @@ from schemas.storage import join
 from schemas.table import Table
 from tests.owners import held_elsewhere
 from tests.pipelines.mining.world import World, apart, brute_force, plan_of, random_rows, random_world, read_negatives
+from tests.pipelines.watched import finish_at_second_look
 
 ROOT = Path(__file__).parents[2]
 
@@ -429,9 +430,7 @@ class TestWatch:
     def test_dumps_are_mined_as_they_appear_until_the_run_is_finished(self, world):
         lines: list[str] = []
         result: list[int] = []
-        watching = threading.Thread(
-            target=lambda: result.append(watch(world.data, world.run, poll_seconds=0.05, progress=lines.append))
-        )
+        watching = threading.Thread(target=lambda: result.append(watch(world.data, world.run, progress=lines.append)))
         watching.start()
         self.wait_for(world.layout.negatives(5, "queries"))
         world.epoch = 8
@@ -447,24 +446,24 @@ class TestWatch:
         assert list(dict.fromkeys(named)) == ["epoch 3", "epoch 8"]
         assert len([line for line in lines if line.startswith("steps: ")]) == 2
 
-    def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world):
+    def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world, monkeypatch):
         mine(world.data, world.run)
-        checks = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0
+        finish_at_second_look(monkeypatch, world.run)
+        assert watch(world.data, world.run) == 0
         world.vectors = -world.vectors
         world.write_vectors(["queries", "labels"])
-        checks = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 1
+        assert watch(world.data, world.run) == 1
 
     def test_a_dump_that_another_process_mines_is_left_to_it(self, world, monkeypatch):
         """And its tables are taken for its own when they are there."""
         monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
         root = str(Path(world.layout.negatives(5, "queries")).parent)
-        checks = iter([False, False, True])
+        finish_at_second_look(monkeypatch, world.run)
         with held_elsewhere(root):
             with pytest.raises(ClaimedError, match="being mined by process"):
                 mine(world.data, world.run)
-            assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0
+            assert watch(world.data, world.run) == 0
+        storage.remove(RunLayout(world.run).finished)
         assert mine(world.data, world.run).keys() == {"queries", "labels"}
 
     @staticmethod

@@ -5,24 +5,25 @@ New labels are ordered behind those before. What changes is written as patches o
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.exchange import Files, Packet, gather, one_batch, receive, split_by
 from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Patched, Summary
 from pipelines.formats.base import LABELS
-from pipelines.sharding import rows
-from pipelines.sharding.labels import KEYS, OrderedLabels, count_labels, duplicates, sum_counts
+from pipelines.sharding import resume, rows
+from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.read import with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_tokens
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
+from schemas.manifest import Patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import encode as encode_shard
 from schemas.shard_files.parquet import list_column
@@ -43,50 +44,31 @@ BEFORE = pa.schema(
 STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
-class VersionLabels(NamedTuple):
-    """New labels in order; and by the number of a shard of labels before: `changed` rows and `states` (packets).
+def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
+    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back.
 
-    changed: columns of the row with `label_id`. states: columns STATE of labels that retire or come back. All of these
-    packets are in files.
+    Besides those of `order_labels` the collections `changed` and `states`, packets in files by the number of a shard of
+    labels before: columns of the row with `label_id`, and columns STATE of labels that retire or come back.
     """
-
-    ordered: OrderedLabels
-    changed: Collection
-    states: Collection
-
-
-def order_labels_onto(
-    flow: Flow,
-    plan: LabelsPlan,
-    earlier: EarlierData,
-    blocks: list[Block],
-    exchange: Exchange,
-    staged: Files,
-    rejects: Files,
-) -> VersionLabels:
-    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
-    before = earlier.views(LABELS)
-    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan, exchange)
-    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier, exchange)
-    every = every_shard(flow, "Shards of labels", plan.shards)
-    by_shard = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
+    before = earlier.views[LABELS]
+    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
+    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier)
+    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])
+    joined = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
-    ordered = by_shard.split("Order labels", tags, order_new_labels, plan, earlier, exchange, staged, rejects)
+    ordered = joined.split("Order labels", tags, order_new_labels, plan, earlier)
     sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
-    labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes_before + ordered[SIZES], ordered[SUMMARY])
-    return VersionLabels(labels, ordered[CHANGED], ordered[STATES])
+    return ordered | {SIZES: sizes_before + ordered[SIZES]}
 
 
-def route_labels(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
     """Send the labels of a block to their shards: (shard, packet), before tokens are made."""
-    yield from send_to_shards(exchange, block.read().select(plan.raw_schema.names), plan.shards)
+    yield from plan.bulk.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
 
-def read_before(
-    number: int, plan: LabelsPlan, earlier: EarlierData, exchange: Exchange
-) -> Iterator[tuple[int, Packet]]:
+def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
     """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
-    entry = earlier.views(LABELS)[number]
+    entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
     counted = [name for name in ("text", "feature_ids", "feature_values") if name in names and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
@@ -96,20 +78,15 @@ def read_before(
             batch = batch.append_column("text", pa.array([""] * batch.num_rows))
         batch = with_hashes(batch, earlier.seed)
         batch = pa.RecordBatch.from_arrays([batch[name] for name in BEFORE.names], schema=BEFORE)
-        yield from send_to_shards(exchange, batch, plan.shards)
+        yield from plan.bulk.send(by_shard(batch, plan.shards))
 
 
-def order_new_labels(
-    element: tuple[int, dict[str, Any]],
-    plan: LabelsPlan,
-    earlier: EarlierData,
-    exchange: Exchange,
-    staged: Files,
-    rejected: Files,
-) -> Iterator[Tagged]:
+def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
     """Order the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
     shard, parts = element
-    first = offsets_of(np.array([entry.rows for entry in earlier.views(LABELS)], np.int64))
+    plan.meter.start(ORDER)
+    staged = plan.files[resume.LABELS]
+    first = offsets_of(np.array([entry.rows for entry in earlier.views[LABELS]], np.int64))
     ordered = rows.order(gather(parts["rows"], plan.raw_schema))
     before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
     table = ordered.rows
@@ -133,15 +110,7 @@ def order_new_labels(
     keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
     missing = pa.nulls(new.num_rows, pa.int64())
     keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
-    number = plan.shards_before + shard
-    truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
-    counters["truncated"] = truncated
-    rejects = duplicates(ordered, plan.sources)
-    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
-    yield Tagged(SIZES, (number, new.num_rows))
-    for tag, place_of, sent, channel in ((ROWS, number, new, staged), (KEYS, shard, keys, exchange)):
-        for packet in channel.send([(place_of, one_batch(sent))]):
-            yield Tagged(tag, packet)
+    yield from send_ordered(shard, plan, new, keys, counters, duplicates(ordered, plan.sources))
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
@@ -168,58 +137,44 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 
 
 def leave_out(
-    keys: Collection,
-    plan: QueriesPlan,
-    earlier: EarlierData,
-    built: str,
-    label_sizes: dict[int, int],
-    exchange: Exchange,
+    keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
     """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
-    by_shard, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
-    return by_shard.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes, exchange)
+    grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
+    return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
 
 
 def find_gone(
-    element: tuple[int, Any],
-    plan: QueriesPlan,
-    earlier: EarlierData,
-    built: str,
-    label_sizes: dict[int, int],
-    exchange: Exchange,
-) -> Iterator[Any]:
+    element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
+) -> Iterator[Tagged]:
     """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
     number, packets = element
-    entry, url = earlier.views(plan.name)[number], earlier.place(plan.name)
+    entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
     view = entry.view
     assert view is not None
     keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
-    kept, leaving, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    kept, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with open_shard(url, entry) as file:
         assert isinstance(file, ViewedShard)
         for group in range(file.num_row_groups):
             rows = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
             gone = pc.is_in(rows["key"], value_set=keys).to_numpy()
-            positions = file.positions(group)
-            kept.append(positions[~gone])
-            leaving.append(positions[gone])
+            kept.append(file.positions(group)[~gone])
             if gone.any():
                 labels.append(list_column(rows.filter(pa.array(gone)), "label_ids").values.astype(np.int64))
-    left, lost = np.concatenate(kept), sum(len(some) for some in leaving)
-    if not lost:
+    left = np.concatenate(kept)
+    if len(left) == entry.rows:
         return
-    gone_rows = np.setdiff1d(np.arange(view.rows), left)
-    starts = np.arange(0, view.rows, view.row_group_rows)
-    live = np.bincount(left // view.row_group_rows, minlength=len(starts))
-    gone_rows = pa.table({POSITION: gone_rows})
+    gone_rows = pa.table({POSITION: np.setdiff1d(np.arange(view.rows), left)})
+    live = np.bincount(left // view.row_group_rows)
     patched = write_patch(built, plan.name, number, "gone", gone_rows, tuple(live[live > 0].tolist()))
-    summary = Summary(counters={plan.name: Counter(replaced=lost)}, patched=(patched,))
-    yield Tagged(SUMMARY, summary)
+    replaced = Counter(replaced=entry.rows - len(left))
+    yield Tagged(SUMMARY, Summary(counters={plan.name: replaced}, patched=(patched,)))
     sent = [
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
     ]
-    for place in exchange.send(sent):
+    for place in plan.bulk.send(sent):
         yield Tagged(FREQUENCIES, place)
 
 
@@ -233,13 +188,13 @@ def write_patch(
     file = f"_{kind}-{number:05d}.parquet"  # no shard, for readers of Parquet folders
     data = memoryview(encode_shard(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
-    return Patched(table, number, kind, file, len(data), storage.sha256(data), groups)
+    return Patched(table, number, kind, Patch(place=file, bytes=len(data), sha256=storage.sha256(data)), groups)
 
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
     """Write the patches of shard `number` of the labels before, from (number, counts, states and changed rows)."""
     number, parts = element
-    entry, url = earlier.views(LABELS)[number], earlier.place(LABELS)
+    entry, url = earlier.views[LABELS][number], earlier.place(LABELS)
     assert entry.view is not None
     first = entry.view.first
     before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))

@@ -1,5 +1,6 @@
 """Data set that a version goes on from, as the new one names it; its shards that may have the keys of new points."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -121,16 +122,13 @@ class EarlierData:
         """Return the URL of the table `name` of the new version."""
         return join(self.data, name)
 
-    def views(self, name: str) -> tuple[Shard, ...]:
-        """Return the shards of its table `name` as the new version's table of this name has them."""
-        return self._views.get(name, ())
-
     @cached_property
-    def _views(self) -> dict[str, tuple[Shard, ...]]:
-        part = self.version.part
-        return {
-            name: views_of(join(self.url, name), self.place(name), table, part) for name, table in self.tables.items()
-        }
+    def views(self) -> Mapping[str, tuple[Shard, ...]]:
+        """Shards of its tables as the new version's tables of the same names have them; of others none."""
+        part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
+        for name, table in self.tables.items():
+            views[name] = views_of(join(self.url, name), self.place(name), table, part)
+        return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
         """Return the parts of its table `name`, as seen from the new one."""
@@ -140,7 +138,7 @@ class EarlierData:
         parts = Table(url, table).parts
         if not parts:
             place = relative(self.place(name), url)
-            shards = len(self.views(name))
+            shards = len(self.views[name])
             return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
         return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
 

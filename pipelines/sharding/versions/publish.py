@@ -15,7 +15,7 @@ from pipelines.sharding.versions.earlier import EarlierData, renumbered, views_o
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
-from schemas.manifest import Column, Manifest, Patch, Shard, View
+from schemas.manifest import Column, Manifest, Shard, View
 from schemas.shard_files.viewed import RETIRED
 from schemas.storage import join, relative
 from schemas.table import PARTS, PartTable, Table
@@ -123,7 +123,7 @@ def _view_of_table(
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
     shards = renumbered(
-        [*_with_patches(earlier.views(name), patched), *views_of(own, earlier.place(name), added, earlier.part)]
+        [*_with_patches(earlier.views[name], patched), *views_of(own, earlier.place(name), added, earlier.part)]
     )
     columns = _columns(name, older, added)
     size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
@@ -153,8 +153,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
     for each in patched:
         entry = shards[each.number]
         assert entry.view is not None
-        patch = Patch(place=each.file, bytes=each.bytes, sha256=each.sha256)
-        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: patch})}
+        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: each.patch})}
         if each.groups is not None:
             changes |= {"groups": each.groups, "rows": sum(each.groups)}
         shards[each.number] = entry.model_copy(update=changes)

@@ -7,14 +7,14 @@ import pytest
 from apache_beam.options import pipeline_options as options
 
 from pipelines.runners.beam_runner import BeamRunner
-from pipelines.runners.check import OPTION, Question, Versions, answer, compare_versions
+from pipelines.runners.check import OPTION, Question, answer, compare_versions, versions
 from pipelines.runners.engine import StartOptions, require_job_server
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import InputError
 from tests.pipelines.runners.test_runner import fail, run_on
 
-VERSIONS = {"same": Versions.here(), "other": Versions("9.9", "2.1.0", "3.99")}
+OTHER = "Extremis 9.9, Beam 2.1.0, Python 3.99"
 ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
 
 
@@ -53,13 +53,13 @@ def test_nothing_is_asked_where_workers_are_ours(tmp_path: Path) -> None:
         assert options.PipelineOptions(flags).view_as(StartOptions).start_timeout == seconds
 
 
-def question(folder: Path, versions: Versions, *reads: Path) -> Question:
+def question(folder: Path, stated: str, *reads: Path) -> Question:
     storage.write_bytes(str(folder / "launcher.json"), b"{}")
-    return Question(folder.name, versions, tuple(map(str, reads)), str(folder), 0.0)
+    return Question(folder.name, stated, tuple(map(str, reads)), str(folder), 0.0)
 
 
 def test_a_worker_answers_once(tmp_path: Path) -> None:
-    asked = question(tmp_path / "asked-once", Versions.here())
+    asked = question(tmp_path / "asked-once", versions())
     answer(asked)
     answer(asked)
     assert len(list((tmp_path / "asked-once").iterdir())) == 2
@@ -71,8 +71,8 @@ def test_a_worker_answers_once(tmp_path: Path) -> None:
 def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
     """To the engine, and where the launching process looks."""
     host = socket.gethostname()
-    other = question(tmp_path / "versions", Versions("9.9", "2.1.0", "3.99"))
-    absent = question(tmp_path / "absent-input", Versions.here(), tmp_path / "absent")
+    other = question(tmp_path / "versions", OTHER)
+    absent = question(tmp_path / "absent-input", versions(), tmp_path / "absent")
     for asked, said in (
         (other, rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"),
         (absent, rf"{host}.* sees no file {tmp_path}/absent.*shared file system"),
@@ -86,7 +86,7 @@ def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
 def test_a_worker_compares_versions_before_beam_does(tmp_path: Path) -> None:
     """By the options that its runner gives it."""
     compare_versions({})
-    same, other = (question(tmp_path / name, versions) for name, versions in VERSIONS.items())
+    same, other = (question(tmp_path / name, stated) for name, stated in (("same", versions()), ("other", OTHER)))
     compare_versions({f"beam:option:{OPTION}:v1": str(same)})
     assert not same.answers()
     with pytest.raises(InputError, match=r"has Extremis .*the launching process has .*Beam 2\.1\.0"):

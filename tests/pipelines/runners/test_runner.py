@@ -111,7 +111,7 @@ EVERYTHING = list(range(40))
 def everything(folder: Path) -> Flow:
     """Tagged outputs, a side input, an empty collection, several sinks, keys of every kind, sums."""
     flow = Flow()
-    made = flow.create("Numbers", EVERYTHING).split_over("Number", ["odd"], number)
+    made = flow.create("Numbers", EVERYTHING).split("Number", ["odd"], number, over=True)
     none: Collection = flow.create("None", [])
     lines = sum_of([made["main"], none]).group("By residue").flat_map("Describe", describe, made["odd"])
     lines.map("Lines", write, folder / "lines")

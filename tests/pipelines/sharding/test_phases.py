@@ -38,7 +38,7 @@ def test_a_later_run_finds_the_last_finished_phase_and_what_it_needs(tmp_path: P
         write(first, "half")
         second = again(first)
         assert second.find("read", "made") == ("read", {"n": 1})
-        assert second.any_finished
+        assert second.needed
         assert storage.list_names(root) == sorted(["read.json", *(f"{k}-{claim.attempt}" for k in ("rows", "rejects"))])
         write(second, "shards")
         second.finish("made", [2], ("rejects", "shards"))
@@ -65,7 +65,7 @@ def test_what_is_not_whole_or_of_other_work_is_removed(tmp_path: Path, damage: s
             Path(root, "read.json").write_bytes(b"{}")
         later = again(first, "other" if damage == "other work" else "same")
         assert later.find("read") is None
-        assert not later.any_finished
+        assert not later.needed
         assert storage.list_names(root) == []
 
 
