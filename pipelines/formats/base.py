@@ -173,25 +173,29 @@ class RawRows:
     def __init__(self, raw: pa.RecordBatch, first_row: int) -> None:
         self.raw, self.first_row = raw, first_row
         self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
-        self._rejects: dict[int, Reject] = {}
+        self._left_out: dict[int, Reject | None] = {}
 
     @property
     def rejects(self) -> list[Reject]:
         """Rejects in the order of their rows."""
-        return [self._rejects[row] for row in sorted(self._rejects)]
+        return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
     def reject(self, row: int, file: str, line: int, reason: Reason, detail: str) -> None:
         """Leave out the 0-based `row` of the block; `line` counts from 1."""
-        self._rejects.setdefault(row, Reject(file, line, reason, detail))
+        self._left_out.setdefault(row, Reject(file, line, reason, detail))
+
+    def skip(self, rows: np.ndarray) -> None:
+        """Leave out `rows` that hold nothing, which is no fault."""
+        self._left_out |= dict.fromkeys(rows.tolist())
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
-        """Mark those of `rows` that are not rejected."""
-        return pa.array(~np.isin(rows, list(self._rejects)))
+        """Mark those of `rows` that are not left out."""
+        return pa.array(~np.isin(rows, list(self._left_out)))
 
     def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema) -> Parsed:
-        """Return the columns of all rows without those that are rejected, and the rejects."""
+        """Return the columns of all rows but those that are left out, and the rejects."""
         batch = pa.record_batch(list(columns), schema=schema)
-        if self._rejects:
+        if self._left_out:
             batch = batch.filter(self.good(np.arange(self.raw.num_rows)))
         return Parsed(batch, self.rejects)
 

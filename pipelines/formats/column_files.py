@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.formats import lines, records
-from pipelines.formats.base import Reason, Reject
 from schemas import storage
 from schemas.errors import InputError
 from schemas.table import rechunk
@@ -181,20 +180,6 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
         columns = [[row[place] if place < len(row) else None for row in rows] for place in range(len(names))]
         arrays = [pa.array(column, pa.string()) for column in columns]
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
-
-
-def whole_rows(raw: pa.RecordBatch, first_row: int, file: str) -> tuple[pa.RecordBatch, list[int], list[Reject]]:
-    """Return the rows with as many fields as the header, their places, and rejects of others that are not empty."""
-    width = raw.num_columns - 1
-    counts = raw[COUNT].to_pylist()
-    kept = [place for place, count in enumerate(counts) if count == width]
-    rejects = [
-        Reject(file, first_row + place + 1, Reason.MALFORMED, f"expected {width} fields, as in the header, got {count}")
-        for place, count in enumerate(counts)
-        if count not in (0, width)
-    ]
-    rows = raw.select(range(width))
-    return rows if len(kept) == raw.num_rows else rows.take(pa.array(kept, pa.int64())), kept, rejects
 
 
 def split_lists(column: pa.Array) -> pa.ListArray:

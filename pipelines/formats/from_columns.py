@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
-from pipelines.formats.column_files import too_large
+from pipelines.formats.column_files import COUNT, too_large
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas.errors import InputError
@@ -44,11 +44,16 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file."""
+    """Rows of one file; of a CSV those with other fields than its header are rejects, but for empty ones."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         super().__init__(raw, first_row)
         self._file = file
+        if COUNT in raw.schema.names:
+            counts, width = raw[COUNT].to_numpy(), raw.num_columns - 1
+            self.skip(np.flatnonzero(counts == 0))
+            for row in np.flatnonzero(counts != width).tolist():
+                self._note(row, Reason.MALFORMED, f"expected {width} fields, as in the header, got {counts[row]}")
 
     def key(self, name: str) -> pa.Array:
         """Return a column of keys: strings that are not empty, or whole numbers as their digits."""
