@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -209,35 +209,25 @@ def _header(url: str, records: Iterator[list[str]]) -> list[str]:
 
 
 def _records(url: str) -> Iterator[list[str]]:
-    text = io.TextIOWrapper(io.BufferedReader(_Content(url)), "utf-8", newline="")
+    text = _text_lines(url)
     try:
-        sample = text.buffer.peek(1 << 16)[: 1 << 16]
-        line = sample.split(b"\n")[0].decode("utf-8", "replace")
+        header = next(text, "")
         tabs = re.search(rf"\.tsv{lines.CODEC}$", url) is not None
-        delimiter = "\t" if tabs else max(_DELIMITERS, key=line.count)
-        yield from csv.reader(text, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
+        delimiter, quoting = ("\t", csv.QUOTE_NONE) if tabs else (max(_DELIMITERS, key=header.count), csv.QUOTE_MINIMAL)
+        yield from csv.reader(chain([header], text), delimiter=delimiter, strict=not tabs, quoting=quoting)
     except csv.Error as error:
         raise InputError(f"{url}: not CSV: {error}. Are its quotes closed? Write it again.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.") from None
 
 
-class _Content(io.RawIOBase):
-    """Content of a file, decompressed, without UTF-8's byte order mark."""
-
-    def __init__(self, url: str) -> None:
-        self._chunks = lines.content(url)
-        self._rest = next(self._chunks, b"").removeprefix(codecs.BOM_UTF8)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = chunk
-        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
+def _text_lines(url: str) -> Iterator[str]:
+    """Yield the lines of a text in UTF-8 with their ends, which may be CR alone, and without a byte order mark."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
+    pending = ""
+    for chunk in lines.content(url):
+        *whole, pending = io.StringIO(pending + decoder.decode(chunk), newline="").readlines() or [""]
+        yield from whole
+        if len(pending) > lines.MAX_LINE_BYTES:
+            raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES:,} characters")
+    yield pending + decoder.decode(b"", final=True)

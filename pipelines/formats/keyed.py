@@ -48,7 +48,7 @@ class Keyed:
             return column_files.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
             return column_files.read_parquet(url, block_rows, names)
-        return lines.read_blocks(url, block_rows)
+        return iter(lines.Blocks(url, block_rows))
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         (url,), fields, holds = part.files.values(), self.fields_of(part), part.holds

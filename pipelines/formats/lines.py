@@ -59,11 +59,6 @@ class Blocks:
                 yield _batch(pending)
 
 
-def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Return the batches of `Blocks`."""
-    return iter(Blocks(url, block_lines, skip))
-
-
 def read_lines(url: str) -> Generator[list[bytes]]:
     """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
     with open_file(url) as file:

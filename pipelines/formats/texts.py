@@ -97,7 +97,7 @@ class Texts:
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
-        for block in lines.read_blocks(url, rows):
+        for block in lines.Blocks(url, rows):
             try:
                 text = block["line"].cast(pa.large_string()).cast(pa.string())
             except pa.ArrowInvalid:
