@@ -31,22 +31,6 @@ from schemas.shard_files import parquet
 from schemas.storage import join
 
 
-def parse_json(column: pa.LargeBinaryArray, first_row: int, file: str, text: Text, points: bool) -> Parsed:
-    """Parse records, one a line: `title`, and where there is any `uid` (else `#row`) and `content`; of points, labels.
-
-    The labels of a point are lines of the labels' file, in `target_ind`.
-    """
-
-    def read(record: Record, row: int) -> tuple[Any, ...]:
-        key, body = _key(record, row), _text(record, text)
-        return (key, body, *_targets(record, key)) if points else (key, body)
-
-    rows, good, rejects = records.each(column.to_pylist(), first_row, file, read)
-    schema = points_schema("label_ids", features=False) if points else labels_schema(features=False)
-    columns = [rows, *(zip(*good, strict=True) if good else [()] * (len(schema) - 1))]
-    return Parsed(pa.record_batch(columns, schema=schema), rejects)
-
-
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
     """Return the label ids, sorted, once each, and how many were named again. Raises Bad."""
     target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
@@ -154,19 +138,27 @@ class Rows(RawRows):
     def records(self, text: Text) -> tuple[pa.Array, ...]:
         """Return keys and texts [B]: of the JSON records, or of the lines, known by their rows as `#17`.
 
-        With label_ids and merged behind them, where the records of points alone name labels.
+        A record has `title`, and where there is any `uid` (else its row) and `content`. With label_ids and merged
+        behind them, where the records of points alone name labels: lines of the labels' file, in `target_ind`.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
             keys = [f"#{row}" for row in range(self.first_row, self.first_row + count)]
             return pa.array(keys, pa.string()), self._texts()
         named = part.table != LABELS and LABELS not in part.files
-        parsed = parse_json(self.raw[JSON], self.first_row, part.name, text, named)
-        for bad in parsed.rejects:
+
+        def read(record: Record, row: int) -> tuple[Any, ...]:
+            key, body = _key(record, row), _text(record, text)
+            return (key, body, *_targets(record, key)) if named else (key, body)
+
+        rows, good, rejects = records.each(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
+        for bad in rejects:
             self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
-        place = np.full(count, -1)
-        place[parsed.batch["row"].to_numpy() - self.first_row] = np.arange(parsed.batch.num_rows)
-        return tuple(parsed.batch.take(pa.array(place, mask=place < 0)).columns[1:])
+        schema = points_schema("label_ids", features=False) if named else labels_schema(features=False)
+        values: dict[int, tuple[Any, ...]] = dict(zip(rows, good, strict=True))
+        absent = (None,) * (len(schema) - 1)
+        filled = [values.get(row, absent) for row in range(self.first_row, self.first_row + count)]
+        return tuple(map(pa.array, zip(*filled, strict=True), schema.types[1:]))
 
     def _texts(self) -> pa.Array:
         if TEXT not in self._part.files:
