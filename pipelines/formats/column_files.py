@@ -112,15 +112,13 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
     Raises InputError: not Parquet, or damaged; StorageError.
     """
-    return _in_blocks(_parquet_batches(url, min(block_rows, 1 << 16), columns), block_rows)
-
-
-def _parquet_batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    rows = min(block_rows, 1 << 16)
     with open_parquet(url) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
+        # Row groups one at a time: Arrow joins no dictionaries within lists.
+        groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
-                yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
+            yield from _in_blocks(chain.from_iterable(groups), block_rows)
         except MemoryError:  # Arrow's own is one, too
             raise too_large(url, rows) from None
 

@@ -160,7 +160,8 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     block, lines = RawRows(raw, first_row), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
-        block.reject(row, file, first_row + row + 1, reason, f"{problem}{_shown_line(lines, row)}")
+        shown = records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
+        block.reject(row, file, first_row + row + 1, reason, f"{problem}{shown}")
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()
@@ -206,7 +207,3 @@ def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
     except pa.ArrowInvalid:  # Python reads what Arrow may not: a plus sign, a number beyond the largest
         values[places] = [float(number) for number in numbers.to_pylist()]
     return values
-
-
-def _shown_line(lines: pa.LargeBinaryArray, row: int) -> str:
-    return records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))

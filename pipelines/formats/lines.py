@@ -80,14 +80,11 @@ def content(url: str) -> Iterator[bytes]:
 def identify(url: str) -> tuple[int, str]:
     """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
     with open_file(url) as file:
-        digest, size = hashlib.sha256(), 0
         try:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         except OSError as error:
-            raise _lost(url, size, error) from error
-    return size, digest.hexdigest()
+            raise _lost(url, file.tell(), error) from error
+        return file.tell(), digest
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
