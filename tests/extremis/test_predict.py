@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from scipy.sparse import load_npz
 
 import extremis
-from extremis.predicting.outputs import open_writer, prediction_table
+from extremis.predicting import open_writer, prediction_table
 from extremis.reporting.queries import sample
 from extremis.reporting.run_records import open_run
 from schemas.errors import InputError
