@@ -15,8 +15,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from extremis.auto.trials import METRIC
 from extremis.console import say_value
-from extremis.reporting.standing import explain_choice
 from schemas.errors import InputError, MissingExtra
 from schemas.secrets import redact
 
@@ -114,3 +114,20 @@ def _inert(text: str) -> str:
 
 def _asset(name: str) -> str:
     return (importlib.resources.files("extremis.reporting") / name).read_text("utf-8")
+
+
+def explain_choice(report: Mapping[str, Any]) -> str:
+    """Say by which figures `auto` chose its recipe; `report`: what it recorded."""
+    finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
+    chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
+    text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries held out of the trials"
+    other = next((trial for trial in finished if trial is not chosen), None)
+    if other is None:
+        return f"{text}; no other trial went to its end."
+    text += f"; the best of the others, {_name(other)}, had {other[METRIC]:.2f}"
+    unclear = ", which is not clearly more: hard negatives, which no trial has, lift a dual encoder most"
+    return f"{text}{unclear if other[METRIC] > chosen[METRIC] else ''}."
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    return " with ".join([trial["recipe"], *filter(None, [", ".join(trial["changes"])])])

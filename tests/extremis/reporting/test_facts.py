@@ -15,10 +15,9 @@ from extremis.auto.trials import METRIC
 from extremis.inspecting.examples import Example
 from extremis.reporting.charts import FATES, _drawn, data_charts, draw_chart, line
 from extremis.reporting.data_facts import Facts, Split, frequencies, histogram, tail_of
-from extremis.reporting.page import _inert
+from extremis.reporting.page import _inert, explain_choice
 from extremis.reporting.queries import group_queries, name_labels, sample_rows
-from extremis.reporting.run_records import differing, names_of, thin
-from extremis.reporting.standing import Standing, explain_choice
+from extremis.reporting.run_records import Standing, differing, names_of, thin
 from pipelines.mining.steps import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
