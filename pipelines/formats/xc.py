@@ -218,7 +218,7 @@ class Rows(RawRows):
         values: dict[int, tuple[Any, ...]] = dict(zip(rows, good, strict=True))
         absent = (None,) * (len(schema) - 1)
         filled = [values.get(row, absent) for row in range(self.first_row, self.first_row + count)]
-        return tuple(map(pa.array, zip(*filled, strict=True), schema.types[1:]))
+        return tuple(pa.array([row[n] for row in filled], kind) for n, kind in enumerate(schema.types[1:]))
 
     def _texts(self) -> pa.Array:
         if TEXT not in self._part.files:
