@@ -111,13 +111,10 @@ class _Rows(RawRows):
             beside, flat = self._list(fields.feature_values, "a list of numbers", nulls=True)
             entries = self._numbers(flat, fields.feature_values, whole=False)
             same = np.diff(beside) == counts
-            if not same.all():
-                detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
-                self._reject(pa.array(~same), Reason.MALFORMED, detail)
-                places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
-                values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
-            else:
-                values = entries
+            detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
+            self._reject(pa.array(~same), Reason.MALFORMED, detail)
+            places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
+            values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
         limit = np.finfo(np.float32).max
         wrong = ~(np.abs(values) <= limit)
         self._reject_owners(owner[wrong], Reason.MALFORMED, f"{fields.feature_values} holds no 32-bit float")

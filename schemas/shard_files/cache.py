@@ -74,19 +74,15 @@ class LocalCache:
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
         """Return bytes [start, stop) of that file, or None. An entry that does not match its CRC-32 is removed."""
-        path = self._entry(sha256, start, stop)
-        try:
+        path, size = self._entry(sha256, start, stop), stop - start
+        with contextlib.suppress(OSError):
             with open(path, "rb") as file:
                 content = file.read()
-            size = stop - start
-            if len(content) == size + _CHECKSUM.size:
-                data = content[:size]
-                if crc32(data) == _CHECKSUM.unpack(content[size:])[0]:
-                    os.utime(path)
-                    return data
+            data = content[:size]
+            if content[size:] == _CHECKSUM.pack(crc32(data)):
+                os.utime(path)
+                return data
             os.unlink(path)
-        except OSError:
-            pass
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
