@@ -13,9 +13,8 @@ from extremis.auto.survey import VARIATIONS, Contender, Survey, contenders, vari
 from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
 from extremis.console import output, say
 from extremis.remaining import Remaining
-from extremis.run_log import logged
 from extremis.spinner import doing
-from extremis.supervisor import train
+from extremis.supervisor import logged, train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.json_files import read_json, write_json
