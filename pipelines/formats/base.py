@@ -170,8 +170,8 @@ class Parsed:
 class RawRows:
     """Rows of a raw block on their way to columns; those that are left out are noted with their first reason."""
 
-    def __init__(self, raw: pa.RecordBatch, first_row: int) -> None:
-        self.raw, self.first_row = raw, first_row
+    def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
+        self.raw, self.first_row, self.file = raw, first_row, file
         self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
         self._left_out: dict[int, Reject | None] = {}
 
@@ -180,9 +180,9 @@ class RawRows:
         """Rejects in the order of their rows."""
         return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
-    def reject(self, row: int, file: str, line: int, reason: Reason, detail: str) -> None:
-        """Leave out the 0-based `row` of the block; `line` counts from 1."""
-        self._left_out.setdefault(row, Reject(file, line, reason, detail))
+    def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
+        """Leave out the 0-based `row` of the block, for what is in `file` behind so many lines of a header."""
+        self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
 
     def skip(self, rows: np.ndarray) -> None:
         """Leave out `rows` that hold nothing, which is no fault."""

@@ -157,11 +157,11 @@ def _all_named(column: pa.Array) -> bool:
 
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
     """Parse raw lines to pairs; those of a weight that is not above 0 are left out, blank lines are nothing."""
-    block, lines = RawRows(raw, first_row), raw["line"]
+    block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
         shown = records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
-        block.reject(row, file, first_row + row + 1, reason, f"{problem}{shown}")
+        block.reject(row, reason, f"{problem}{shown}")
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()

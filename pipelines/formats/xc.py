@@ -183,17 +183,16 @@ class Rows(RawRows):
     """Rows of the files of a part."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, part: Part) -> None:
-        super().__init__(raw, first_row)
+        super().__init__(raw, first_row, part.name)
         self._part = part
 
     def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
         """Leave out the 0-based `row` of the block, for what is in the file of `role`."""
-        self.reject(row, self._part.files[role].rsplit("/", 1)[-1], self._line(role, row), reason, detail)
+        self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
 
-    def _line(self, role: str, row: int) -> int:
-        """Return the line, from 1, of a row: a header stands before those of a matrix in text."""
-        header = role in _MATRICES and not self._part.files[role].endswith(".npz")
-        return self.first_row + row + (2 if header else 1)
+    def _header(self, role: str) -> int:
+        """Return the lines of the header that stands before the rows of a matrix in text."""
+        return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
         """Return keys and texts [B]: of the JSON records, or of the lines, known by their rows as `#17`.
@@ -240,7 +239,7 @@ class Rows(RawRows):
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
         beyond = np.flatnonzero(ragged.ids >= columns)
         if len(beyond):
-            line = self._line(role, int(ragged.row_of()[beyond[0]]))
+            line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
                 f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} "
                 "that the header states (indices start at 0). Fix the line; or the header, which may state more than "
