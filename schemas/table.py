@@ -246,7 +246,11 @@ class Table:
         """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""
         self.require_made_from("queries", rows)
         if self.cut != rows.cut:
-            raise TableError(f"{self.url}: its shards or row groups do not line up with {rows.url}. {remedy}")
+            own, others = (
+                f"{[entry.rows for entry in table.shards]} rows in row groups of {table.manifest.row_group_rows}"
+                for table in (self, rows)
+            )
+            raise TableError(f"{self.url}: not aligned with {rows.url}: it holds {own}, expected {others}. {remedy}")
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
