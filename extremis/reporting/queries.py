@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.decode_text import TextDecoder, clean
-from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples, splits_of
+from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean, read_examples, splits_of
 from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
