@@ -13,9 +13,9 @@ from hypothesis import strategies as some
 
 from extremis.auto.trials import METRIC
 from extremis.inspecting.examples import Example
+from extremis.reporting.build import _inert, explain_choice
 from extremis.reporting.charts import FATES, _drawn, data_charts, draw_chart, line
 from extremis.reporting.data_facts import Facts, Split, frequencies, histogram, tail_of
-from extremis.reporting.page import _inert, explain_choice
 from extremis.reporting.queries import group_queries, name_labels, sample_rows
 from extremis.reporting.run_records import Standing, differing, names_of, thin
 from pipelines.mining.steps import funnel
