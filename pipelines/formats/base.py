@@ -4,21 +4,16 @@ Parsers never raise over a bad row: it becomes a Reject. They raise InputError o
 Rejects have an order that does not depend on the workers.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.options import Text as Text
 from schemas import arrow
-
-SHOWN = 5
-K = TypeVar("K")
 
 
 class Reason(str, Enum):
@@ -60,39 +55,6 @@ def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
     """Return rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
     return pa.record_batch([*columns, [r.detail for r in rejects]], schema=arrow.rejects())
-
-
-@dataclass(frozen=True)
-class Rejects:
-    """Counts by reason of each input table, and the first few rows of all."""
-
-    counts: Mapping[str, Counter[Reason]] = field(default_factory=dict)
-    first: tuple[Reject, ...] = ()
-
-    @classmethod
-    def of(cls, table: str, rejects: Sequence[Reject]) -> "Rejects":
-        """Count the rejects of one input table."""
-        return cls({table: Counter(reject.reason for reject in rejects)}, tuple(heapq.nsmallest(SHOWN, rejects)))
-
-    @classmethod
-    def sum_of(cls, many: Iterable["Rejects"]) -> "Rejects":
-        """Return all as one."""
-        all_of = list(many)
-        first = heapq.nsmallest(SHOWN, (reject for each in all_of for reject in each.first))
-        return cls(sum_counters(each.counts for each in all_of), tuple(first))
-
-    def by_reason(self, table: str) -> dict[str, int]:
-        """Count the rejects of `table` by reason."""
-        return {reason.value: n for reason, n in sorted(self.counts.get(table, {}).items())}
-
-
-def sum_counters(many: Iterable[Mapping[str, Counter[K]]]) -> dict[str, Counter[K]]:
-    """Add up the counters of each table."""
-    total: dict[str, Counter[K]] = {}
-    for counters in many:
-        for table, counts in counters.items():
-            total.setdefault(table, Counter()).update(counts)
-    return total
 
 
 SPLITS = ("train", "val", "test")
