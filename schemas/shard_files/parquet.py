@@ -227,6 +227,15 @@ def list_column(table: pa.Table, name: str) -> Ragged:
     return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
+def string_bytes(column: pa.Array) -> Ragged:
+    """View strings or bytes without nulls, of 32-bit or of 64-bit offsets, as the bytes of each row."""
+    _, offsets, data = column.buffers()
+    is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    bounds = np.frombuffer(offsets, np.int64 if is_large else np.int32)[column.offset :][: len(column) + 1]
+    bounds = bounds.astype(np.int64)
+    return Ragged(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
 def filters_of(table: pa.Table) -> Ragged:
     """Return the label ids that are removed from each query's predictions; none where there is no such column."""
     name = "filter_label_ids"

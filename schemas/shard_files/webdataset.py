@@ -24,7 +24,7 @@ from schemas.manifest import Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges, tar
 from schemas.shard_files.base import OpenShard
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import list_column, string_bytes
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
 from schemas.storage import join
 
@@ -181,10 +181,7 @@ def _ragged(rows: pa.Table, name: str) -> Ragged:
     """Return a list column, or a column of strings as their UTF-8 bytes."""
     if not pa.types.is_string(rows.schema.field(name).type):
         return list_column(rows, name)
-    strings = pa.concat_arrays(rows.column(name).chunks)
-    _, offsets, data = strings.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[strings.offset :][: len(strings) + 1].astype(np.int64)
-    return Ragged(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return string_bytes(pa.concat_arrays(rows.column(name).chunks))
 
 
 def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:
