@@ -203,7 +203,8 @@ class Rows(RawRows):
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
             keys = [f"#{row}" for row in range(self.first_row, self.first_row + count)]
-            return pa.array(keys, pa.string()), self._texts()
+            texts = self.raw[TEXT] if TEXT in part.files else pa.array([b""] * count, pa.large_binary())
+            return pa.array(keys, pa.string()), decode_column(texts, self._reject_text)
         named = part.table != LABELS and LABELS not in part.files
 
         def read(record: Record, row: int) -> tuple[Any, ...]:
@@ -219,12 +220,8 @@ class Rows(RawRows):
         filled = [values.get(row, absent) for row in range(self.first_row, self.first_row + count)]
         return tuple(pa.array([row[n] for row in filled], kind) for n, kind in enumerate(schema.types[1:]))
 
-    def _texts(self) -> pa.Array:
-        if TEXT not in self._part.files:
-            return pa.array([""] * self.raw.num_rows, pa.string())
-        return decode_column(
-            self.raw[TEXT], lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
-        )
+    def _reject_text(self, row: int, byte: int) -> None:
+        self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
 
     def matrix(self, role: str) -> SparseRows:
         """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""

@@ -370,7 +370,7 @@ class TestRefusals:
             ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix it")),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: empty",)),
-            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: a line between 1 and 2 is not UTF-8",)),
+            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: byte 0 is not UTF-8",)),
             ("in.xml", b"a,b\n", ("in.xml: its name does not say", "--form")),
             (
                 "in.csv",
