@@ -17,6 +17,7 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -133,6 +134,15 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
     yield memoryview(content.to_pybytes() + _FOOTER.pack(crc32(content), len(content), _MAGIC))
 
 
+class _Group(NamedTuple):
+    """Entry of the index for a row group of B rows: its bytes, its facts, `counts` [B] by column, and the layout."""
+
+    place: Range
+    facts: dict[str, Any]
+    counts: dict[str, np.ndarray]
+    layout: Layout
+
+
 class TarShard(OpenShard):
     """An open  Raises ValueError over damaged bytes."""
 
@@ -152,58 +162,42 @@ class TarShard(OpenShard):
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the bytes of row group `group`: its columns lie among each other."""
-        return self._group(group).ranges(self._names(columns))
+        return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
         """Read row group `group`, with those of `columns` that exist in the order of the schema."""
-        facts = self._group(group)
-        names = self._names(columns)
-        data = np.empty(0, np.uint8)
-        for start, stop in facts.ranges(names):
-            data = np.frombuffer((pieces or self._source).read(start, stop), np.uint8)
-        arrays = [self._column(facts, name, data) for name in names]
+        found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
+        if {*names} - {"query_id"}:
+            data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
+        arrays = [self._column(found, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return [name for name in self.schema_arrow.names if columns is None or name in columns]
 
-    def _group(self, group: int) -> "_Group":
+    def _group(self, group: int) -> _Group:
         with self._lock:
             batch, metadata = self._index.get_batch_with_custom_metadata(group)
         facts = json.loads(metadata[b"facts"])
         counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
         layout = Layout.of(self._members, counts)
-        if facts["start"] < 0 or facts["start"] + layout.blocks * BLOCK > self._length:
+        start, stop = facts["start"], facts["start"] + layout.blocks * BLOCK
+        if start < 0 or stop > self._length:
             raise ValueError("its index points beyond its end")
-        return _Group(batch.num_rows, facts["start"], facts["first_id"], facts["crc32"], counts, layout)
+        return _Group((start, stop), facts, counts, layout)
 
-    def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
+    def _column(self, group: _Group, name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
-            return pa.array(np.arange(group.first_id, group.first_id + group.rows))
+            return pa.array(np.arange(len(group.layout.starts)) + group.facts["first_id"])
         number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
         member = self._members[number]
         values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
-        if self._verify and crc32(values.data) != group.crc32[name]:
+        if self._verify and crc32(values.data) != group.facts["crc32"][name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
         return _array(values, offsets, self.schema_arrow.field(name).type)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Entry of the index for a row group of B rows: `counts` [B] by column, and the layout of the values."""
-
-    rows: int
-    start: int
-    first_id: int
-    crc32: dict[str, int]
-    counts: dict[str, np.ndarray]
-    layout: Layout
-
-    def ranges(self, names: list[str]) -> list[Range]:
-        return [(self.start, self.start + self.layout.blocks * BLOCK)] if set(names) - {"query_id"} else []
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
