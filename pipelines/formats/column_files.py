@@ -211,8 +211,8 @@ def _records(url: str) -> Iterator[list[str]]:
     try:
         header = next(text, "")
         tabs = re.search(rf"\.tsv{lines.CODEC}$", url) is not None
-        delimiter, quoting = ("\t", csv.QUOTE_NONE) if tabs else (max(_DELIMITERS, key=header.count), csv.QUOTE_MINIMAL)
-        yield from csv.reader(chain([header], text), delimiter=delimiter, strict=not tabs, quoting=quoting)
+        delimiter, rows = "\t" if tabs else max(_DELIMITERS, key=header.count), chain([header], text)
+        yield from csv.reader(rows, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
     except csv.Error as error:
         raise InputError(f"{url}: not CSV: {error}. Are its quotes closed? Write it again.") from None
     except UnicodeDecodeError as error:
