@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from extremis.console import say
 from pipelines.options import DumpOptions
 from schemas.errors import ExtremisError, InputError
-from schemas.processes import python_command
+from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait, waiting
 
 PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
 _LOOK_SECONDS = 0.2
-ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer holds open
+ATTACHED = "EXTREMIS_ATTACHED"  # of a miner: the number of the trainer's process
 
 
 def start_miner(
@@ -64,8 +64,8 @@ class Miner:
         try:
             process = subprocess.Popen(
                 self._command,
-                env={**os.environ, ATTACHED: "1"},
-                stdin=subprocess.PIPE,
+                env={**os.environ, ATTACHED: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
@@ -122,15 +122,8 @@ def end_with_trainer() -> None:
 
     A miner that outlived its trainer would write the same files as the miner of the resumed run.
     """
-    if ATTACHED not in os.environ:
-        return
-
-    def wait() -> None:
-        while os.read(0, 1024):  # nothing is sent: the read returns when the other end is closed
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    if ATTACHED in os.environ:
+        end_with_parent(int(os.environ[ATTACHED]))
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from extremis.arguments import naming_arguments
+from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer

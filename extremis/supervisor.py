@@ -1,17 +1,20 @@
-"""Training of a run, watched: the claim on it, a miner process beside, metrics, progress, and what a signal stops."""
+"""Training of a run, watched: the claim on it, a miner process beside, metrics, progress, its log, and signals."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
 
-from extremis.console import Bar, say
+from extremis.console import Bar, output, present_output, say
 from extremis.metrics import MetricsState, serving
 from extremis.miner import start_miner
 from extremis.ranks import keep_command, owning
-from extremis.run_log import logged
 from extremis.spinner import doing
 from schemas import storage
-from schemas.errors import StorageError
+from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import GRACE, stopping_on_signal
 from trainer.config import Recipe
@@ -110,3 +113,58 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
         f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
     )
+
+
+class RunLog:
+    """Every line of a run with its time, and those of its miner, which nothing else shows: RUN/run.log.
+
+    Lines are kept until `begin`, and then appended: a command that fails early leaves no file. Object stores cannot
+    append: there the file is written whole, by `close`. What cannot be written is lost, and stops nothing.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._url, self._lock = RunLayout(run).log, threading.Lock()
+        self._early: list[str] = []
+        self._file: IO[str] | None = None
+
+    def __call__(self, line: str) -> None:
+        """Add a line, from any thread."""
+        timed = f"{datetime.now().isoformat(' ', 'seconds')}  {line}\n"
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._file is None:
+                self._early.append(timed)
+            else:
+                self._file.write(timed)
+                self._file.flush()
+
+    def begin(self) -> None:
+        """Open the file, for this line and all before."""
+        with self._lock, contextlib.suppress(OSError, ExtremisError):
+            if self._file is None:
+                if storage.is_local(self._url):
+                    self._file = Path(storage.filesystem(self._url)[1]).open("a")  # noqa: SIM115
+                else:
+                    self._file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+                    if storage.exists(self._url):
+                        self._file.write(storage.read_bytes(self._url).decode())
+                self._file.writelines(self._early)
+
+    def close(self) -> None:
+        """End the file."""
+        with self._lock, contextlib.suppress(OSError, ExtremisError):
+            if self._file is not None:
+                if not storage.is_local(self._url):
+                    self._file.seek(0)
+                    storage.write_bytes(self._url, self._file.read().encode())
+                self._file.close()
+
+
+@contextlib.contextmanager
+def logged(run: str) -> Iterator[RunLog]:
+    """Write what is said until the block ends to RUN's log, or to that of the block around."""
+    around = present_output().log
+    if isinstance(around, RunLog):
+        yield around
+        return
+    with contextlib.closing(RunLog(run)) as log, output(log=log):
+        yield log

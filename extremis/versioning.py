@@ -102,12 +102,13 @@ class ListedExport(_Listed):
 
     def facts(self, root: str) -> dict[str, Any]:
         """Return what there is to say, as JSON values; places are seen from `root`."""
+        patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return {
             "export": relative(root, self.table.url),
             "part": ExportVersion.of(self.table.manifest).part,
             "labels": self.table.rows,
             "step": self.table.parameters.get("step"),
-            "bytes": self._own_bytes,
+            "bytes": sum(entry.bytes for entry in self.table.shards if entry.view is None) + sum(patches),
             "needs": [relative(root, url) for url in self.needs],
             "digest": self.table.digest,
             "fault": self.fault,
@@ -128,11 +129,6 @@ class ListedExport(_Listed):
         others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
         if others:
             raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
-
-    @property
-    def _own_bytes(self) -> int:
-        patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
-        return sum(entry.bytes for entry in self.table.shards if entry.view is None) + sum(patches)
 
 
 def drop(url: str) -> dict[str, Any]:

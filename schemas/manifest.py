@@ -305,12 +305,9 @@ def read_patch(url: str, patch: Patch) -> bytes:
     """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
     place = resolve(url, patch.place)
     try:
-        data, digest = _read_digested(place, patch.sha256)
+        return _read_checked(place, patch.sha256, f"It is of {url}: make this version again.")
     except FileNotFoundError:
         raise TableError(f"{place}: gone, and {url} needs it. Put it back, or use another version.") from None
-    if digest != patch.sha256:
-        raise TableError(f"{place}: damaged: it does not match the SHA-256 in {url}. Make the version again.")
-    return data
 
 
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
@@ -335,20 +332,15 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
-    place = find_shard(url, shard, remedy)
-    data, digest = _read_digested(place, shard.sha256)
-    _require_digest(place, shard, digest, remedy)
-    return data
+    return _read_checked(find_shard(url, shard, remedy), shard.sha256, remedy)
 
 
-def verify_shard(
-    url: str, shard: Shard, remedy: str = "Make the table again.", on_bytes: Callable[[int], None] | None = None
-) -> str:
+def verify_shard(url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None) -> str:
     """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """
-    place = find_shard(url, shard, remedy)
+    place = find_shard(url, shard)
 
     def read() -> str:
         digest = hashlib.sha256()
@@ -359,18 +351,20 @@ def verify_shard(
                     on_bytes(len(piece))
         return digest.hexdigest()
 
-    _require_digest(place, shard, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
+    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256))
     return place
 
 
-def _read_digested(place: str, expected: str) -> tuple[bytes, str]:
-    """Return the bytes of a file and their SHA-256, read again where it is not as expected."""
+def _read_checked(place: str, expected: str, remedy: str) -> bytes:
+    """Return the bytes of a file, read again where their SHA-256 is not as expected. Raises FileNotFoundError too."""
 
     def read() -> tuple[bytes, str]:
         data = storage.read_bytes(place)
         return data, storage.sha256(data)
 
-    return storage.read_matching(read, lambda found: found[1] == expected)
+    data, digest = storage.read_matching(read, lambda found: found[1] == expected)
+    _require_digest(place, expected, digest, remedy)
+    return data
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
@@ -385,9 +379,9 @@ def describe_file(path: str, name: str, rows: int, checksums: str | None = None)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
-def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
-    if digest != shard.sha256:
-        raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
+def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make the table again.") -> None:
+    if digest != expected:
+        raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {expected[:12]}…. {remedy}")
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:

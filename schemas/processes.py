@@ -28,12 +28,15 @@ def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def end_with_parent() -> None:
-    """End this process with the one that started it: a worker that outlived a run would write beside the next one."""
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process with the one that started it: a worker that outlived a run would write beside the next one.
+
+    `parent`: number of that process, where it is known, which may be gone by now.
+    """
 
     def watch_parent(parent: int) -> None:
         for _ in waiting("", every=_LOOK_SECONDS):
             if os.getppid() != parent:
                 os._exit(1)
 
-    threading.Thread(target=watch_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent or os.getppid(),), daemon=True).start()

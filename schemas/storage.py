@@ -174,7 +174,6 @@ def exists(url: str) -> bool:
     fs, path = filesystem(url)
 
     def find() -> bool:
-        fs.invalidate_cache()
         try:
             return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
         except (FileNotFoundError, NotADirectoryError):
@@ -281,12 +280,7 @@ class RangeReader(AbstractBufferedFile):
 def size(url: str) -> int:
     """Return the bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
-
-    def measure() -> int:
-        fs.invalidate_cache()
-        return int(_bounded(fs, "info", path)["size"])
-
-    return _attempt(measure, "look up", url)
+    return _attempt(lambda: int(_bounded(fs, "info", path)["size"]), "look up", url)
 
 
 def list_names(url: str) -> list[str]:
@@ -308,7 +302,6 @@ def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
     fs, path = filesystem(url)
 
     def list_entries() -> list[Any]:
-        fs.invalidate_cache()
         try:
             return list(_bounded(fs, "ls", path, detail=detail))
         except FileNotFoundError:
@@ -434,7 +427,6 @@ def remove(url: str, recursive: bool = False) -> None:
     fs, path = filesystem(url)
 
     def drop() -> None:
-        fs.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
             _bounded(fs, "rm", path, recursive=recursive, seconds=FILE_SECONDS if recursive else REQUEST_SECONDS)
 
@@ -558,8 +550,12 @@ def _sync(path: str, flags: int) -> None:
 def _bounded(
     fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
 ) -> Any:
-    """Call a method of `fs`, and give it up after `seconds` where it waits for a network. Raises TimeoutError then."""
+    """Call a method of `fs`, and give it up after `seconds` where it waits for a network. Raises TimeoutError then.
+
+    Others write there, too: nothing is known from an earlier call.
+    """
     call = getattr(fs, method)
+    fs.invalidate_cache()
     if getattr(fs, "async_impl", False) and hasattr(call, "__wrapped__"):  # fsspec's own wrapper around a coroutine
         options["timeout"] = seconds or REQUEST_SECONDS
     try:

@@ -246,7 +246,11 @@ class Table:
         """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""
         self.require_made_from("queries", rows)
         if self.cut != rows.cut:
-            raise TableError(f"{self.url}: its shards or row groups do not line up with {rows.url}. {remedy}")
+            own, others = (
+                f"{[entry.rows for entry in table.shards]} rows in row groups of {table.manifest.row_group_rows}"
+                for table in (self, rows)
+            )
+            raise TableError(f"{self.url}: not aligned with {rows.url}: it holds {own}, expected {others}. {remedy}")
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
@@ -341,16 +345,11 @@ def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.T
 def _row_groups(manifest: Manifest) -> RowGroups:
     """Return all row groups of a table."""
     size = manifest.row_group_rows or 1
-    shard_rows = np.array([entry.rows for entry in manifest.shards], np.int64)
-    if not any(entry.groups is not None for entry in manifest.shards):
-        counts = -(-shard_rows // size)
-        shard = np.repeat(np.arange(len(counts)), counts)
-        group = np.arange(len(shard)) - offsets_of(counts)[shard]
-        return RowGroups(shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size)))
     sizes = [
         np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
         for entry in manifest.shards
     ]
     counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
     shard = np.repeat(np.arange(len(counts)), counts)
-    return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(np.concatenate(sizes)))
+    rows = np.concatenate([np.empty(0, np.int64), *sizes])
+    return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(rows))

@@ -1,7 +1,5 @@
 """The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import faiss
@@ -46,15 +44,19 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
     rows, dimension = vectors.shape
     index = empty(factory, dimension)
     size = factory.training_rows()
+    threads = faiss.omp_get_max_threads()
     try:
-        with _one_thread() if factory.graph else contextlib.nullcontext():
-            index.train(vectors if size >= rows else vectors[sample_rows(rows, size, seed)])
-            index.add(vectors)
+        if factory.graph:
+            faiss.omp_set_num_threads(1)
+        index.train(vectors if size >= rows else vectors[sample_rows(rows, size, seed)])
+        index.add(vectors)
     except RuntimeError as error:
         raise InputError(
             f"index {factory.spec!r} cannot be built on a block of {rows} vectors: {_reason(error)}. "
             "Give a smaller index, larger blocks, or auto."
         ) from None
+    finally:
+        faiss.omp_set_num_threads(threads)
     return index
 
 
@@ -88,16 +90,6 @@ def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
     index.remove_ids(faiss.IDSelectorBatch(positions))  # type: ignore[call-arg]
     index.add_with_ids(np.ascontiguousarray(rows, np.float32), positions)
     return True
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)
 
 
 def _reason(error: RuntimeError) -> str:

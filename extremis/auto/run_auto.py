@@ -13,14 +13,13 @@ from extremis.auto.survey import VARIATIONS, Contender, Survey, contenders, vari
 from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
 from extremis.console import output, say
 from extremis.remaining import Remaining
-from extremis.run_log import logged
 from extremis.spinner import doing
-from extremis.supervisor import train
+from extremis.supervisor import logged, train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
-from schemas.owners.claim import claimed
+from schemas.owners.claim import Claim, claimed
 from schemas.owners.place import require_place
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
@@ -61,7 +60,7 @@ def run_auto(
     require_place(run, "trained", [data])
     began = time.perf_counter() if began is None else began
     remaining = Remaining(60 * minutes - (time.perf_counter() - began) if minutes else math.inf)
-    with claimed(run, "trained", say), logged(run), output(remaining=remaining):
+    with claimed(run, "trained", say) as claim, logged(run), output(remaining=remaining):
         is_there = storage.exists(RunLayout(run).config)
         _require_able(run, is_there, resume)
         survey = Survey.of(DataLayout(data))
@@ -87,14 +86,14 @@ def run_auto(
         ranker = fit_ranker(data, recipe, seconds=seconds)
         if not is_there:
             recipe = _within(recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent)
-            _write(run, report, recipe)
+            _write(run, report, recipe, claim)
         remaining.begin(training, lambda own: epoch * _FUSION)
         if storage.exists(RunLayout(run).finished):  # its newest checkpoint may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
         else:
             outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
         best = best_step(RunLayout(run))
-        _tidy(RunLayout(run), best)
+        _tidy(RunLayout(run), best, claim)
         to_fit = FitOptions(step=best, device=recipe.train.device)
         doing("fitting the weights of the scores")
         remaining.begin(epoch * _FUSION, lambda own: 0.0)
@@ -220,20 +219,18 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
 
 
-def _tidy(run: RunLayout, best: int | None) -> None:
+def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
     """Remove what a finished run needs no more: dumps, tables of negatives but the newest, checkpoints but `best`."""
-    with claimed(run.root, "trained") as claim:  # held already
-        claim.require()
-        storage.remove(run.dumps, recursive=True)
-        drop_old_checkpoints(run, 0, best)
-        for epoch in numbered(run.negatives_root)[:-1]:
-            storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
+    claim.require()
+    storage.remove(run.dumps, recursive=True)
+    drop_old_checkpoints(run, 0, best)
+    for epoch in numbered(run.negatives_root)[:-1]:
+        storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
 
 
-def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
+def _write(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:
     """Write what was chosen and why, in place of the trials; the recipe can be trained again as any other."""
-    with claimed(run, "trained") as claim:  # held already
-        claim.require()
-        write_json(join(run, REPORT), report, indent=1)
-        storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
-        storage.remove(join(run, FOLDER), recursive=True)
+    claim.require()
+    write_json(join(run, REPORT), report, indent=1)
+    storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
+    storage.remove(join(run, FOLDER), recursive=True)

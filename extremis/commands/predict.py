@@ -73,7 +73,7 @@ def predict(
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give one of them.")
     from extremis.model import open_exported
-    from extremis.predicting.predictions import rows_of_split, rows_of_texts, write_predictions
+    from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields
     from pipelines.formats.texts import Texts
     from schemas.owners.place import require_file

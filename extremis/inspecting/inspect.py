@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar, results, say, table
-from extremis.inspecting.decode_text import TextDecoder, clean
-from extremis.inspecting.examples import LONGEST_LABEL, inspect_queries, require_run
+from extremis.inspecting.examples import LONGEST_LABEL, TextDecoder, clean, inspect_queries, require_run
 from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ExtremisError
+from schemas.processes import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,7 @@ def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[St
 
 def _follow(folder: str) -> None:
     """Keep all that this process writes in `folder`, and end with the parent."""
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     tempfile.tempdir = os.environ["TMPDIR"] = folder
 
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.decode_text import TextDecoder, clean
-from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples, splits_of
+from extremis.inspecting.examples import LONGEST_LABEL, Example, TextDecoder, clean, read_examples, splits_of
 from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
@@ -56,7 +55,7 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
 PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones
 NEIGHBOURED = 500  # labels whose nearest ones are looked for, at most
-SAMPLED_GROUPS = 16
+SAMPLED_RUNS = 16
 
 Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # by (split, row) and label
 Near: TypeAlias = dict[int, list[tuple[int, float]]]  # the nearest labels, with their cosines, by label
@@ -89,21 +88,15 @@ class Sample:
     notes: list[str]
 
 
-def sample_rows(rows: int, count: int, row_group_first: np.ndarray) -> np.ndarray:
-    """Choose `count` rows in [0, rows): neighbours out of up to SAMPLED_GROUPS row groups that are spread evenly.
+def sample_rows(rows: int, count: int) -> np.ndarray:
+    """Choose `count` rows in [0, rows), or all: runs of neighbours, spread evenly, so that few row groups are read.
 
     Rows are in the order of a hash of their keys, so neighbours are a random sample. int64, ascending.
     """
     count = min(rows, count)
-    groups = max(1, min(SAMPLED_GROUPS, len(row_group_first) - 1, count))
-    numbers = np.unique(np.linspace(0, len(row_group_first) - 2, groups).astype(int)) if rows else np.empty(0, int)
-    each = max(1, -(-count // max(1, len(numbers))))
-    ranges = [np.arange(row_group_first[g], min(row_group_first[g] + each, row_group_first[g + 1])) for g in numbers]
-    sampled = np.concatenate([np.empty(0, np.int64), *ranges]).astype(np.int64)[:count]
-    if len(sampled) < count:  # short row groups: fill up from the start
-        rest = np.setdiff1d(np.arange(min(rows, count * 2)), sampled)
-        sampled = np.union1d(sampled, rest[: count - len(sampled)])
-    return sampled
+    edges = np.linspace(0, count, min(SAMPLED_RUNS, count) + 1).astype(np.int64)
+    starts = edges[:-1] * rows // max(1, count)
+    return np.arange(count) + np.repeat(starts - edges[:-1], np.diff(edges))
 
 
 def with_rows(sampled: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -133,7 +126,7 @@ def sample(
         weak[shown["split"]] |= {group["rows"][0] for group in shown["queries"]}
     for split in splits:
         table = Table.open(data.queries(split), "queries")
-        sampled = sample_rows(table.rows, -(-count // len(splits)), table.groups.first)
+        sampled = sample_rows(table.rows, -(-count // len(splits)))
         rows = with_rows(sampled, np.asarray(sorted(weak[split]), np.int64))
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)

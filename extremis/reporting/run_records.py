@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from extremis.auto.run_auto import REPORT
 from extremis.inspecting.examples import require_run
 from extremis.ranks import commands_of
-from extremis.reporting.standing import Standing
 from schemas import storage
 from schemas.json_files import read_json
 from schemas.layout import RunLayout
@@ -17,13 +16,37 @@ from schemas.manifest import Manifest
 from schemas.run_tables import RunTable, run_tables
 from schemas.secrets import redact
 from schemas.storage import join
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config import flatten, load_config
+from trainer.evaluation.fusion_files import KIND, scores_of
 from trainer.model import trained_digest
 from trainer.tracking import read_metrics
 
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # at the k of all tables
 POINTS = 1000  # most points of a curve; more are averaged
+_BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linear": "linear ranker"}
+
+
+class Standing(NamedTuple):
+    """The step and the scores that stand for a run; `fusion`: facts of the fitting, where they are fused."""
+
+    step: int
+    scores: str
+    fusion: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "Standing":
+        """Read what stands for a run on its own data, or on a `later` version of it. Raises TableError."""
+        scores = "classifier" if later else scores_of(run.root, checkpoint.step)
+        fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
+        return cls(checkpoint.step, scores, fusion)
+
+    @property
+    def formula(self) -> str:
+        """Say what is added up."""
+        weights = [(self.fusion.get(field), name) for field, name in _BESIDE.items()]
+        return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Summaries: reports of the workers to the launching process, merged in any order."""
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,14 +12,15 @@ from pydantic import TypeAdapter
 
 from pipelines.common.exchange import Packet, receive
 from pipelines.common.flow import Collection
-from pipelines.formats.base import Rejects, sum_counters
+from pipelines.formats.base import Reject
 from schemas import storage
 from schemas.manifest import Manifest, Patch, Shard, columns_of
 from schemas.reuse import Request
 from schemas.shard_files.parquet import open_shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
-INPUT = "input/"  # begins the names of input tables among the counters
+INPUT, REJECTED = "input/", "rejected/"  # begin the names of input tables among the counters: of rows, of reasons
+SHOWN = 5  # rejects in a message
 
 
 @dataclass(frozen=True, order=True)
@@ -54,7 +56,7 @@ class Patched:
 
 @dataclass(frozen=True)
 class Summary:
-    """Shards and counters by table, rejects, and what lies in staging.
+    """Shards and counters by table, the first rejects of all, and what lies in staging.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
@@ -64,7 +66,7 @@ class Summary:
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
     counters: dict[str, Counter[str]] = field(default_factory=dict)
-    rejects: Rejects = field(default_factory=Rejects)
+    rejects: tuple[Reject, ...] = ()
     blocks: tuple[Block, ...] = ()
     rejected: tuple[tuple[str, Packet], ...] = ()
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -79,15 +81,18 @@ class Summary:
         many = list(summaries)
         kept: dict[str, dict[int, Packet]] = {}
         shards: dict[str, tuple[Shard, ...]] = {}
+        counters: dict[str, Counter[str]] = {}
         for each in many:
+            for table, counts in each.counters.items():
+                counters.setdefault(table, Counter()).update(counts)
             for name, packets in each.kept.items():
                 kept.setdefault(name, {}).update(packets)
             for table, some in each.shards.items():
                 shards[table] = shards.get(table, ()) + some
         return cls(
             shards,
-            sum_counters(each.counters for each in many),
-            Rejects.sum_of(each.rejects for each in many),
+            counters,
+            tuple(heapq.nsmallest(SHOWN, (reject for each in many for reject in each.rejects))),
             tuple(block for each in many for block in each.blocks),
             tuple(place for each in many for place in each.rejected),
             {url: known for each in many for url, known in each.files.items()},
@@ -112,6 +117,10 @@ class Summary:
     def count_input(self, table: str, name: str) -> int:
         """Return a counter of an input table, which the first flow counted."""
         return self.count(INPUT + table, name)
+
+    def reasons(self, table: str) -> dict[str, int]:
+        """Count the rejects of an input table by reason."""
+        return dict(sorted(self.counters.get(REJECTED + table, {}).items()))
 
 
 _AS_JSON = TypeAdapter(Summary)

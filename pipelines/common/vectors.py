@@ -74,14 +74,7 @@ class Source:
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
     """Return `embeddings` beside their rows. Raises TableError: of other data, or not aligned."""
-    embeddings.require_made_from("queries", queries)
-    if embeddings.cut != queries.cut:
-        shape, expected = ([shard.rows for shard in table.shards] for table in (embeddings, queries))
-        raise TableError(
-            f"{embeddings.url}: not aligned with {queries.url}: its shards hold {shape} rows in row groups of "
-            f"{embeddings.manifest.row_group_rows}, expected {expected} in row groups of "
-            f"{queries.manifest.row_group_rows}. Make the embeddings again."
-        )
+    embeddings.require_aligned(queries, "Make the embeddings again.")
     return Source(name, queries, embeddings)
 
 

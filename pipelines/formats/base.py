@@ -4,21 +4,16 @@ Parsers never raise over a bad row: it becomes a Reject. They raise InputError o
 Rejects have an order that does not depend on the workers.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.options import Text as Text
 from schemas import arrow
-
-SHOWN = 5
-K = TypeVar("K")
 
 
 class Reason(str, Enum):
@@ -60,39 +55,6 @@ def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
     """Return rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
     return pa.record_batch([*columns, [r.detail for r in rejects]], schema=arrow.rejects())
-
-
-@dataclass(frozen=True)
-class Rejects:
-    """Counts by reason of each input table, and the first few rows of all."""
-
-    counts: Mapping[str, Counter[Reason]] = field(default_factory=dict)
-    first: tuple[Reject, ...] = ()
-
-    @classmethod
-    def of(cls, table: str, rejects: Sequence[Reject]) -> "Rejects":
-        """Count the rejects of one input table."""
-        return cls({table: Counter(reject.reason for reject in rejects)}, tuple(heapq.nsmallest(SHOWN, rejects)))
-
-    @classmethod
-    def sum_of(cls, many: Iterable["Rejects"]) -> "Rejects":
-        """Return all as one."""
-        all_of = list(many)
-        first = heapq.nsmallest(SHOWN, (reject for each in all_of for reject in each.first))
-        return cls(sum_counters(each.counts for each in all_of), tuple(first))
-
-    def by_reason(self, table: str) -> dict[str, int]:
-        """Count the rejects of `table` by reason."""
-        return {reason.value: n for reason, n in sorted(self.counts.get(table, {}).items())}
-
-
-def sum_counters(many: Iterable[Mapping[str, Counter[K]]]) -> dict[str, Counter[K]]:
-    """Add up the counters of each table."""
-    total: dict[str, Counter[K]] = {}
-    for counters in many:
-        for table, counts in counters.items():
-            total.setdefault(table, Counter()).update(counts)
-    return total
 
 
 SPLITS = ("train", "val", "test")
@@ -170,28 +132,32 @@ class Parsed:
 class RawRows:
     """Rows of a raw block on their way to columns; those that are left out are noted with their first reason."""
 
-    def __init__(self, raw: pa.RecordBatch, first_row: int) -> None:
-        self.raw, self.first_row = raw, first_row
+    def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
+        self.raw, self.first_row, self.file = raw, first_row, file
         self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
-        self._rejects: dict[int, Reject] = {}
+        self._left_out: dict[int, Reject | None] = {}
 
     @property
     def rejects(self) -> list[Reject]:
         """Rejects in the order of their rows."""
-        return [self._rejects[row] for row in sorted(self._rejects)]
+        return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
-    def reject(self, row: int, file: str, line: int, reason: Reason, detail: str) -> None:
-        """Leave out the 0-based `row` of the block; `line` counts from 1."""
-        self._rejects.setdefault(row, Reject(file, line, reason, detail))
+    def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
+        """Leave out the 0-based `row` of the block, for what is in `file` behind so many lines of a header."""
+        self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
+
+    def skip(self, rows: np.ndarray) -> None:
+        """Leave out `rows` that hold nothing, which is no fault."""
+        self._left_out |= dict.fromkeys(rows.tolist())
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
-        """Mark those of `rows` that are not rejected."""
-        return pa.array(~np.isin(rows, list(self._rejects)))
+        """Mark those of `rows` that are not left out."""
+        return pa.array(~np.isin(rows, list(self._left_out)))
 
     def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema) -> Parsed:
-        """Return the columns of all rows without those that are rejected, and the rejects."""
+        """Return the columns of all rows but those that are left out, and the rejects."""
         batch = pa.record_batch(list(columns), schema=schema)
-        if self._rejects:
+        if self._left_out:
             batch = batch.filter(self.good(np.arange(self.raw.num_rows)))
         return Parsed(batch, self.rejects)
 

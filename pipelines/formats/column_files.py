@@ -10,13 +10,12 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.formats import lines, records
-from pipelines.formats.base import Reason, Reject
 from schemas import storage
 from schemas.errors import InputError
 from schemas.table import rechunk
@@ -113,15 +112,13 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
     Raises InputError: not Parquet, or damaged; StorageError.
     """
-    return _in_blocks(_parquet_batches(url, min(block_rows, 1 << 16), columns), block_rows)
-
-
-def _parquet_batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    rows = min(block_rows, 1 << 16)
     with open_parquet(url) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
+        # Row groups one at a time: Arrow joins no dictionaries within lists.
+        groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
-            for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
-                yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
+            yield from _in_blocks(chain.from_iterable(groups), block_rows)
         except MemoryError:  # Arrow's own is one, too
             raise too_large(url, rows) from None
 
@@ -183,20 +180,6 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([*arrays, pa.array(counts, pa.int32())], names=[*names, COUNT])
 
 
-def whole_rows(raw: pa.RecordBatch, first_row: int, file: str) -> tuple[pa.RecordBatch, list[int], list[Reject]]:
-    """Return the rows with as many fields as the header, their places, and rejects of others that are not empty."""
-    width = raw.num_columns - 1
-    counts = raw[COUNT].to_pylist()
-    kept = [place for place, count in enumerate(counts) if count == width]
-    rejects = [
-        Reject(file, first_row + place + 1, Reason.MALFORMED, f"expected {width} fields, as in the header, got {count}")
-        for place, count in enumerate(counts)
-        if count not in (0, width)
-    ]
-    rows = raw.select(range(width))
-    return rows if len(kept) == raw.num_rows else rows.take(pa.array(kept, pa.int64())), kept, rejects
-
-
 def split_lists(column: pa.Array) -> pa.ListArray:
     """Read a column of texts as lists: `["a", "b"]`, or values with | or ; between them."""
     return pa.array([_listed(text) for text in column.to_pylist()], pa.list_(pa.string()))
@@ -224,35 +207,25 @@ def _header(url: str, records: Iterator[list[str]]) -> list[str]:
 
 
 def _records(url: str) -> Iterator[list[str]]:
-    text = io.TextIOWrapper(io.BufferedReader(_Content(url)), "utf-8", newline="")
+    text = _text_lines(url)
     try:
-        sample = text.buffer.peek(1 << 16)[: 1 << 16]
-        line = sample.split(b"\n")[0].decode("utf-8", "replace")
+        header = next(text, "")
         tabs = re.search(rf"\.tsv{lines.CODEC}$", url) is not None
-        delimiter = "\t" if tabs else max(_DELIMITERS, key=line.count)
-        yield from csv.reader(text, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
+        delimiter, rows = "\t" if tabs else max(_DELIMITERS, key=header.count), chain([header], text)
+        yield from csv.reader(rows, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
     except csv.Error as error:
         raise InputError(f"{url}: not CSV: {error}. Are its quotes closed? Write it again.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.") from None
 
 
-class _Content(io.RawIOBase):
-    """Content of a file, decompressed, without UTF-8's byte order mark."""
-
-    def __init__(self, url: str) -> None:
-        self._chunks = lines.content(url)
-        self._rest = next(self._chunks, b"").removeprefix(codecs.BOM_UTF8)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: "memoryview | bytearray") -> int:  # type: ignore[override]
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = chunk
-        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
+def _text_lines(url: str) -> Iterator[str]:
+    """Yield the lines of a text in UTF-8 with their ends, which may be CR alone, and without a byte order mark."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
+    pending = ""
+    for chunk in lines.content(url):
+        *whole, pending = io.StringIO(pending + decoder.decode(chunk), newline="").readlines() or [""]
+        yield from whole
+        if len(pending) > lines.MAX_LINE_BYTES:
+            raise csv.Error(f"a line of more than {lines.MAX_LINE_BYTES:,} characters")
+    yield pending + decoder.decode(b"", final=True)

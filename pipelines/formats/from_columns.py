@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
-from pipelines.formats.column_files import too_large
+from pipelines.formats.column_files import COUNT, too_large
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas.errors import InputError
@@ -44,11 +44,15 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file."""
+    """Rows of one file; of a CSV those with other fields than its header are rejects, but for empty ones."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
-        super().__init__(raw, first_row)
-        self._file = file
+        super().__init__(raw, first_row, file)
+        if COUNT in raw.schema.names:
+            counts, width = raw[COUNT].to_numpy(), raw.num_columns - 1
+            self.skip(np.flatnonzero(counts == 0))
+            for row in np.flatnonzero(counts != width).tolist():
+                self.reject(row, Reason.MALFORMED, f"expected {width} fields, as in the header, got {counts[row]}")
 
     def key(self, name: str) -> pa.Array:
         """Return a column of keys: strings that are not empty, or whole numbers as their digits."""
@@ -84,11 +88,11 @@ class _Rows(RawRows):
     def labels(self, name: str) -> tuple[pa.Array, pa.Array]:
         """Return the columns label_keys and merged."""
         offsets, flat = self._list(name, "a list of label keys")
-        inner = _Rows(pa.record_batch({name: flat}), 0, self._file)
+        inner = _Rows(pa.record_batch({name: flat}), 0, self.file)
         keys = inner.key(name)
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         for reject in inner.rejects:
-            self._note(int(owner[reject.line - 1]), reject.reason, reject.detail)
+            self.reject(int(owner[reject.line - 1]), reject.reason, reject.detail)
         self._reject(pa.array(np.diff(offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
         return unite_keys(keys, offsets)
 
@@ -106,13 +110,10 @@ class _Rows(RawRows):
             beside, flat = self._list(fields.feature_values, "a list of numbers", nulls=True)
             entries = self._numbers(flat, fields.feature_values, whole=False)
             same = np.diff(beside) == counts
-            if not same.all():
-                detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
-                self._reject(pa.array(~same), Reason.MALFORMED, detail)
-                places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
-                values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
-            else:
-                values = entries
+            detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
+            self._reject(pa.array(~same), Reason.MALFORMED, detail)
+            places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
+            values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
         limit = np.finfo(np.float32).max
         wrong = ~(np.abs(values) <= limit)
         self._reject_owners(owner[wrong], Reason.MALFORMED, f"{fields.feature_values} holds no 32-bit float")
@@ -133,7 +134,7 @@ class _Rows(RawRows):
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         string = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
         if pa.types.is_null(kind) or (not string and not (numbers and pa.types.is_integer(kind))):
-            raise InputError(f"{self._file}: the column {name!r} is of type {column.type}; expected {expected}.")
+            raise InputError(f"{self.file}: the column {name!r} is of type {column.type}; expected {expected}.")
         missing = column.is_null()
         if not nulls:
             self._reject(missing, Reason.MISSING_FIELD, f"{name} is null")
@@ -141,11 +142,11 @@ class _Rows(RawRows):
         if pa.types.is_dictionary(column.type):
             lengths = pc.binary_length(column.dictionary.cast(pa.large_string())) if string else None
             if lengths is not None and (pc.sum(lengths.take(column.indices)).as_py() or 0) > _MOST_TEXT:
-                raise too_large(self._file, len(column))
+                raise too_large(self.file, len(column))
             plain = column.dictionary_decode()
         content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
         return decode_column(
-            content, lambda row, byte: self._note(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
+            content, lambda row, byte: self.reject(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
         )
 
     def _list(self, name: str, expected: str, nulls: bool = False) -> tuple[np.ndarray, pa.Array]:
@@ -153,7 +154,7 @@ class _Rows(RawRows):
         column = self.raw[name]
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            raise InputError(f"{self._file}: the column {name!r} is of type {kind}; expected {expected}.")
+            raise InputError(f"{self.file}: the column {name!r} is of type {kind}; expected {expected}.")
         counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
 
@@ -162,18 +163,15 @@ class _Rows(RawRows):
         integer = pa.types.is_integer(column.type)
         if not (integer or (not whole and pa.types.is_floating(column.type))):
             kind = "whole numbers" if whole else "numbers"
-            raise InputError(f"{self._file}: the column {name!r} holds {column.type}; expected {kind}.")
+            raise InputError(f"{self.file}: the column {name!r} holds {column.type}; expected {kind}.")
         if not whole:
             return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
 
     def _reject(self, mask: pa.Array, reason: Reason, detail: str) -> None:
         for row in np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
-            self._note(row, reason, detail)
+            self.reject(row, reason, detail)
 
     def _reject_owners(self, rows: np.ndarray, reason: Reason, detail: str) -> None:
         for row in np.unique(rows).tolist():
-            self._note(row, reason, detail)
-
-    def _note(self, row: int, reason: Reason, detail: str) -> None:
-        self.reject(row, self._file, self.first_row + row + 1, reason, detail)
+            self.reject(row, reason, detail)

@@ -19,6 +19,7 @@ from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas.ragged import SparseRows, offsets_of
+from schemas.shard_files.parquet import string_bytes
 
 _ROW = "\x01row"  # put into each object: Arrow itself would not mind an object that ends in another line
 # First fields of a header: ours, BEIR's, and those of others.
@@ -145,22 +146,19 @@ def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa
     offsets = labels.offsets.to_numpy()
     if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
         return None
-    if (np.diff(offsets) == 0).any() or not _all_named(keys) or not _all_named(named):
+    if (np.diff(offsets) == 0).any() or not all(string_bytes(column).counts.all() for column in (keys, named)):
         return None
     columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
     return pa.record_batch(columns, schema=points_schema("label_keys", features=False))
 
 
-def _all_named(column: pa.Array) -> bool:
-    return bool(np.diff(np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]).all())
-
-
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
     """Parse raw lines to pairs; those of a weight that is not above 0 are left out, blank lines are nothing."""
-    block, lines = RawRows(raw, first_row), raw["line"]
+    block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
-        block.reject(row, file, first_row + row + 1, reason, f"{problem}{_shown_line(lines, row)}")
+        shown = records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))
+        block.reject(row, reason, f"{problem}{shown}")
 
     split = pc.split_pattern(lines, "\t")
     fields, count = split.values, split.value_lengths().to_numpy()
@@ -206,7 +204,3 @@ def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
     except pa.ArrowInvalid:  # Python reads what Arrow may not: a plus sign, a number beyond the largest
         values[places] = [float(number) for number in numbers.to_pylist()]
     return values
-
-
-def _shown_line(lines: pa.LargeBinaryArray, row: int) -> str:
-    return records.shown(lines[row].as_py()[:200].decode("utf-8", "replace"))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.formats import column_files, from_columns, from_lines, lines, records
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Reject, Text, labels_schema
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed, Part, Text, labels_schema
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
 from pipelines.formats.names import Fields, Shape, in_use, listed, listing, one_of, single_file
 from schemas.errors import InputError
@@ -48,11 +48,11 @@ class Keyed:
             return column_files.read_arrow(url, block_rows, names)
         if url.endswith(f".{PARQUET}"):
             return column_files.read_parquet(url, block_rows, names)
-        return lines.read_blocks(url, block_rows)
+        return iter(lines.Blocks(url, block_rows))
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         (url,), fields, holds = part.files.values(), self.fields_of(part), part.holds
-        parser = from_columns if url.endswith((f".{PARQUET}", f".{ARROW}")) else from_lines
+        parser = from_columns if is_csv(url) or url.endswith((f".{PARQUET}", f".{ARROW}")) else from_lines
         if part.table.startswith(PAIRS):
             if re.search(rf"\.{TSV}$", url):
                 return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
@@ -61,10 +61,10 @@ class Keyed:
         labels = part.table == LABELS
         named = holds.labels and (holds.derived or not labels)
         shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single)
-        if is_csv(url):
-            parsed = _parse_csv(raw, first_row, part.name, shape)
-        else:
-            parsed = parser.parse_points(raw, first_row, part.name, shape)
+        if is_csv(url) and named and not holds.single:
+            place = raw.schema.get_field_index(fields.labels)
+            raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
+        parsed = parser.parse_points(raw, first_row, part.name, shape)
         if holds.derived:
             return _labels_of(parsed)
         return Parsed(parsed.batch.select(labels_schema(holds.features).names), parsed.rejects) if labels else parsed
@@ -221,15 +221,6 @@ DATASETS = KeyedFiles(
 )
 
 
-def _parse_csv(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    rows, places, rejects = column_files.whole_rows(raw, first_row, file)
-    named = shape.fields.labels
-    if shape.labels and not shape.single:
-        place = rows.schema.get_field_index(named)
-        rows = rows.set_column(place, named, column_files.split_lists(rows[named]))
-    return _remapped(from_columns.parse_points(rows, 0, file, shape), places, first_row, rejects)
-
-
 def _labels_of(points: Parsed) -> Parsed:
     """Return the labels that parsed points name, each once, in the order of their first row; the points' rejects go."""
     named = points.batch["label_keys"]
@@ -239,14 +230,6 @@ def _labels_of(points: Parsed) -> Parsed:
     np.minimum.at(first, coded.indices.to_numpy(), np.arange(len(owner)))
     rows = points.batch["row"].take(pa.array(owner[first]))
     return Parsed(pa.record_batch([rows, coded.dictionary, coded.dictionary], schema=labels_schema(False)), [])
-
-
-def _remapped(parsed: Parsed, places: Sequence[int], first_row: int, rejects: Sequence[Reject]) -> Parsed:
-    """Return rows that were parsed from 0 on at their `places` behind `first_row`, with more `rejects`."""
-    place = np.asarray(places, np.int64)
-    rows = pa.array(place[parsed.batch["row"].to_numpy()] + first_row)
-    own = [replace(reject, line=int(place[reject.line - 1]) + first_row + 1) for reject in parsed.rejects]
-    return Parsed(parsed.batch.set_column(0, parsed.batch.schema.field(0), rows), sorted([*own, *rejects]))
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:

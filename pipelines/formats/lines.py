@@ -45,29 +45,21 @@ class Blocks:
         self.ended = True
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        skip = self._skip
-        with open_file(self._url) as file:
-            pending: list[bytes] = []
-            for lines, ended in _split(self._url, file):
-                self.ended = ended
-                pending += lines[skip:] if skip else lines
-                skip = max(skip - len(lines), 0)
-                while len(pending) >= self._block_lines:
-                    yield _batch(pending[: self._block_lines])
-                    pending = pending[self._block_lines :]
-            if pending:
-                yield _batch(pending)
-
-
-def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """Return the batches of `Blocks`."""
-    return iter(Blocks(url, block_lines, skip))
+        skip, pending = self._skip, list[bytes]()
+        for lines, ended in _split(self._url):
+            self.ended = ended
+            pending += lines[skip:] if skip else lines
+            skip = max(skip - len(lines), 0)
+            while len(pending) >= self._block_lines:
+                yield _batch(pending[: self._block_lines])
+                pending = pending[self._block_lines :]
+        if pending:
+            yield _batch(pending)
 
 
 def read_lines(url: str) -> Generator[list[bytes]]:
     """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
-    with open_file(url) as file:
-        yield from (lines for lines, _ in _split(url, file) if lines)
+    yield from (lines for lines, _ in _split(url) if lines)
 
 
 def first_line(url: str) -> bytes:
@@ -76,23 +68,14 @@ def first_line(url: str) -> bytes:
         return next(some, [b""])[0]
 
 
-def content(url: str) -> Iterator[bytes]:
-    """Yield chunks of the file's content, decompressed. Raises as `Blocks`."""
-    with open_file(url) as file:
-        yield from decompressed(url, file)
-
-
 def identify(url: str) -> tuple[int, str]:
     """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
     with open_file(url) as file:
-        digest, size = hashlib.sha256(), 0
         try:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         except OSError as error:
-            raise _lost(url, size, error) from error
-    return size, digest.hexdigest()
+            raise _lost(url, file.tell(), error) from error
+        return file.tell(), digest
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
@@ -107,11 +90,11 @@ def open_file(url: str) -> IO[bytes]:
         raise InputError(f"{url}: no such file.") from None
 
 
-def _split(url: str, file: IO[bytes]) -> Iterator[tuple[list[bytes], bool]]:
+def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
     """Yield (whole lines, as many as each chunk completes; whether they have line ends)."""
     pending = b""
     empty = True
-    for chunk in decompressed(url, file):
+    for chunk in content(url):
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
@@ -134,15 +117,16 @@ def _without_mark(url: str, line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-def decompressed(url: str, file: IO[bytes]) -> Iterator[bytes]:
-    """Yield chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
+def content(url: str) -> Iterator[bytes]:
+    """Yield chunks of the file's content, decompressed as the end of `url` says. Raises as `Blocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_file(url))
         try:
-            content = stack.enter_context(open_codec(file)) if open_codec else file
+            unpacker = stack.enter_context(open_codec(file)) if open_codec else file
             unpacked = 0
-            while chunk := content.read(_CHUNK):
+            while chunk := unpacker.read(_CHUNK):
                 unpacked += len(chunk)
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(

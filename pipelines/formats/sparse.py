@@ -106,14 +106,6 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
     ]
 
 
-def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    """View a binary array without nulls as (bytes uint8 [V], offsets int64 [B + 1] starting at 0)."""
-    _, offsets, data = lines.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return content[bounds[0] : bounds[-1]], bounds - bounds[0]
-
-
 def _again(ragged: SparseRows) -> np.ndarray:
     """Mark entries of sorted rows [V] that have the index of the one before in their row."""
     again = np.zeros(len(ragged.ids), bool)
@@ -127,14 +119,14 @@ def _parse(
     fast: Callable[[np.ndarray, np.ndarray], SparseRows | None],
     find_fault: Callable[[bytes], str | None],
 ) -> tuple[SparseRows, dict[int, str]]:
-    ragged = fast(*as_numpy(lines))
+    ragged = fast(*parquet.string_bytes(lines))
     if ragged is not None:
         return ragged, {}
     each = lines.to_pylist()
     wrong = {row: detail for row, line in enumerate(each) if (detail := find_fault(line)) is not None}
     for row in wrong:
         each[row] = b""
-    ragged = fast(*as_numpy(pa.array(each, pa.large_binary())))
+    ragged = fast(*parquet.string_bytes(pa.array(each, pa.large_binary())))
     assert ragged is not None, "what the careful pass accepts, the fast one reads"
     return ragged, wrong
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import lines
-from pipelines.formats.base import Holds, Part
+from pipelines.formats.base import Holds, Part, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
 from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
 from pipelines.formats.names import Fields, in_use, listed, listing
@@ -97,13 +97,12 @@ class Texts:
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
-        for block in lines.read_blocks(url, rows):
-            try:
-                text = block["line"].cast(pa.large_string()).cast(pa.string())
-            except pa.ArrowInvalid:
-                raise InputError(
-                    f"{url}: a line between {first + 1:,} and {first + len(block):,} is not UTF-8."
-                ) from None
+
+        def refuse(row: int, byte: int) -> None:
+            raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save it as UTF-8.")
+
+        for block in lines.Blocks(url, rows):
+            text = decode_column(block["line"], refuse)
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 

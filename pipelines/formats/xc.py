@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import lines, records, sparse, xc_files
+from pipelines.formats import lines, npz, records, sparse
 from pipelines.formats.base import (
     LABELS,
     SPLITS,
@@ -22,29 +22,36 @@ from pipelines.formats.base import (
     labels_schema,
     points_schema,
 )
-from pipelines.formats.names import filters_at, listing, one_of
+from pipelines.formats.names import filters_at, listing, one_missing, one_of
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.xc_files import BOTH, FEATURES, JSON, TEXT
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
 from schemas.storage import join
 
+# The roles of files, and LABELS; BOTH is the old form's file of labels and features.
+FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
+_MATRICES = (LABELS, FEATURES, BOTH)
+_MAX_FEATURES = 1 << 31  # an id is an int32
+_MAX_LABELS = 1 << 31
+_LABELS_A_POINT = 1000
+_MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
+_HEADERS = {"": ("two", "rows columns"), BOTH: ("three", "points features labels")}  # of matrices in text
 
-def parse_json(column: pa.LargeBinaryArray, first_row: int, file: str, text: Text, points: bool) -> Parsed:
-    """Parse records, one a line: `title`, and where there is any `uid` (else `#row`) and `content`; of points, labels.
-
-    The labels of a point are lines of the labels' file, in `target_ind`.
-    """
-
-    def read(record: Record, row: int) -> tuple[Any, ...]:
-        key, body = _key(record, row), _text(record, text)
-        return (key, body, *_targets(record, key)) if points else (key, body)
-
-    rows, good, rejects = records.each(column.to_pylist(), first_row, file, read)
-    schema = points_schema("label_ids", features=False) if points else labels_schema(features=False)
-    columns = [rows, *(zip(*good, strict=True) if good else [()] * (len(schema) - 1))]
-    return Parsed(pa.record_batch(columns, schema=schema), rejects)
+_STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
+# Names that the files of each role may have: those in the first group also end in a codec's suffix.
+_OF_LABELS: dict[str, tuple[list[str], list[str]]] = {
+    LABELS: ([], []),
+    FEATURES: (["lbl_X_Xf.txt", "Yf.txt"], ["lbl_X_Xf.npz"]),
+    TEXT: (["Y.txt", "raw/Y.txt", "lbl.raw.txt", "raw_data/label.raw.txt"], []),
+    JSON: ([], ["lbl.json.gz", "lbl.raw.json.gz"]),
+}
+_OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
+    LABELS: (["{stem}_X_Y.txt"], ["{stem}_X_Y.npz", "Y.{stem}.npz"]),
+    FEATURES: (["{stem}_X_Xf.txt"], ["{stem}_X_Xf.npz", "X.{stem}.npz"]),
+    TEXT: (["{stem}_X.txt", "raw/{stem}_X.txt", "{stem}.raw.txt", "raw_data/{split}.raw.txt", "X.{stem}.txt"], []),
+    JSON: ([], ["{stem}.json.gz", "{stem}.raw.json.gz"]),
+}
 
 
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
@@ -89,16 +96,51 @@ class Aligned:
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
         if self.required == JSON:
-            return any(xc_files.is_any(names, table, JSON) for table in ("train", LABELS))
-        here = [role for role in (FEATURES, TEXT) if xc_files.is_any(names, "train", role)]
+            return any(_is_any(names, table, JSON) for table in ("train", LABELS))
+        here = [role for role in (FEATURES, TEXT) if _is_any(names, "train", role)]
         return here[:1] == [self.required]  # with features it is XC_SPARSE
 
     def find(self, source: str) -> Inputs:
-        return xc_files.find_parts(source, self.name, self.expects, self.roles, self.required)
+        """Find the data set at `source`, of the sizes that headers state.
+
+        Raises InputError: a file is missing or given twice, or headers disagree.
+        """
+        source, names = listing(source)
+        parts = []
+        for table in (*SPLITS, LABELS):
+            found = ((role, one_of(source, names, _usual(table, role), self.expects)) for role in self.roles)
+            files = {role: join(source, file) for role, file in found if file}
+            if table != LABELS:
+                if not files.keys() & {LABELS, self.required} and table != "train":
+                    continue  # texts alone make no split, nor do they make a test split of another form
+                needed = [self.required] if JSON in files else [LABELS, self.required]
+                for role in [role for role in needed if role in self.roles and role not in files]:
+                    one_of(source, names, _usual(table, role), f"{self.expects}, of each split", required=True)
+            if files:
+                first = next(files[role] for role in (LABELS, JSON, TEXT, FEATURES) if role in files)
+                parts.append(Part(table, first.rsplit("/", 1)[-1], files))
+        return _sized(source, self, parts, names)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield blocks with the columns of each file: lines, or rows of an npz matrix; sizes are in the metadata."""
-        return xc_files.read_part(part, block_rows)
+        """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
+
+        A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
+        columns that each matrix states are in the schema's metadata, by role. Of a part without files nothing is known
+        but the number of its rows. Raises InputError, StorageError.
+        """
+        if part.rows is not None:
+            for first in range(0, part.rows, block_rows):
+                yield pa.record_batch({"nothing": pa.nulls(min(block_rows, part.rows - first))})
+            return
+        rows, columns = _stated(part)
+        stated = {role: str(count).encode() for role, count in columns.items()}
+        readers = [
+            _npz_rows(role, url, block_rows) if url.endswith(".npz") else _lines(role, url, rows, block_rows)
+            for role, url in part.files.items()
+        ]
+        for blocks in zip(*readers, strict=True):
+            beside = {name: column for block in blocks for name, column in block.items()}
+            yield pa.record_batch(beside).replace_schema_metadata(stated)
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         points = part.table != LABELS
@@ -141,39 +183,45 @@ class Rows(RawRows):
     """Rows of the files of a part."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, part: Part) -> None:
-        super().__init__(raw, first_row)
+        super().__init__(raw, first_row, part.name)
         self._part = part
 
     def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
         """Leave out the 0-based `row` of the block, for what is in the file of `role`."""
-        url = self._part.files[role]
-        self.reject(
-            row, url.rsplit("/", 1)[-1], self.first_row + row + xc_files.first_line_of_rows(role, url), reason, detail
-        )
+        self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
+
+    def _header(self, role: str) -> int:
+        """Return the lines of the header that stands before the rows of a matrix in text."""
+        return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
         """Return keys and texts [B]: of the JSON records, or of the lines, known by their rows as `#17`.
 
-        With label_ids and merged behind them, where the records of points alone name labels.
+        A record has `title`, and where there is any `uid` (else its row) and `content`. With label_ids and merged
+        behind them, where the records of points alone name labels: lines of the labels' file, in `target_ind`.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
             keys = [f"#{row}" for row in range(self.first_row, self.first_row + count)]
-            return pa.array(keys, pa.string()), self._texts()
+            texts = self.raw[TEXT] if TEXT in part.files else pa.array([b""] * count, pa.large_binary())
+            return pa.array(keys, pa.string()), decode_column(texts, self._reject_text)
         named = part.table != LABELS and LABELS not in part.files
-        parsed = parse_json(self.raw[JSON], self.first_row, part.name, text, named)
-        for bad in parsed.rejects:
-            self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
-        place = np.full(count, -1)
-        place[parsed.batch["row"].to_numpy() - self.first_row] = np.arange(parsed.batch.num_rows)
-        return tuple(parsed.batch.take(pa.array(place, mask=place < 0)).columns[1:])
 
-    def _texts(self) -> pa.Array:
-        if TEXT not in self._part.files:
-            return pa.array([""] * self.raw.num_rows, pa.string())
-        return decode_column(
-            self.raw[TEXT], lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
-        )
+        def read(record: Record, row: int) -> tuple[Any, ...]:
+            key, body = _key(record, row), _text(record, text)
+            return (key, body, *_targets(record, key)) if named else (key, body)
+
+        rows, good, rejects = records.each(self.raw[JSON].to_pylist(), self.first_row, part.name, read)
+        for bad in rejects:
+            self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
+        schema = points_schema("label_ids", features=False) if named else labels_schema(features=False)
+        values: dict[int, tuple[Any, ...]] = dict(zip(rows, good, strict=True))
+        absent = (None,) * (len(schema) - 1)
+        filled = [values.get(row, absent) for row in range(self.first_row, self.first_row + count)]
+        return tuple(pa.array([row[n] for row in filled], kind) for n, kind in enumerate(schema.types[1:]))
+
+    def _reject_text(self, row: int, byte: int) -> None:
+        self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
 
     def matrix(self, role: str) -> SparseRows:
         """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
@@ -186,14 +234,13 @@ class Rows(RawRows):
         for row, detail in faults.items():
             self.reject_in(role, row, Reason.MALFORMED, detail)
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
-        url = self._part.files[role]
         beyond = np.flatnonzero(ragged.ids >= columns)
         if len(beyond):
-            line = self.first_row + xc_files.first_line_of_rows(role, url) + int(ragged.row_of()[beyond[0]])
+            line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
-                f"{url}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} that the header "
-                "states (indices start at 0). Fix the line; or the header, which may state more than are used, but "
-                "not fewer."
+                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} "
+                "that the header states (indices start at 0). Fix the line; or the header, which may state more than "
+                "are used, but not fewer."
             )
         return ragged
 
@@ -236,10 +283,10 @@ class XcSingle(Aligned):
             for split in SPLITS
         }
         parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
-        sizes = [xc_files.read_header(part.files[BOTH], BOTH) for part in parts]
+        sizes = [_read_header(part.files[BOTH], BOTH) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
-        xc_files.check_features(features, source)
-        parts.append(xc_files.labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
+        _check_features(features, source)
+        parts.append(_labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
         return Inputs(self.name, tuple(parts), False, filters_at(source, names), labels, features)
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
@@ -256,3 +303,144 @@ class XcSingle(Aligned):
 def _matching(split: str, names: Sequence[str]) -> list[str]:
     """List the names that the file of `split` may have: alone, or after the data set's name."""
     return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]
+
+
+def _usual(table: str, role: str) -> list[str]:
+    """List the names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
+    packed, whole = (_OF_LABELS if table == LABELS else _OF_SPLITS)[role]
+    names = [name + codec for name in packed for codec in lines.SUFFIXES] + whole
+    return [name.format(stem=_STEMS[table], split=table) for name in names]
+
+
+def _is_any(names: Sequence[str], table: str, role: str) -> bool:
+    """Tell whether `names` hold the file of `role` of `table`."""
+    return any(name in names for name in _usual(table, role))
+
+
+def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) -> Inputs:
+    """Return the inputs with the numbers of labels and features, from the headers."""
+    of_labels = next((part for part in parts if part.table == LABELS), None)
+    matrices = {url: _read_size(url) for part in parts if (url := part.files.get(LABELS))}
+    widths = [(_read_size(part.files[FEATURES])[1], part.files[FEATURES]) for part in parts if FEATURES in part.files]
+    features, widest = max(widths, default=(None, ""))
+    if features is not None:
+        _check_features(features, widest)
+    labels = max((size[1] for size in matrices.values()), default=None)
+    if of_labels is None:
+        if labels is None:
+            raise one_missing(source, names, _usual(LABELS, JSON), form.expects)
+        widest = next(url for url, size in matrices.items() if size[1] == labels)
+        parts.append(_labels_by_number(labels, sum(size[0] for size in matrices.values()), widest))
+    elif FEATURES in of_labels.files:
+        rows = _read_size(of_labels.files[FEATURES])[0]
+        if labels is not None and labels > rows:
+            raise InputError(
+                f"{of_labels.files[FEATURES]}: the header states {rows:,} rows, one a label, but the label matrices "
+                f"have {labels:,} columns. Are they of one data set?"
+            )
+        labels = rows
+    else:
+        labels = None  # a line is a label: they are counted
+    return Inputs(form.name, tuple(parts), False, filters_at(source, names), labels, features)
+
+
+def _read_size(url: str) -> tuple[int, int]:
+    """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
+    if url.endswith(".npz"):
+        return npz.read_shape(url)
+    rows, columns = _read_header(url)
+    return rows, columns
+
+
+def _read_header(url: str, role: str = "") -> list[int]:
+    """Read the whole numbers in the first line of the matrix `url` of `role`. Raises InputError, StorageError."""
+    count, names = _HEADERS[role]
+    header = lines.first_line(url)
+    sizes = sparse.whole_numbers(header)
+    if len(sizes) != len(names.split()):
+        raise InputError(
+            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {sparse.shown(header)}."
+        )
+    return sizes
+
+
+def _check_features(features: int, url: str) -> None:
+    """Raise InputError where the header of `url` states more features than there can be."""
+    if features > _MAX_FEATURES:
+        raise InputError(f"{url}: the header states {features:,} features; there can be {_MAX_FEATURES:,}. Fix it.")
+
+
+def _labels_by_number(labels: int, points: int, url: str) -> Part:
+    """Make the part of `labels` labels of which the header of `url` states nothing but their number.
+
+    Raises InputError where there cannot be so many: they would all be written.
+    """
+    limit = min(_MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
+    if labels > limit:
+        raise InputError(
+            f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
+            "a file of the labels. Fix the header."
+        )
+    return Part(LABELS, "labels", {}, rows=labels)
+
+
+def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
+    """Return the rows that headers state, None without headers, and columns by role. Raises InputError: they differ."""
+    if BOTH in part.files:
+        rows, features, labels = _read_header(part.files[BOTH], BOTH)
+        return rows, {FEATURES: features, LABELS: labels}
+    sizes = {role: _read_size(url) for role, url in part.files.items() if role in _MATRICES}
+    if len({size[0] for size in sizes.values()}) > 1:
+        stated = " and ".join(f"{part.files[role]} states {size[0]:,}" for role, size in sizes.items())
+        raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
+    return next((size[0] for size in sizes.values()), None), {role: size[1] for role, size in sizes.items()}
+
+
+def _npz_rows(role: str, url: str, block_rows: int) -> Iterator[dict[str, pa.Array]]:
+    for block in npz.read_rows(url, block_rows):
+        offsets = pa.array(block.offsets)
+        yield {
+            f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(block.ids)),
+            f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(block.values)),
+        }
+
+
+def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
+    """Yield blocks of exactly `block_rows` lines up to `rows`. Raises InputError: there are fewer, or more.
+
+    A header may state more rows than a matrix has lines: they are empty. But a file that stops within a line, or far
+    from its end, is cut off.
+    """
+    matrix = role in _MATRICES
+    source = lines.Blocks(url, block_rows, skip=int(matrix))
+    held = pa.array([], pa.large_binary())
+    read = 0
+    for batch in source:
+        column = batch["line"]
+        if rows is not None and read + len(column) > rows:
+            _check_blank(url, column.slice(rows - read).to_pylist(), rows, 1 + matrix + rows)
+            column = column.slice(0, rows - read)
+        if len(held):
+            yield {role: held}
+        held = column
+        read += len(column)
+    missing = 0 if rows is None else rows - read
+    if missing and not (matrix and source.ended and missing <= read + _MISSING):
+        raise InputError(
+            f"{url}: cut off: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as many as the "
+            f"header {'states' if matrix else 'of the matrix beside it states'}. Copy it again."
+        )
+    while missing or len(held):
+        blank = min(missing, block_rows - len(held))
+        yield {role: pa.concat_arrays([held, pa.array([b""] * blank, pa.large_binary())])}
+        missing -= blank
+        held = held.slice(len(held))
+
+
+def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> None:
+    for number, content in enumerate(beyond, start=line):
+        if content.strip():
+            raise InputError(
+                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Fix "
+                "the header; is the file that of another split?"
+            )

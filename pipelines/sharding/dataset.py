@@ -87,7 +87,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     """
     over = []
     for table in dict.fromkeys(part.table for part in inputs.parts):
-        reasons = summary.rejects.by_reason(table)
+        reasons = summary.reasons(table)
         unknown = reasons.pop(Reason.UNKNOWN_LABEL.value, 0)
         share = 0.0 if table == LABELS and not inputs.keyed else max_share
         for unit, n, of in (
@@ -99,7 +99,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
                 over.append(f"{n:,} of {of:,} {unit} of {name_of(inputs, table)}{why}")
     if not over:
         return
-    first = "".join(f"\n  {reject}" for reject in summary.rejects.first)
+    first = "".join(f"\n  {reject}" for reject in summary.rejects)
     ids = "" if inputs.keyed else " (a label's line is its id, so no label may be rejected)"
     raise InputError(
         f"rejected {'; '.join(over)}. The first are:{first}\n"
@@ -145,7 +145,7 @@ def describe_table(
     """Return the manifest of the table that was made by `plan`."""
     kind, source = ("queries", plan.source) if isinstance(plan, QueriesPlan) else ("labels", LABELS)
     rows = sum(shard.rows for shard in summary.shards_of(plan.name))
-    counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.rejects.by_reason(source)}
+    counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.reasons(source)}
     request = Request(kind, parents, parameters)
     return describe(request, summary, plan.schema, plan.row_group_rows, (0, rows), plan.name, counters=counters)
 

@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats.sparse import as_numpy
+from schemas.shard_files.parquet import string_bytes
 
 # A longer value is hashed by its BLAKE2b, so that no column takes as many steps as its longest value has words.
 _LONG = 512
@@ -22,7 +22,7 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
     if pa.types.is_list(column.type):
         content = column.values.to_numpy().view(np.uint8)
         return hash_bytes(content, column.offsets.to_numpy().astype(np.int64) * column.values.type.byte_width, seed)
-    return hash_bytes(*as_numpy(column.cast(pa.large_binary())), seed) if len(column) else np.zeros(0, np.uint64)
+    return hash_bytes(*string_bytes(column.cast(pa.large_binary())), seed) if len(column) else np.zeros(0, np.uint64)
 
 
 def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Steps that queries and labels share: texts to tokens, rows to their shards, ids of shards, reports of rejects."""
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ import pyarrow as pa
 
 from pipelines.common.exchange import Exchange, Files, Packet, places_of, read_places, send_together, split_by
 from pipelines.common.flow import Collection, Flow
-from pipelines.common.summary import Summary
-from pipelines.formats.base import Reject, Rejects, to_batch
+from pipelines.common.summary import REJECTED, SHOWN, Summary
+from pipelines.formats.base import Reject, to_batch
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plans import TablePlan
 from pipelines.sharding.tokenizer import Encoder
@@ -77,4 +78,5 @@ def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
     """Return a Summary with `rejects` of the input table, which are left in staging through `exchange`."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
-    return Summary(rejects=Rejects.of(table, rejects), rejected=tuple(packets), **fields)
+    counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
+    return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

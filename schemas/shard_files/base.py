@@ -37,11 +37,6 @@ class OpenShard(AbstractContextManager["OpenShard"]):
     ) -> pa.Table:
         """Read row group `group`, with those of `columns` that exist, out of `pieces` if these were fetched before."""
 
-    def read(self) -> pa.Table:
-        """Read all rows."""
-        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
-        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
-
     def close(self) -> None:
         """Close what is open; by default only memory is held."""
 

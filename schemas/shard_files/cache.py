@@ -74,19 +74,15 @@ class LocalCache:
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
         """Return bytes [start, stop) of that file, or None. An entry that does not match its CRC-32 is removed."""
-        path = self._entry(sha256, start, stop)
-        try:
+        path, size = self._entry(sha256, start, stop), stop - start
+        with contextlib.suppress(OSError):
             with open(path, "rb") as file:
                 content = file.read()
-            size = stop - start
-            if len(content) == size + _CHECKSUM.size:
-                data = content[:size]
-                if crc32(data) == _CHECKSUM.unpack(content[size:])[0]:
-                    os.utime(path)
-                    return data
+            data = content[:size]
+            if content[size:] == _CHECKSUM.pack(crc32(data)):
+                os.utime(path)
+                return data
             os.unlink(path)
-        except OSError:
-            pass
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
@@ -111,8 +107,10 @@ class LocalCache:
                     os.unlink(entry.path)
 
     def _make_room(self, size: int) -> None:
-        held = self._counted()
-        if held is None or held + size > self.limit:
+        held = self.limit
+        with contextlib.suppress(OSError, ValueError), open(self._path(_COUNT), "rb") as file:
+            held = int(file.read())
+        if held + size > self.limit:
             held = self._scan(min(int(self.limit * _KEPT), self.limit - size))
         self._count(held + size)
 
@@ -144,18 +142,10 @@ class LocalCache:
         self._count(held)
         return held
 
-    def _counted(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError), open(self._path(_COUNT), "rb") as file:
-            return int(file.read())
-        return None
-
     def _count(self, held: int) -> None:
         """Overwrite the count in place: on many disks a file that is cut to nothing first costs a millisecond."""
-        handle = os.open(self._path(_COUNT), os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            os.pwrite(handle, b"%020d" % held, 0)
-        finally:
-            os.close(handle)
+        with open(os.open(self._path(_COUNT), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            file.write(b"%020d" % held)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

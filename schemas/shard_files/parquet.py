@@ -165,7 +165,8 @@ class ParquetShard(OpenShard):
             if crc32(data) != self._chunks[group * len(self._columns) + leaf]:
                 raise ValueError(f"the values of {name} do not match their CRC-32")
             kind = self.schema_arrow.field(name).type
-            if pa.types.is_fixed_size_list(kind) and (matrix := self._read_matrix(data, group, leaf, kind)) is not None:
+            matrix = read_matrix(data, self._metadata, group, leaf, kind) if pa.types.is_fixed_size_list(kind) else None
+            if matrix is not None:
                 plain[name] = matrix
         schema = self.schema_arrow
         names = [name for name in (schema.names if columns is None else columns) if name in schema.names]
@@ -178,11 +179,6 @@ class ParquetShard(OpenShard):
 
     def close(self) -> None:
         self._idle.clear()
-
-    def _read_matrix(self, data: pa.Buffer, group: int, leaf: int, kind: pa.FixedSizeListType) -> pa.Array | None:
-        rows, column = self._metadata.row_group(group), self._metadata.schema.column(leaf)
-        levels = column.max_repetition_level, column.max_definition_level
-        return read_matrix(data, rows.column(leaf), levels, kind, rows.num_rows)
 
     def _read_by_arrow(self, group: int, columns: list[str], held: Mapped | Pieces) -> pa.Table:
         file, opened = self._idle.pop() if self._idle else self._open()
@@ -225,6 +221,15 @@ def list_column(table: pa.Table, name: str) -> Ragged:
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.to_numpy(zero_copy_only=False)
     return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def string_bytes(column: pa.Array) -> Ragged:
+    """View strings or bytes without nulls, of 32-bit or of 64-bit offsets, as the bytes of each row."""
+    _, offsets, data = column.buffers()
+    is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    bounds = np.frombuffer(offsets, np.int64 if is_large else np.int32)[column.offset :][: len(column) + 1]
+    bounds = bounds.astype(np.int64)
+    return Ragged(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
 
 def filters_of(table: pa.Table) -> Ragged:

@@ -17,15 +17,17 @@ _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 
 
 def read_matrix(
-    chunk: pa.Buffer, column: pq.ColumnChunkMetaData, levels: tuple[int, int], kind: pa.FixedSizeListType, rows: int
+    chunk: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, kind: pa.FixedSizeListType
 ) -> pa.Array | None:
-    """Return the `rows` lists of a column chunk; None where Arrow is to read it: its pages are others, or damaged.
+    """Return the lists of a column chunk; None where Arrow is to read it: its pages are others, or damaged.
 
-    `levels`: of repetition and of definition, at most. Raises OSError or ValueError where bytes do not decompress.
+    It is that of column `leaf` in row group `group`. Raises OSError or ValueError where bytes do not decompress.
     """
+    rows, column = metadata.row_group(group).num_rows, metadata.schema.column(leaf)
+    levels = column.max_repetition_level, column.max_definition_level
     out = np.empty(rows * kind.list_size * kind.value_type.bit_width // 8, np.uint8)
     try:
-        if not _copy_values(chunk, column, levels, kind, out):
+        if not _copy_values(chunk, metadata.row_group(group).column(leaf), levels, kind, out):
             return None
     except (IndexError, KeyError, TypeError, RecursionError):  # a header that says nothing sensible
         return None

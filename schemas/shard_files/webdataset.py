@@ -1,5 +1,9 @@
 """Shards as WebDataset tars, with an index behind the end of the archive: any tar reader stops before it.
 
+A sample is its key, the zero-padded id of the row, and one member a column: `000000000007.input_ids.npy` for a list of
+numbers, `.key.txt` for a string. POSIX ustar in blocks of 512 bytes, time and owner 0, so that bytes are deterministic.
+Headers, members and padding are laid out at once in NumPy, never a sample at a time.
+
 The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. From that
 follows by arithmetic where every value lies, so a row group is one range read and a few gathers. Its metadata holds the
 byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has that
@@ -11,8 +15,9 @@ of the index.
 import json
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +27,59 @@ from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
-from schemas.shard_files import ranges, tar
+from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import list_column, string_bytes
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
 from schemas.storage import join
 
 EXTENSION = "tar"
 _MAGIC = b"XTARIDX1"
 _FOOTER = struct.Struct("<IQ8s")
+BLOCK = 512
+END = bytes(2 * BLOCK)  # two zero blocks end an archive
+ID_DIGITS = 12
+_NPY_HEAD = 128
+_LONGEST_NAME = 100
+_SIZE = slice(124, 135)  # eleven octal digits
+_CHECKSUM = slice(148, 154)  # six octal digits
+
+
+@dataclass(frozen=True)
+class Member:
+    """A column as a member of every sample: values of `dtype` after `head` bytes (the .npy header, or none)."""
+
+    column: str
+    dtype: np.dtype
+    head: int
+
+    @property
+    def suffix(self) -> str:
+        return f"{self.column}.{'npy' if self.head else 'txt'}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of the members of B samples, in blocks from the first: `starts` int64 [B, M], and `blocks` in all."""
+
+    starts: np.ndarray
+    blocks: int
+
+    @classmethod
+    def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
+        """Lay out rows with `counts` [B] values, by column."""
+        sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
+        blocks = 1 + -(-sizes // BLOCK)
+        ends = np.cumsum(blocks.reshape(-1))
+        return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
+
+    def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
+        """Return the position, in values, of every value of `member`, which is that `number`: int64 [V].
+
+        `offsets` [B + 1]: of the values of each sample.
+        """
+        starts = ((self.starts[:, number] + 1) * BLOCK + member.head) // member.dtype.itemsize
+        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
@@ -54,7 +103,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
 
     Raises ValueError as `write_shard`.
     """
-    members = tar.members_of(table.schema)
+    members = members_of(table.schema)
     if (np.diff(table.column("query_id").to_numpy()) != 1).any():
         raise ValueError("the ids of a shard count up by one")
     schema = pa.schema(
@@ -77,16 +126,25 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
             counts = [pa.array(columns[member.column].counts.astype(np.uint32)) for member in members]
             batch = pa.record_batch(counts, schema=schema)
             index.write_batch(batch, {"facts": json.dumps(facts, sort_keys=True)})
-            piece = tar.encode(ids, columns, members).data
+            piece = _encode_group(ids, columns, members).data
             start += len(piece)
             yield piece
     content = out.getvalue()
-    yield memoryview(tar.END)
+    yield memoryview(END)
     yield memoryview(content.to_pybytes() + _FOOTER.pack(crc32(content), len(content), _MAGIC))
 
 
+class _Group(NamedTuple):
+    """Entry of the index for a row group of B rows: its bytes, its facts, `counts` [B] by column, and the layout."""
+
+    place: Range
+    facts: dict[str, Any]
+    counts: dict[str, np.ndarray]
+    layout: Layout
+
+
 class TarShard(OpenShard):
-    """An open tar. Raises ValueError over damaged bytes."""
+    """An open  Raises ValueError over damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         super().__init__(source)
@@ -99,63 +157,47 @@ class TarShard(OpenShard):
         if b"schema" not in metadata:
             raise ValueError("its index names no columns")
         self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
-        self._members = tar.members_of(self.schema_arrow)
+        self._members = members_of(self.schema_arrow)
         self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the bytes of row group `group`: its columns lie among each other."""
-        return self._group(group).ranges(self._names(columns))
+        return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
         """Read row group `group`, with those of `columns` that exist in the order of the schema."""
-        facts = self._group(group)
-        names = self._names(columns)
-        data = np.empty(0, np.uint8)
-        for start, stop in facts.ranges(names):
-            data = np.frombuffer((pieces or self._source).read(start, stop), np.uint8)
-        arrays = [self._column(facts, name, data) for name in names]
+        found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
+        if {*names} - {"query_id"}:
+            data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
+        arrays = [self._column(found, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return [name for name in self.schema_arrow.names if columns is None or name in columns]
 
-    def _group(self, group: int) -> "_Group":
+    def _group(self, group: int) -> _Group:
         with self._lock:
             batch, metadata = self._index.get_batch_with_custom_metadata(group)
         facts = json.loads(metadata[b"facts"])
         counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
-        layout = tar.Layout.of(self._members, counts)
-        if facts["start"] < 0 or facts["start"] + layout.blocks * tar.BLOCK > self._length:
+        layout = Layout.of(self._members, counts)
+        start, stop = facts["start"], facts["start"] + layout.blocks * BLOCK
+        if start < 0 or stop > self._length:
             raise ValueError("its index points beyond its end")
-        return _Group(batch.num_rows, facts["start"], facts["first_id"], facts["crc32"], counts, layout)
+        return _Group((start, stop), facts, counts, layout)
 
-    def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
+    def _column(self, group: _Group, name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
-            return pa.array(np.arange(group.first_id, group.first_id + group.rows))
+            return pa.array(np.arange(len(group.layout.starts)) + group.facts["first_id"])
         number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
         member = self._members[number]
         values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
-        if self._verify and crc32(values.data) != group.crc32[name]:
+        if self._verify and crc32(values.data) != group.facts["crc32"][name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
         return _array(values, offsets, self.schema_arrow.field(name).type)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Entry of the index for a row group of B rows: `counts` [B] by column, and the layout of the values."""
-
-    rows: int
-    start: int
-    first_id: int
-    crc32: dict[str, int]
-    counts: dict[str, np.ndarray]
-    layout: tar.Layout
-
-    def ranges(self, names: list[str]) -> list[Range]:
-        return [(self.start, self.start + self.layout.blocks * tar.BLOCK)] if set(names) - {"query_id"} else []
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
@@ -181,10 +223,7 @@ def _ragged(rows: pa.Table, name: str) -> Ragged:
     """Return a list column, or a column of strings as their UTF-8 bytes."""
     if not pa.types.is_string(rows.schema.field(name).type):
         return list_column(rows, name)
-    strings = pa.concat_arrays(rows.column(name).chunks)
-    _, offsets, data = strings.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[strings.offset :][: len(strings) + 1].astype(np.int64)
-    return Ragged(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return string_bytes(pa.concat_arrays(rows.column(name).chunks))
 
 
 def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:
@@ -192,3 +231,80 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
     if pa.types.is_string(type):
         return pa.StringArray.from_buffers(len(offsets) - 1, numbers.buffers()[1], pa.py_buffer(values))
     return pa.ListArray.from_arrays(numbers, pa.array(values, type.value_type), type=type)
+
+
+def members_of(schema: pa.Schema) -> list[Member]:
+    """Return a member for every column but `query_id`, in order. Raises ValueError for a type that no member holds."""
+    return [_member(field) for field in schema if field.name != "query_id"]
+
+
+def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]) -> np.ndarray:
+    """Lay samples out as tar blocks: ids int64 [B] and B rows of each column -> uint8 [bytes].
+
+    Raises ValueError where an id has more than 12 digits.
+    """
+    if ids.size and not 0 <= ids.min() <= ids.max() < 10**ID_DIGITS:
+        raise ValueError(f"a sample's key has {ID_DIGITS} digits; got ids in [{ids.min()}, {ids.max()}]")
+    counts = {name: column.counts for name, column in columns.items()}
+    layout = Layout.of(members, counts)
+    blocks = np.zeros((layout.blocks, BLOCK), np.uint8)
+    digits = _ascii(ids, ID_DIGITS, 10)
+    for number, member in enumerate(members):
+        values, offsets = columns[member.column]
+        count = counts[member.column]
+        start = layout.starts[:, number]
+        blocks[start] = _tar_headers(member, digits, _size(member, count))
+        if member.head:
+            blocks[start + 1, : member.head] = _npy_headers(member.dtype, count)
+        blocks.reshape(-1).view(member.dtype)[layout.places(number, member, offsets)] = values
+    return blocks.reshape(-1)
+
+
+def _member(field: pa.Field) -> Member:
+    value_type = field.type.value_type if pa.types.is_list(field.type) else pa.null()
+    if pa.types.is_string(field.type):
+        member = Member(field.name, np.dtype(np.uint8), 0)
+    elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):
+        member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
+    else:
+        raise ValueError(f"column {field.name}: a tar holds strings and lists of numbers, not {field.type}")
+    if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
+        raise ValueError(f"column {field.name}: its name is too long for a tar")
+    return member
+
+
+def _size(member: Member, counts: np.ndarray) -> np.ndarray:
+    return member.head + counts.astype(np.int64) * member.dtype.itemsize
+
+
+def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return headers uint8 [B, 512]: the checksum is the sum of all bytes, its own field counted as spaces."""
+    head = bytearray(BLOCK)
+    head[ID_DIGITS : ID_DIGITS + 1 + len(member.suffix)] = b"." + member.suffix.encode()
+    head[100:124] = b"0000644\0" + b"0000000\0" * 2  # mode, owner, group
+    head[135:148] = b"\0" + b"00000000000\0"  # end of the size, time
+    head[148:156] = b" " * 8
+    head[156:157] = b"0"  # a regular file
+    head[257:265] = b"ustar\x0000"
+    octal = _ascii(sizes, 11)
+    sums = sum(head) + digits.sum(axis=1, dtype=np.int64) + octal.sum(axis=1, dtype=np.int64)
+    headers = np.repeat(np.frombuffer(head, np.uint8)[None], len(digits), axis=0)
+    headers[:, :ID_DIGITS] = digits
+    headers[:, _SIZE] = octal
+    headers[:, _CHECKSUM] = _ascii(sums, 6)
+    headers[:, 154] = 0
+    return headers
+
+
+def _npy_headers(dtype: np.dtype, counts: np.ndarray) -> np.ndarray:
+    """Return headers uint8 [B, 128] of .npy files (version 1.0) that hold `counts` [B] values each."""
+    lengths, index = np.unique(counts, return_inverse=True)
+    text = "{{'descr': {!r}, 'fortran_order': False, 'shape': ({},), }}"
+    heads = [text.format(dtype.str, n).ljust(_NPY_HEAD - 11).encode() + b"\n" for n in lengths.tolist()]
+    start = b"\x93NUMPY\x01\x00" + (_NPY_HEAD - 10).to_bytes(2, "little")
+    return np.frombuffer(b"".join(start + head for head in heads), np.uint8).reshape(-1, _NPY_HEAD)[index]
+
+
+def _ascii(numbers: np.ndarray, digits: int, base: int = 8) -> np.ndarray:
+    """Return ASCII digits uint8 [B, digits]."""
+    return (numbers[:, None] // base ** np.arange(digits - 1, -1, -1) % base + ord("0")).astype(np.uint8)

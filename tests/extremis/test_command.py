@@ -14,9 +14,8 @@ import click
 import pytest
 
 import extremis
-from extremis.arguments import naming_arguments
 from extremis.cli import cli
-from extremis.command import Option, Progress, command, options_of
+from extremis.command import Option, Progress, command, naming_arguments, options_of
 from extremis.commands.shared import Fields, Settings
 from pipelines.options import ClusterOptions, EmbedTextsOptions, MergeOptions, MineOptions, ShardOptions, TeachOptions
 from schemas.errors import InputError

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from scipy.sparse import load_npz
 
 import extremis
-from extremis.predicting.outputs import open_writer, prediction_table
+from extremis.predicting import open_writer, prediction_table
 from extremis.reporting.queries import sample
 from extremis.reporting.run_records import open_run
 from schemas.errors import InputError
@@ -370,7 +370,7 @@ class TestRefusals:
             ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix it")),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: empty",)),
-            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: a line between 1 and 2 is not UTF-8",)),
+            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: byte 0 is not UTF-8",)),
             ("in.xml", b"a,b\n", ("in.xml: its name does not say", "--form")),
             (
                 "in.csv",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from extremis.console import output, say
-from extremis.run_log import logged
+from extremis.supervisor import logged
 from schemas import storage
 from schemas.layout import RunLayout
 

@@ -13,7 +13,7 @@ from schemas import manifest as manifests
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import MANIFEST, Manifest, Shard, open_manifest, publish
-from schemas.shard_files import tar, webdataset
+from schemas.shard_files import webdataset
 from tests.command import call, refused
 from tests.hostile.test_manifests import seal
 from tests.pipelines.raw import write_tiny
@@ -81,7 +81,7 @@ def test_an_index_that_points_beyond_its_archive_is_damage(tmp_path: Path) -> No
         },
         schema=arrow.queries(pa.uint16(), pa.int32()),
     )
-    members = tar.members_of(rows.schema)
+    members = webdataset.members_of(rows.schema)
     schema = pa.schema(
         [(m.column, pa.uint32()) for m in members], metadata={"schema": rows.schema.serialize().to_pybytes()}
     )
@@ -91,8 +91,8 @@ def test_an_index_that_points_beyond_its_archive_is_damage(tmp_path: Path) -> No
         index.write_batch(batch, {"facts": json.dumps({"start": 0, "first_id": 0, "crc32": {}})})
     content = out.getvalue().to_pybytes()
     end = webdataset._FOOTER.pack(webdataset.crc32(content), len(content), webdataset._MAGIC)
-    (tmp_path / "part-00000-of-00001.tar").write_bytes(tar.END + content + end)
-    data = tar.END + content + end
+    (tmp_path / "part-00000-of-00001.tar").write_bytes(webdataset.END + content + end)
+    data = webdataset.END + content + end
     shard = Shard(path="part-00000-of-00001.tar", rows=4, bytes=len(data), sha256=manifests.storage.sha256(data))
     opened = webdataset.open_shard(str(tmp_path), shard)
     for read in (lambda: opened.read_row_group(0), lambda: opened.fetch(0)):

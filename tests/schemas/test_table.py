@@ -93,7 +93,7 @@ def test_tables_that_are_aligned_are_joined_as_a_zip() -> None:
     with pytest.raises(TableError, match="made from another queries table"):
         rows.require_aligned(other, "")
     cut_otherwise = publish("memory://tables/cut", embeddings(9, seed=1), [5, 4], 3, parents=parents)
-    with pytest.raises(TableError, match=r"do not line up .*\. Mine it again"):
+    with pytest.raises(TableError, match=r"not aligned with .*\. Mine it again"):
         cut_otherwise.require_aligned(rows, "Mine it again.")
     moved = publish("memory://tables/moved", embeddings(9, first_id=1), [5, 4], 2, parents=parents)
     with pytest.raises(TableError, match="its query_id column is not that of memory://tables/rows"):

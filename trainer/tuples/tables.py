@@ -14,7 +14,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import is_published
 from schemas.mapped import ScratchRows
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.parquet import matrix_column, string_bytes
 from schemas.storage import join
 from schemas.table import Table
 from trainer.stream import Source
@@ -142,9 +142,7 @@ def _open_strings(table: Table, column: str) -> pa.LargeStringArray:
     rows = ScratchRows("texts")
     for group in table.batches([column]):
         array = pa.concat_arrays([pa.array([], pa.large_string()), *group[column].cast(pa.large_string()).chunks])
-        _, starts, data = array.buffers()
-        bounds = np.frombuffer(starts, np.int64)[array.offset : array.offset + len(array) + 1]
-        rows.add(Ragged(np.frombuffer(data or b"", np.uint8), bounds))
+        rows.add(string_bytes(array))
     values, offsets = rows.mapped()
     return pa.LargeStringArray.from_buffers(table.rows, pa.py_buffer(offsets), pa.py_buffer(values))
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from extremis.inspecting.decode_text import clean
-from extremis.inspecting.examples import find_row
+from extremis.inspecting.examples import clean, find_row
 from schemas.errors import TableError
 from schemas.manifest import open_manifest
 from schemas.table import Table

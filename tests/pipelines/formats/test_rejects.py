@@ -1,9 +1,12 @@
 import random
+from collections import Counter
 
+from pipelines.common.exchange import Files
 from pipelines.common.flow import Flow
-from pipelines.common.summary import Block, Summary, read_summary, write_sum
-from pipelines.formats.base import SHOWN, Reason, Reject, Rejects
+from pipelines.common.summary import REJECTED, SHOWN, Block, Summary, read_summary, write_sum
+from pipelines.formats.base import Reason, Reject
 from pipelines.runners.runner import choose_runner
+from pipelines.sharding.steps import reported
 
 
 def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:
@@ -11,9 +14,9 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
     made = set()
     for seed in range(5):
         shuffled = random.Random(seed).sample(rejects, len(rejects))
-        parts = [Rejects.of("t", shuffled[i : i + 7]) for i in range(0, 40, 7)]
-        merged = Rejects.sum_of([parts[0], Rejects.sum_of(parts[1:])])
-        made.add((tuple(merged.by_reason("t").items()), merged.first))
+        parts = [reported("t", shuffled[i : i + 7], Files("memory://rejects")) for i in range(0, 40, 7)]
+        merged = Summary.sum_of([parts[0], Summary.sum_of(parts[1:])])
+        made.add((tuple(merged.reasons("t").items()), merged.rejects))
     ((counts, first),) = made
     assert sum(n for _, n in counts) == 40
     assert first == tuple(sorted(rejects)[:SHOWN])
@@ -27,7 +30,8 @@ def test_a_summary_survives_its_file() -> None:
         ),
         rejected=(("train", ("c", 0, 5, 6)),),
         files={"u": (7, "ab")},
-        rejects=Rejects.of("t", [Reject("f", 3, Reason.NOT_JSON, "é")]),
+        counters={REJECTED + "t": Counter({Reason.NOT_JSON.value: 1})},
+        rejects=(Reject("f", 3, Reason.NOT_JSON, "é"),),
     )
     flow = Flow()
     write_sum(flow.create("Summaries", [summary]), "memory://summary.json")

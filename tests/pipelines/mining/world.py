@@ -14,9 +14,10 @@ from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.shard_files.parquet import list_array, matrix_array, matrix_column, open_shard
+from schemas.shard_files.parquet import list_array, matrix_array, matrix_column
 from schemas.shard_files.shards import write_table
 from schemas.storage import join
+from schemas.table import Table
 
 TOKENS = pa.uint16()
 
@@ -174,11 +175,7 @@ def random_world(root: str, rows: int, labels: int, dimension: int, seed: int = 
 
 def read_negatives(url: str, manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(query_id [N], label_ids [N, K], scores [N, K]) of a whole table."""
-    parts = []
-    for shard in manifest.shards:
-        with open_shard(url, shard) as file:
-            parts.append(file.read())
-    table = pa.concat_tables(parts)
+    table = Table(url, manifest).read()
     return table.column("query_id").to_numpy(), matrix_column(table, "label_ids"), matrix_column(table, "scores")
 
 

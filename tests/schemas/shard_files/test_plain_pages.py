@@ -17,12 +17,10 @@ KINDS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float16(): np.float16, p
 
 def read(data: pa.Buffer, group: int = 0, leaf: int = 0) -> pa.Array | None:
     metadata = pq.read_metadata(pa.BufferReader(data))
-    chunk, column = metadata.row_group(group).column(leaf), metadata.schema.column(leaf)
+    chunk = metadata.row_group(group).column(leaf)
     start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-    levels = column.max_repetition_level, column.max_definition_level
     kind = metadata.schema.to_arrow_schema().field(leaf).type
-    part = data.slice(start, chunk.total_compressed_size)
-    return read_matrix(part, chunk, levels, kind, metadata.row_group(group).num_rows)
+    return read_matrix(data.slice(start, chunk.total_compressed_size), metadata, group, leaf, kind)
 
 
 def table(rows: int, width: int, kind: pa.DataType, seed: int = 0) -> pa.Table:
@@ -66,11 +64,10 @@ def test_what_is_no_plain_page_is_left_to_arrow() -> None:
 def test_damaged_bytes_raise_or_give_as_many_lists(place: int, byte: int) -> None:
     data = encode(table(64, 5, pa.int32()), 64)
     metadata = pq.read_metadata(pa.BufferReader(data))
-    chunk, column = metadata.row_group(0).column(0), metadata.schema.column(0)
+    chunk = metadata.row_group(0).column(0)
     damaged = bytearray(data.slice(chunk.data_page_offset, chunk.total_compressed_size))
     damaged[place % len(damaged)] = byte
-    levels = column.max_repetition_level, column.max_definition_level
     kind = metadata.schema.to_arrow_schema().field(0).type
     with contextlib.suppress(ValueError, OSError):
-        lists = read_matrix(pa.py_buffer(bytes(damaged)), chunk, levels, kind, 64)
+        lists = read_matrix(pa.py_buffer(bytes(damaged)), metadata, 0, 0, kind)
         assert lists is None or len(lists) == 64

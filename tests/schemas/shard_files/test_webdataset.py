@@ -15,7 +15,7 @@ from schemas import arrow, storage
 from schemas.errors import StorageError, TableError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, open_manifest
-from schemas.shard_files import ranges, tar, webdataset
+from schemas.shard_files import ranges, webdataset
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import iterate_shard, open_shard, read_group, write_table
 from schemas.storage import join
@@ -178,9 +178,9 @@ def test_every_byte_of_a_value_and_all_of_the_index_count() -> None:
     url = "memory://webdataset/bytes"
     shard = publish(url, queries([("k", [1, 2, 3], [4], "text")])).shards[0]
     place, whole = join(url, shard.path), content(url, shard)
-    archive = whole.rindex(b"ustar") - 257 + 2 * tar.BLOCK
+    archive = whole.rindex(b"ustar") - 257 + 2 * webdataset.BLOCK
     first = whole.index(b"\n", whole.index(b"\x93NUMPY")) + 1  # of six bytes of token ids
-    for position in [*range(first, first + 6), *range(archive + len(tar.END), len(whole), 11)]:
+    for position in [*range(first, first + 6), *range(archive + len(webdataset.END), len(whole), 11)]:
         spoilt = bytearray(whole)
         spoilt[position] ^= 4
         storage.write_bytes(place, bytes(spoilt))

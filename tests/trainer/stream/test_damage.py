@@ -13,7 +13,7 @@ from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
 from schemas.manifest import open_manifest, publish
-from schemas.shard_files import tar
+from schemas.shard_files import webdataset
 from schemas.shard_files.shards import Sink, open_shard
 from schemas.storage import join
 from schemas.table import Table
@@ -107,14 +107,14 @@ def parquet_parts(content: bytes) -> dict[str, range]:
 
 
 def tar_parts(content: bytes) -> dict[str, range]:
-    index = content.rindex(tar.END) + len(tar.END)
+    index = content.rindex(webdataset.END) + len(webdataset.END)
     numbers = content.index(b"\x93NUMPY")
     values = content.index(b"\n", numbers) + 1
     return {
-        "tar header": range(tar.BLOCK),
+        "tar header": range(webdataset.BLOCK),
         "npy header": range(numbers, values),
-        "members": range(values, index - len(tar.END)),
-        "end of the archive": range(index - len(tar.END), index),
+        "members": range(values, index - len(webdataset.END)),
+        "end of the archive": range(index - len(webdataset.END), index),
         "index": range(index, len(content) - 20),
         "index's footer": range(len(content) - 20, len(content)),
     }

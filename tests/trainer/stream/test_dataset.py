@@ -226,7 +226,7 @@ def test_misaligned_negatives_are_refused(world: World) -> None:
     queries = world.sources[0]
     table = world.hard[: queries.rows]
     write_negatives("memory://groups", queries.table.manifest, table, world.data.labels, row_group_rows=6)
-    with pytest.raises(TableError, match="do not line up"):
+    with pytest.raises(TableError, match="not aligned with"):
         queries.with_negatives("memory://groups")
 
 

@@ -1,1 +1,0 @@
-"""Labels for texts, by an exported run."""
