@@ -106,10 +106,11 @@ def set_up(
     clock, to_notify = Clock(), sources.to_notify
 
     def before_change(candidates: Candidates) -> None:
-        if writer.copies_rows:
-            writer.before_change(candidates.touched)
-        for source in to_notify:
-            source.touch(candidates.touched)
+        if writer.copies_rows or to_notify:
+            rows = candidates.touched
+            writer.before_change(rows)
+            for source in to_notify:
+                source.touch(rows)
 
     queries = open_queries(recipe, model, group, clock)
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)

@@ -50,7 +50,7 @@ def ready(batch: Batch) -> Ready:
         "positives": batch.positives,
         "positive_offsets": batch.positive_offsets,
         "hard": batch.hard,
-        **{name: getattr(candidates, name) for name in candidates.__dataclass_fields__},
+        **candidates._asdict(),
     }
     return {name: as_tensor(array) for name, array in arrays.items() if array is not None}
 

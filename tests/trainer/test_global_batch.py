@@ -41,8 +41,7 @@ def open_batches(group: Group, data: str, run: str, pool: str) -> GlobalBatches:
 def taken_by_a_step(batch: GlobalBatch) -> tuple[Any, ...]:
     """Return all that a step takes from the batch, to be compared."""
     part, whole = batch.part, batch.whole
-    candidates = whole.candidates and dataclasses.astuple(whole.candidates)
-    arrays = (part.rows, whole.rows, whole.positives, whole.positive_offsets, *(candidates or ()))
+    arrays = (part.rows, whole.rows, whole.positives, whole.positive_offsets, *(whole.candidates or ()))
     return (whole.epoch, whole.step, batch.sizes, *(array.tolist() for array in arrays if array is not None))
 
 

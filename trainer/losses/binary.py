@@ -87,7 +87,7 @@ def _step_on_device(
     """Do the same where nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
     made, operations, drawn = rows.begin(candidates.ids, lr, step), operations_of(rows.device), candidates.drawn
     if drawn is None:
-        sent = send(replace(candidates, ids=made.places), rows.device)
+        sent = send(candidates._replace(ids=made.places), rows.device)
         ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
     elif len(drawn.label):
         ids, pairs = merge_labels(send(replace(drawn, hard=None), rows.device), drawn.hard)

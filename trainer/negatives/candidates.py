@@ -36,7 +36,7 @@ def shared_pool(
     its pool. `positive_weight` [L], where given, weights the positives.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
-    candidates = Candidates(*merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar))
+    candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
     if isinstance(weight, np.ndarray):
         candidates.pool_weight[:] *= weight[candidates.ids[: len(candidates.pool_weight)]]
     if positive_weight is not None:
@@ -59,13 +59,13 @@ def own_pool(
     rows = batch.positives, batch.positive_offsets, hard, pool
     if isinstance(weight, np.ndarray):
         pairs = merge(*rows, weight_of_others=0.0)
-        weights = np.where(pairs.weight > 0, pairs.weight * weight[pairs.ids[pairs.place]], 1).astype(np.float32)
-        pairs = pairs._replace(weight=weights)
+        weights = np.where(pairs.pair_weight > 0, pairs.pair_weight * weight[pairs.ids[pairs.pair_label]], 1)
+        pairs = pairs._replace(pair_weight=weights.astype(np.float32))
     else:
         pairs = merge(*rows, weight)
     if positive_weight is not None:
-        pairs.weight[pairs.positive] = positive_weight[batch.positives]
-    return Candidates(*pairs)
+        pairs.pair_weight[pairs.pair_positive] = positive_weight[batch.positives]
+    return pairs
 
 
 def drawn_labels(
@@ -86,8 +86,8 @@ def drawn_labels(
         labels.weight[labels.positive] = positive_weight[batch.positives]
     hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
     drawn = replace(labels, hard=late, hard_starts=hard_starts)
-    none, weights = np.empty(0, np.int64), np.empty(0, np.float32)
-    return Candidates(none, none, none, np.empty(0, bool), weights, weights, none, none, drawn)
+    none = np.empty(0, np.int64)
+    return Candidates(none, none, none, np.empty(0, bool), np.empty(0, np.float32), drawn=drawn)
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:

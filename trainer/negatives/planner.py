@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -121,7 +121,7 @@ class Planner:
             return every_query_with(batch, ids, self.positive_weight, drawn)
         start, stop = self.part
         candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
-        return replace(candidates, ids=candidates.ids - start)
+        return candidates._replace(ids=candidates.ids - start)
 
     def learnt(self, batch: Batch) -> np.ndarray | None:
         """Return which positives a step learns, [sum P] bool; None: all."""

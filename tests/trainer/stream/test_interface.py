@@ -265,7 +265,7 @@ def test_a_batch_as_tensors_is_the_same_numbers(data: SmallData, sources: list[S
             *zip(moved.inputs.features, batch.inputs.features, strict=True),
             *(
                 (getattr(moved.candidates, name), array)
-                for name, array in vars(batch.candidates).items()
+                for name, array in batch.candidates._asdict().items()
                 if name != "drawn"  # for a device that merges labels
             ),
         ]
