@@ -178,7 +178,8 @@ class EpochRunner:
             dump.add(result.rows, result.x)
         progress.step = result.step + 1
         progress.global_step += 1
-        parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
+        for source in parts.step.sources:
+            source.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
             rates = {"encoder_lr": recipe.encoder.lr * factor}
             if isinstance(recipe, ClassifierRecipe):

@@ -74,7 +74,8 @@ class Saver:
 
     def save(self, state: Mapping[str, Any], best: int | None) -> None:
         """Begin to write a checkpoint with `state`; that of step `best` outlives newer ones. Raises StorageError."""
-        self.sources.before_checkpoint()
+        for source in self.sources:
+            source.before_checkpoint()
         parts = self.model.parts()
         sources = self.sources.state()
         if sources:

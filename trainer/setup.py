@@ -27,7 +27,7 @@ from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, Wh
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.label_ranges import label_bounds
 from trainer.model import DataSizes, Model, find_earlier, open_texts
-from trainer.negatives.base import NegativeSources, SourceContext
+from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
@@ -99,11 +99,11 @@ def set_up(
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
     planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
-    plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
+    plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
     stream = open_stream(recipe, tables, facts.labels, group, planner if plans_ahead and group.ranks == 1 else None)
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
-    clock, to_notify = Clock(), sources.to_notify
+    clock, to_notify = Clock(), [each for each in sources if type(each).touch is not NegativeSource.touch]
 
     def before_change(candidates: Candidates) -> None:
         if writer.copies_rows or to_notify:
@@ -214,9 +214,10 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
-    if opened.stateful and group.ranks > 1:
+    stateful = [source.name for source in opened if source.stateful]
+    if stateful and group.ranks > 1:
         raise InputError(
-            f"negatives.{opened.stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
+            f"negatives.{stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
             "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
         )
     return opened
