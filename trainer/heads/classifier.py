@@ -1,7 +1,6 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -51,10 +50,8 @@ class Classifier(Head):
         weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
         _initialise(weight, config, labels, self.start, seed)
         optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
-        place: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
-        self.matrix = (
-            HostMatrix(weight, optimizer, device, **place) if on_host else RowMatrix(weight, optimizer, **place)
-        )
+        rows = RowMatrix(weight, optimizer, first=self.start, seed=seed, storage=config.storage)
+        self.matrix = HostMatrix(rows, device) if on_host else rows
 
     @property
     def vectors(self) -> torch.Tensor:

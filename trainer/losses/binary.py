@@ -101,7 +101,7 @@ def _step_on_device(
         pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
         loss = loss + pool_loss
         on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
-    operations.update_rows(made.updated, made.rule, ids, on_pool, pairs, slopes, x)
+    operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, made, lr, step)
     return loss * scale, on_x
 

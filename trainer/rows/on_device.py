@@ -37,6 +37,9 @@ class DevicePairs(NamedTuple):
     label_starts: torch.Tensor  # [C + 1] int32
 
 
+Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [n], and x [B, D]
+
+
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
     """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
     query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.to(torch.int32)
@@ -105,24 +108,17 @@ def score_pairs(
 
 
 def update_rows(
-    matrix: Matrix,
-    rule: Rule,
-    ids: torch.Tensor,
-    gradient: torch.Tensor,
-    pairs: DevicePairs | None = None,
-    slopes: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
+    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
     """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of `pairs` with `slopes` [n] and x [B, D] comes on top. Pads are behind the others.
+    That of the pairs that are `scored` comes on top. Pads are behind the others.
     """
     if not len(ids):
         return
     g, real = gradient, ids[:1] >= 0
-    if pairs is not None:
-        assert slopes is not None
-        assert x is not None
+    if scored is not None:
+        pairs, slopes, x = scored
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
