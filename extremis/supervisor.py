@@ -49,7 +49,7 @@ def train(
             log.begin()
             keep_command(RunLayout(run))
         interrupts = Interrupts(asked)
-        trainer.interrupt_by(interrupts)
+        trainer.runner.interrupts = interrupts
         state = MetricsState(recipe.order.batch)
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None

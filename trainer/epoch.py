@@ -37,7 +37,7 @@ class EpochRunner:
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last that was read
         self._saved = progress.global_step  # of the newest checkpoint; 0: none
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts()  # that end the run after the current step, with a checkpoint, or a wait
 
     @property
     def epochs(self) -> int:
@@ -196,11 +196,6 @@ class EpochRunner:
             if must_stop:
                 self._save_and_stop()
 
-    def _must_stop(self) -> bool:
-        """Tell, the same on every rank, whether to stop."""
-        group, asked = self._parts.group, self.interrupts.stop.is_set()
-        return asked if group.ranks == 1 else bool(group.max(torch.tensor([float(asked)])).item())
-
     def _save_and_stop(self) -> None:
         """End the run here, with a checkpoint of the last step. Raises StoppedError; StorageError."""
         step = self.progress.global_step
@@ -264,7 +259,7 @@ class EpochRunner:
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()
         parts.tracker.sync()
-        if not last and self._must_stop():
+        if not last and any(parts.group.gather_objects(self.interrupts.stop.is_set())):
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 

@@ -19,7 +19,7 @@ from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
-from trainer.refresh.adoption import Interrupts, discard_refreshes
+from trainer.refresh.adoption import discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Listener
 
@@ -87,10 +87,6 @@ class Trainer:
                 parts.say(f"other shares of the sources from epoch {progress.epoch + bool(progress.step)} on")
         parts.tracker.start(progress.global_step)
         return cls(parts, progress, mix)
-
-    def interrupt_by(self, interrupts: Interrupts) -> None:
-        """Let `interrupts` end the run after the current step, with a checkpoint, and its waits for tables."""
-        self.runner.interrupts = interrupts
 
     def on_record(self, listener: Listener) -> None:
         """Also give `listener` whatever is recorded from now on."""
