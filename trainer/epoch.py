@@ -11,10 +11,11 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
+from trainer.checkpoints.writer import Contents
 from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
-from trainer.progress import EpochReport, LossWatch, Progress
+from trainer.progress import NEGATIVES, EpochReport, LossWatch, Progress
 from trainer.refresh import true_ranks
 from trainer.refresh.adoption import Adoption, Interrupts
 from trainer.refresh.dump import EmbeddingCollector
@@ -111,7 +112,7 @@ class EpochRunner:
         self._parts.claim.require()
         options, progress = self._parts.recipe.train, self.progress
         epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        interrupts = replace(self.interrupts, check=self._parts.saver.writer.check)
+        interrupts = replace(self.interrupts, check=self._parts.writer.check)
         return self._parts.refresher.adopt(progress.epoch, epochs, interrupts)
 
     def save(self) -> None:
@@ -127,8 +128,16 @@ class EpochRunner:
             "stream": stream,
             "seed": parts.recipe.train.seed,
         }
-        parts.saver.save(state, progress.best_step)
-        self._saved = progress.global_step
+        for source in parts.step.sources:
+            source.before_checkpoint()
+        step, head, tensors = progress.global_step, parts.model.head, parts.model.parts()
+        if negatives := parts.step.sources.state():
+            tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
+        parents = {"data": parts.manifest.digest}
+        parts.writer.save(
+            Contents(step, tensors, head.rows(), head.start, parts.labels, state, parents, progress.best_step)
+        )
+        self._saved = step
 
     def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
         parts, progress = self._parts, self.progress
@@ -201,7 +210,7 @@ class EpochRunner:
         step = self.progress.global_step
         if self._saved != step:
             self.save()
-        self._parts.saver.writer.wait()
+        self._parts.writer.wait()
         kept = f"after step {step:,}, with a checkpoint of it" if step else "before its first step"
         raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Go on with --resume.")
 
@@ -241,7 +250,7 @@ class EpochRunner:
             "table_age": adoption.age,
             "late": adoption.late,
             "device": describe_device(parts.model.device),
-            "seconds_background": round(parts.saver.writer.seconds(), 3),
+            "seconds_background": round(parts.writer.seconds(), 3),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
         parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})

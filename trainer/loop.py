@@ -18,7 +18,7 @@ from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
-from trainer.progress import EpochReport, Progress
+from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Listener
@@ -79,8 +79,10 @@ class Trainer:
                 _correct(parts)
             mix = None
         else:
-            state = parts.saver.load(checkpoint)
-            progress, mix = Progress.of(state["progress"]), state["stream"].get("mix")
+            parts.model.load(checkpoint, optimizer=True)
+            if checkpoint.has(NEGATIVES):
+                parts.step.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
+            progress, mix = Progress.of(checkpoint.state["progress"]), checkpoint.state["stream"].get("mix")
             if started.data != recipe.data:
                 parts.claim.require()
                 _write_config(parts)
@@ -94,7 +96,7 @@ class Trainer:
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
-        writer, is_finished = self.parts.saver.writer, False
+        writer, is_finished = self.parts.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():

@@ -29,7 +29,6 @@ from trainer.label_ranges import label_bounds
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
-from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
@@ -61,7 +60,7 @@ class Parts:
     step: StepContext
     refresher: Refresher
     validator: Validator
-    saver: Saver
+    writer: CheckpointWriter
     tracker: Tracker | NoTracker
 
     @property
@@ -130,7 +129,7 @@ def set_up(
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim, writer),
         validator=validator,
-        saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
+        writer=writer,
         tracker=tracker,
     )
 

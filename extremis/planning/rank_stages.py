@@ -154,7 +154,7 @@ class _Rank:
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
-                trainer.parts.saver.writer.wait()
+                trainer.parts.writer.wait()
                 saved = time.perf_counter() - times[-1]
                 raise _EnoughError
 
