@@ -16,8 +16,8 @@ from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
 from trainer.progress import NEGATIVES, EpochReport, LossWatch, Progress
-from trainer.refresh import true_ranks
-from trainer.refresh.adoption import Adoption, Interrupts
+from trainer.refresh import hardness, true_ranks
+from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.setup import Parts
@@ -80,7 +80,9 @@ class EpochRunner:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
                     step = progress.global_step
-                    figures = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
+                    figures = adoption.staleness(step)
+                    if not parts.recipe.clusters:
+                        figures |= hardness.measure(parts.model, parts.group, tables, batch.part)
                     parts.tracker.record("staleness", step + 1, figures)
                     clock.lap("rest")
                 step, every = progress.global_step, parts.recipe.logging.ranks_every
@@ -108,12 +110,15 @@ class EpochRunner:
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch, and the tables joined with it."""
-        self._parts.claim.require()
-        options, progress = self._parts.recipe.train, self.progress
-        epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        interrupts = replace(self.interrupts, check=self._parts.writer.check)
-        return self._parts.refresher.adopt(progress.epoch, epochs, interrupts)
+        """Return rank 0's decision about the epoch, and the tables joined by it. Raises StoppedError while waiting."""
+        parts, options = self._parts, self._parts.recipe.train
+        parts.claim.require()
+        epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
+        interrupts = replace(self.interrupts, check=parts.writer.check)
+        facts = parts.run, parts.recipe, parts.tables, self.progress.epoch
+        decision = adopt(*facts, parts.say, epochs, interrupts) if parts.group.first else None
+        parts.group.barrier()
+        return decision or follow(*facts)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""

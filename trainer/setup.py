@@ -127,7 +127,7 @@ def set_up(
         stream=stream,
         batches=batches,
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        refresher=Refresher(run, recipe, tables, group, say, claim, writer),
+        refresher=Refresher(run, recipe, group, claim, writer),
         validator=validator,
         writer=writer,
         tracker=tracker,

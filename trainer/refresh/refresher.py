@@ -1,6 +1,5 @@
-"""Tables of a run, epoch by epoch: one is adopted, and what the next is made from is dumped."""
+"""Dumps of a run, epoch by epoch: what the next tables are made from."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +11,19 @@ from trainer.config import Recipe
 from trainer.group import Group
 from trainer.methods.tables import LEAD
 from trainer.model import Model
-from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
-from trainer.refresh.hardness import measure
-from trainer.stream import Batch, Source
+from trainer.stream import Source
 
 
 @dataclass(frozen=True)
 class Refresher:
-    """Decides for all ranks which table an epoch trains on, and dumps what later ones are made from."""
+    """Dumps, on all ranks, what the tables of later epochs are made from."""
 
     run: RunLayout
     recipe: Recipe
-    tables: list[Source]
     group: Group
-    say: Callable[[str], None]
     claim: Claim
     writer: BackgroundWriter
-
-    def adopt(self, epoch: int, epochs: int, interrupts: Interrupts) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it.
-
-        Raises StoppedError where it waits for a table and is asked to stop.
-        """
-        facts = self.run, self.recipe, self.tables, epoch
-        decision = adopt(*facts, self.say, epochs, interrupts) if self.group.first else None
-        self.group.barrier()
-        return decision or follow(*facts)
-
-    def staleness(
-        self, adoption: Adoption, step: int, model: Model, tables: list[Source], batch: Batch
-    ) -> dict[str, int | float | bool | None]:
-        """Return how old the adopted table is before `step`, what is new in it, and what its negatives still score."""
-        hardness = {} if self.recipe.clusters else measure(model, self.group, tables, batch)
-        return adoption.staleness(step) | hardness
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
         """Open the dump of `epoch`, restored up to its `step`; None where no table is made of it, or it is there."""
