@@ -48,9 +48,9 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
         query=query,
         label=label,
         weight=torch.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight),
-        query_starts=_starts(query, queries),
+        query_starts=starts_of(query, queries),
         order=order.to(torch.int32),
-        label_starts=_starts(ordered, labels),
+        label_starts=starts_of(ordered, labels),
     )
 
 
@@ -227,7 +227,7 @@ def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
     return label
 
 
-def _starts(ordered: torch.Tensor, count: int) -> torch.Tensor:
+def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
     """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)
