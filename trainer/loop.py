@@ -12,6 +12,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
+from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
@@ -20,7 +21,7 @@ from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes
-from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
+from trainer.setup import Parts, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Listener
 
 
@@ -76,7 +77,11 @@ class Trainer:
             initialise_model(parts)
             progress = Progress()
             if started != recipe:
-                _correct(parts)
+                if group.first:
+                    parts.claim.require()
+                    discard_refreshes(layout)
+                _write_config(parts)
+                group.barrier()
             mix = None
         else:
             parts.model.load(checkpoint, optimizer=True)
@@ -118,12 +123,3 @@ def _write_config(parts: Parts) -> None:
     if parts.group.first:
         machine = {"threads": torch.get_num_threads()}
         storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from, machine=machine))
-
-
-def _correct(parts: Parts) -> None:
-    """Begin a run that has no checkpoint with another recipe than it was tried with."""
-    if parts.group.first:
-        parts.claim.require()
-        discard_refreshes(parts.run)
-    _write_config(parts)
-    parts.group.barrier()

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from schemas.owners.claim import Claim
 from schemas.sizes import require_room
 from schemas.table import Table
 from schemas.version import Version
+from schemas.waits import Say
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
@@ -37,7 +38,6 @@ from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
-Say = Callable[[str], None]
 # Options of a run that may be others when it goes on: they say where, not what.
 _WHERE = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}
 

@@ -151,7 +151,8 @@ class RowMatrix:
         vectors, form, first, second, numbers, origin = self.device_matrix()
         first, second = (_NO_ROWS if part is None else part.numpy() for part in (first, second))
         numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
-        return kernels.Matrix(_unsigned(vectors), form, first, second, numbers, origin)
+        held = (vectors if form == kernels.FLOAT32 else vectors.view(torch.int16)).numpy()
+        return kernels.Matrix(held.view(f"u{held.itemsize}"), form, first, second, numbers, origin)
 
 
 def operations_of(device: torch.device) -> Any:
@@ -174,10 +175,3 @@ def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) 
     return {
         name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()
     }
-
-
-def _unsigned(weight: torch.Tensor) -> np.ndarray:
-    """View the memory of `weight` as unsigned integers of its width."""
-    if weight.dtype == torch.float32:
-        return weight.numpy().view(np.uint32)
-    return weight.view(torch.int16).numpy().view(np.uint16)
