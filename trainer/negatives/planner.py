@@ -24,6 +24,7 @@ from trainer.negatives.candidates import (
     labels_of,
     own_pool,
     shared_pool,
+    weigh_positives,
     within,
 )
 from trainer.negatives.draws import RandomPool, draw_hard
@@ -106,12 +107,13 @@ class Planner:
         """Merge positives, hard negatives out of `sampled` and labels `drawn`, of `weight`; each once for a query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             assert isinstance(drawn, Ragged), "a device merges pools of each query's own alone"
-            return drawn_labels(batch, self._columns_on_device(batch, sampled[0].ids), drawn, weight, self._weights)
+            candidates = drawn_labels(batch, self._columns_on_device(batch, sampled[0].ids), drawn, weight)
+            return weigh_positives(candidates, batch, self._weights)
         part, hard = self._own(batch), self._hard(batch, sampled)
         if not isinstance(drawn, Ragged):
-            return shared_pool(part, hard, drawn, weight, self._weights)
+            return weigh_positives(shared_pool(part, hard, drawn, weight), part, self._weights)
         build = own_pool if self.merges else drawn_labels
-        return build(part, hard, drawn, weight, self._weights)
+        return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
         """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
