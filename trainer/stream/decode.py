@@ -123,7 +123,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
         return {segment.group for stream in streams for segment in order.segments(stream, window)}
 
     before: set[int] = set()
-    needed = groups_of(first) if first < order.windows else set()
+    needed = groups_of(first)
     for window in range(first, order.windows):
         following = groups_of(window + 1) if window + 1 < order.windows else set()
         shared = (needed & following) - before
