@@ -106,19 +106,15 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
 def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
     """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
     columns = bits.shape[1]
-    if form == FLOAT32:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+    for i in range(start, stop):
+        row, place = ids[i], i - before
+        if form == FLOAT32:
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
-    elif form == BFLOAT16:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+        elif form == BFLOAT16:
             for j in range(columns):
                 bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
-    else:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+        else:
             for j in range(columns):
                 bits[place, j] = _wide(np.uint32(vectors[row, j]))
 
