@@ -14,9 +14,9 @@ from schemas import storage
 from schemas.errors import StorageError
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import GRACE, stopping_on_signal
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
 

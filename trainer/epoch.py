@@ -12,8 +12,8 @@ import torch
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
 from trainer.checkpoints.writer import Contents
-from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
+from trainer.methods.recipe import ClassifierRecipe
 from trainer.negatives.base import Sampled
 from trainer.progress import NEGATIVES, EpochReport, LossWatch, Progress
 from trainer.refresh import hardness, true_ranks

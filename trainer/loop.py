@@ -14,10 +14,11 @@ from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, dump_config, load_config, restore_recipe
+from trainer.config.load import dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
+from trainer.methods.recipe import Recipe
 from trainer.model import require_same_data
 from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes

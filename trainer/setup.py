@@ -17,7 +17,8 @@ from schemas.table import Table
 from schemas.version import Version
 from schemas.waits import Say
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
+from trainer.config.load import lost_options
+from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
@@ -27,6 +28,7 @@ from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.label_ranges import label_bounds
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.common.joined_tables import LABELS, World
 from schemas.ragged import Ragged
-from trainer.config import Negatives
 from trainer.inputs import Inputs
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch
 from trainer.stream.transfer import as_tensor

@@ -16,9 +16,9 @@ from schemas import storage
 from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout
 from schemas.storage import join
-from trainer.config import Recipe
 from trainer.config.load import applicable_overrides
 from trainer.evaluation.metrics import half_interval
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve

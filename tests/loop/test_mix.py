@@ -14,8 +14,9 @@ from schemas.manifest import open_manifest
 from tests import training
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, load_config
+from trainer.config.load import load_config
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 
 RECIPE = {

@@ -13,7 +13,7 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import validate
+from trainer.config.load import validate
 from trainer.loop import Trainer
 from trainer.model import load_model
 

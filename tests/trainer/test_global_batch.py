@@ -9,9 +9,9 @@ import pytest
 
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.group import ALONE, Group, RankLostError
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.step import GlobalBatch, GlobalBatches
 
 RECIPE: dict[str, dict[str, Any]] = {

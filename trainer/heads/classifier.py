@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
-from trainer.config import ClassifierRecipe, Recipe
 from trainer.device import CPU, torch_generator
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.losses import Loss, binary_cross_entropy
 from trainer.losses.binary import binary_step
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer

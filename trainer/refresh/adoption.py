@@ -20,7 +20,7 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.waits import Say, waiting
 from trainer.checkpoints.stopping import StoppedError
-from trainer.config import Recipe
+from trainer.methods.recipe import Recipe
 from trainer.methods.tables import LEAD, Tables
 from trainer.stream import Source
 

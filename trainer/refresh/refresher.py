@@ -7,8 +7,8 @@ from schemas import storage
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim
 from trainer.checkpoints.background import BackgroundWriter, ReadRows
-from trainer.config import Recipe
 from trainer.group import Group
+from trainer.methods.recipe import Recipe
 from trainer.methods.tables import LEAD
 from trainer.model import Model
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published

@@ -13,7 +13,7 @@ from tests.builders import batch_of, random_labels
 from tests.ranks import on_ranks
 from tests.trainer.losses.reference import REFERENCES, reference
 from tests.trainer.losses.test_binary import Problem, problem, problems
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipelines.common.vectors import equal_ranges
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.config import Negatives
 from trainer.group import Group
+from trainer.methods.astra import Negatives
 from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from schemas.errors import InputError, TableError
 from tests.builders import SmallData, batch_of, build_data, build_negatives
 from tests.laws import assert_equal, assert_every_row_once
-from trainer.config import Negatives
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 
