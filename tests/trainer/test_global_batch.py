@@ -12,7 +12,8 @@ from tests.ranks import on_ranks
 from trainer.group import ALONE, Group, RankLostError
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.step import GlobalBatch, GlobalBatches
+from trainer.negatives.planner import GlobalBatch
+from trainer.step import GlobalBatches
 
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"label_texts": True},

@@ -61,7 +61,10 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     pads, and what it draws though it has it otherwise, are pairs of weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
-    label = drawn.label if hard is None else _with_hard(drawn, torch.where(hard < 0, none, hard))
+    label = drawn.label
+    if hard is not None:
+        places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
+        label = label.scatter(0, places.flatten(), torch.where(hard < 0, none, hard).flatten().to(label.dtype))
     count = len(label)
     number = torch.arange(count, device=label.device, dtype=torch.int32)
     query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
@@ -218,13 +221,6 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     half = torch.where(magnitude < 0x38800000, even, normal)
     half = torch.where(magnitude < 0x7F800000, half, torch.where(magnitude > 0x7F800000, 0x7E00, 0x7C00))
     return raw >> 16 & 0x8000 | half
-
-
-def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
-    """Return the labels of `drawn` with hard negatives [B, H] in their places."""
-    places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
-    label: torch.Tensor = drawn.label.scatter(0, places.flatten(), hard.flatten().to(drawn.label.dtype))
-    return label
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:

@@ -134,9 +134,9 @@ def test_ranks_plan_their_part_of_what_one_plans(
             planner.gather(part, Together(rank, ranks, sent), stop_asked=rank == 1)
             for rank, (planner, part) in enumerate(zip(planners, parts, strict=True))
         ]
-    for planner, (batch, sizes, asked) in zip(planners, gathered, strict=True):
-        assert (sizes, asked) == ([high - low for low, high in cuts], ranks > 1)
-        np.testing.assert_array_equal(batch.rows, whole.rows)
-        (candidates,) = planner.chunks(batch)
+    for planner, batch in zip(planners, gathered, strict=True):
+        assert (batch.sizes, batch.stop_asked) == ([high - low for low, high in cuts], ranks > 1)
+        np.testing.assert_array_equal(batch.whole.rows, whole.rows)
+        (candidates,) = planner.chunks(batch.whole)
         made |= pairs_of(candidates, planner.part[0] if planner.part else 0)
     assert made == pairs_of(expected, 0)
