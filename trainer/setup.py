@@ -32,7 +32,7 @@ from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
-from trainer.refresh.refresher import Refresher
+from trainer.refresh.dump import Refresher
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources

@@ -185,7 +185,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dt
         return values
     raw = values.contiguous().view(torch.int32).to(torch.int64) & _LOW32
     noise = _noise(labels, key, values.shape[1])
-    bits = _bfloat16(raw, noise) if dtype == torch.bfloat16 else _float16(raw, noise)
+    bits = (raw + noise & _LOW32) >> 16 if dtype == torch.bfloat16 else _float16(raw, noise)
     return bits.to(torch.int16).view(dtype)
 
 
@@ -207,10 +207,6 @@ def _noise(labels: torch.Tensor, key: int, columns: int) -> torch.Tensor:
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
     """Shift 64 bits right, zeros from the left."""
     return bits >> by & (1 << 64 - by) - 1
-
-
-def _bfloat16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    return (raw + noise & _LOW32) >> 16
 
 
 def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,9 @@ def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: to
 
     Gradients do not flow through it. `query` and `label` are both int32, or both int64.
     """
-    if x.device != CPU:
-        return _scored_in_blocks(x, w, query, label)
+    if x.device != CPU:  # whose memory is fast, and sampled products wait for it: both sides of some pairs at a time
+        blocks = zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
+        return torch.cat([(x.index_select(0, some) * w.index_select(0, others)).sum(1) for some, others in blocks])
     # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
     starts, shape = starts_of(query, len(x)).to(label.dtype), (len(x), len(w))
     pairs = torch.sparse_csr_tensor(starts, label, x.new_zeros(len(query)), shape, check_invariants=False)
@@ -55,12 +56,3 @@ def sparse_product(
     return torch.nn.functional.embedding_bag(
         column, dense, starts, mode="sum", per_sample_weights=value, include_last_offset=True
     )
-
-
-def _scored_in_blocks(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Gather both sides of _PAIRS pairs at a time: a GPU's memory is fast, and sampled products wait for it."""
-    parts = [
-        (x.index_select(0, some) * w.index_select(0, others)).sum(1)
-        for some, others in zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
-    ]
-    return torch.cat(parts) if parts else x.new_empty(0)

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from schemas import arrow
 from schemas.errors import InputError, TableError
+from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
@@ -23,7 +24,7 @@ from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.prefetch import Opened, Work, by_threads, in_line
 from trainer.stream.processes import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.row_groups import Reading, RowGroups
-from trainer.stream.sources import Source, cluster_sizes, count_clusters
+from trainer.stream.sources import Source, count_clusters
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -115,7 +116,8 @@ class JoinedStream(IterableDataset):
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
         share = self._options.batch // self._options.streams
-        size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(self._sources)))
+        made = (source.table.parameters.get(CLUSTERS, {"size": share}) for source in self._sources)
+        size = self._options.clusters.at(self._epoch, math.gcd(share, *(each["size"] for each in made)))
         clusters = count_clusters(self._sources, size) if size > 1 else None
         return (1, None) if clusters is None else (size, clusters)
 
