@@ -25,11 +25,11 @@ import torch
 
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
-from trainer.config import Recipe
 from trainer.encoders.transformer import TransformerEncoder
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
 from trainer.step import StepContext, take_step

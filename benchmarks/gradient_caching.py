@@ -113,9 +113,9 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
     """Return the bytes that a step adds at its peak, and its seconds."""
-    from trainer.config import Recipe
     from trainer.heads.label_encoder import LabelEncoderHead
     from trainer.heads.queries import SubBatches
+    from trainer.methods.recipe import Recipe
     from trainer.model import Model
     from trainer.negatives.planner import Planner
     from trainer.step import StepContext, take_step

@@ -24,7 +24,7 @@ from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
 from schemas.shard_files.parquet import list_array
 from search.index import set_up
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.export.exported import Serving
 from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
 from trainer.model import Model

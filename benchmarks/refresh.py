@@ -30,7 +30,7 @@ from benchmarks.common.report import report
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
-from trainer.config import read_recipe
+from trainer.config.load import read_recipe
 from trainer.settings.resolve import resolve
 
 Point = dict[str, Any]

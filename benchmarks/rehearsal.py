@@ -34,9 +34,9 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe
 from trainer.group import Group, label_range
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.refresh.dump import dump_is_published
 
 LABELS, QUICK = 1_000_000, 100_000

@@ -21,10 +21,10 @@ import torch
 from benchmarks.common.report import report
 from extremis.miner import start_miner
 from schemas.layout import DataLayout, RunLayout
-from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 from trainer.stream import Batch
 from trainer.tracking import read_metrics

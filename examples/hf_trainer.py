@@ -7,7 +7,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout
-from trainer.config import Negatives
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import JoinedStream, open_sources
 

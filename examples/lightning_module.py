@@ -8,7 +8,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
-from trainer.config import Negatives
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import JoinedStream, open_sources
 

@@ -18,8 +18,8 @@ from schemas.layout import COMPARED, COMPARISON, RunLayout, check_name
 from schemas.owners.place import require_place
 from schemas.storage import join
 from schemas.table import Table
-from trainer.config import Recipe, recipe_names
-from trainer.config.load import applicable_overrides
+from trainer.config.load import applicable_overrides, recipe_names
+from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
 SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")

@@ -13,7 +13,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import load_config
+from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
 from trainer.evaluation.evaluate import Scorer, Scores

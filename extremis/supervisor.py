@@ -17,9 +17,9 @@ from schemas import storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import GRACE, stopping_on_signal
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts, discard_unfinished_tables
 
@@ -52,7 +52,7 @@ def train(
             log.begin()
             keep_command(RunLayout(run))
         interrupts = Interrupts(asked)
-        trainer.interrupt_by(interrupts)
+        trainer.runner.interrupts = interrupts
         state = MetricsState(recipe.order.batch)
         trainer.on_record(state.record)
         recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None

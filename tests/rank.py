@@ -27,7 +27,7 @@ from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.storage import join
-from trainer.config import Recipe
+from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import adopt, follow
 from trainer.stream import JoinedStream, Ranks, open_sources, ranks_of_environment
 

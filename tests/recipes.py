@@ -1,7 +1,7 @@
 """Every recipe by name: those that ship by it, those of papers/ by their path."""
 
 from tests.command import ROOT
-from trainer.config import recipe_names
+from trainer.config.load import recipe_names
 
 OF_PAPERS = {path.stem: str(path) for path in sorted((ROOT / "papers").glob("*/*.toml"))}
 RECIPES = {**{name: name for name in recipe_names()}, **OF_PAPERS}

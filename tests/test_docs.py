@@ -17,7 +17,7 @@ import yaml
 from extremis.cli import cli
 from tests.command import ROOT
 from tests.pages import DOCS, FENCE, blocks, commands
-from trainer.config import recipe_names
+from trainer.config.load import recipe_names
 
 PAGES = sorted(DOCS.glob("*.md"))
 PAPERS = sorted((ROOT / "papers").rglob("*.md"))

@@ -20,7 +20,7 @@ from tests.builders import build_data
 from tests.command import ROOT, Done, environment
 from tests.pages import DOCS, FENCE
 from tests.pipelines.raw import write_tiny
-from trainer.config import load_config
+from trainer.config.load import load_config
 
 PAGE = (DOCS / "extending.md").read_text()
 PACKAGES = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes")

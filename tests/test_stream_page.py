@@ -12,8 +12,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.builders import write_negatives
 from tests.command import ROOT, environment
-from trainer.config import validate
-from trainer.config.load import tomllib
+from trainer.config.load import tomllib, validate
 
 PAGE = (ROOT / "docs" / "stream.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_loop.py"

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from trainer.config import Recipe
 from trainer.config.merging import merge
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 
 

@@ -11,12 +11,13 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
-from trainer.config import ClassifierRecipe
+from trainer.checkpoints.writer import Contents
 from trainer.device import CPU, describe_device
+from trainer.methods.recipe import ClassifierRecipe
 from trainer.negatives.base import Sampled
-from trainer.progress import EpochReport, LossWatch, Progress
-from trainer.refresh import true_ranks
-from trainer.refresh.adoption import Adoption, Interrupts
+from trainer.progress import NEGATIVES, EpochReport, LossWatch, Progress
+from trainer.refresh import hardness, true_ranks
+from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.setup import Parts
@@ -37,7 +38,7 @@ class EpochRunner:
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last that was read
         self._saved = progress.global_step  # of the newest checkpoint; 0: none
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts()  # that end the run after the current step, with a checkpoint, or a wait
 
     @property
     def epochs(self) -> int:
@@ -79,7 +80,9 @@ class EpochRunner:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
                     step = progress.global_step
-                    figures = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
+                    figures = adoption.staleness(step)
+                    if not parts.recipe.clusters:
+                        figures |= hardness.measure(parts.model, parts.group, tables, batch.part)
                     parts.tracker.record("staleness", step + 1, figures)
                     clock.lap("rest")
                 step, every = progress.global_step, parts.recipe.logging.ranks_every
@@ -107,12 +110,15 @@ class EpochRunner:
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch, and the tables joined with it."""
-        self._parts.claim.require()
-        options, progress = self._parts.recipe.train, self.progress
-        epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        interrupts = replace(self.interrupts, check=self._parts.saver.writer.check)
-        return self._parts.refresher.adopt(progress.epoch, epochs, interrupts)
+        """Return rank 0's decision about the epoch, and the tables joined by it. Raises StoppedError while waiting."""
+        parts, options = self._parts, self._parts.recipe.train
+        parts.claim.require()
+        epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
+        interrupts = replace(self.interrupts, check=parts.writer.check)
+        facts = parts.run, parts.recipe, parts.tables, self.progress.epoch
+        decision = adopt(*facts, parts.say, epochs, interrupts) if parts.group.first else None
+        parts.group.barrier()
+        return decision or follow(*facts)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""
@@ -127,8 +133,16 @@ class EpochRunner:
             "stream": stream,
             "seed": parts.recipe.train.seed,
         }
-        parts.saver.save(state, progress.best_step)
-        self._saved = progress.global_step
+        for source in parts.step.sources:
+            source.before_checkpoint()
+        step, head, tensors = progress.global_step, parts.model.head, parts.model.parts()
+        if negatives := parts.step.sources.state():
+            tensors[NEGATIVES] = {name: torch.from_numpy(array) for name, array in negatives.items()}
+        parents = {"data": parts.manifest.digest}
+        parts.writer.save(
+            Contents(step, tensors, head.rows(), head.start, parts.labels, state, parents, progress.best_step)
+        )
+        self._saved = step
 
     def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
         parts, progress = self._parts, self.progress
@@ -178,7 +192,8 @@ class EpochRunner:
             dump.add(result.rows, result.x)
         progress.step = result.step + 1
         progress.global_step += 1
-        parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
+        for source in parts.step.sources:
+            source.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
             rates = {"encoder_lr": recipe.encoder.lr * factor}
             if isinstance(recipe, ClassifierRecipe):
@@ -195,17 +210,12 @@ class EpochRunner:
             if must_stop:
                 self._save_and_stop()
 
-    def _must_stop(self) -> bool:
-        """Tell, the same on every rank, whether to stop."""
-        group, asked = self._parts.group, self.interrupts.stop.is_set()
-        return asked if group.ranks == 1 else bool(group.max(torch.tensor([float(asked)])).item())
-
     def _save_and_stop(self) -> None:
         """End the run here, with a checkpoint of the last step. Raises StoppedError; StorageError."""
         step = self.progress.global_step
         if self._saved != step:
             self.save()
-        self._parts.saver.writer.wait()
+        self._parts.writer.wait()
         kept = f"after step {step:,}, with a checkpoint of it" if step else "before its first step"
         raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Go on with --resume.")
 
@@ -245,7 +255,7 @@ class EpochRunner:
             "table_age": adoption.age,
             "late": adoption.late,
             "device": describe_device(parts.model.device),
-            "seconds_background": round(parts.saver.writer.seconds(), 3),
+            "seconds_background": round(parts.writer.seconds(), 3),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
         parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
@@ -263,7 +273,7 @@ class EpochRunner:
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()
         parts.tracker.sync()
-        if not last and self._must_stop():
+        if not last and any(parts.group.gather_objects(self.interrupts.stop.is_set())):
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 

@@ -18,7 +18,7 @@ from trainer.stream.processes import Ranks
 
 T = TypeVar("T")
 _BACKEND = "extremis_faked"
-_FRAMES = 12  # of the stack, which tell one place from another
+_FRAMES = 13  # of the stack, which tell one place from another
 _BELOW: Any = _distributed_c10d  # its types leave out what a backend is made of
 _ProcessGroup: Any = dist.ProcessGroup
 

@@ -9,8 +9,8 @@ import torch
 
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
-from trainer.config import ClassifierRecipe, Recipe
 from trainer.encoders.base import Size, tensor_bytes
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, ON_HOST

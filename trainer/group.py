@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -165,12 +165,10 @@ class _Joined(Group):
         return self._reduced(tensor, dist.ReduceOp.SUM)
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        with _naming_loss(self):
-            work = dist.all_reduce(tensor, dist.ReduceOp.SUM, self._of, async_op=True)
+        work = self._do(dist.all_reduce, tensor, dist.ReduceOp.SUM, self._of, True)
 
         def wait() -> torch.Tensor:
-            with _naming_loss(self):
-                work.wait()
+            self._do(work.wait)
             return tensor
 
         return wait
@@ -180,8 +178,7 @@ class _Joined(Group):
 
     def _reduced(self, tensor: torch.Tensor, how: Any) -> torch.Tensor:
         whole = tensor.contiguous()  # gloo takes a view for the memory that it begins at
-        with _naming_loss(self):
-            dist.all_reduce(whole, how, self._of)
+        self._do(dist.all_reduce, whole, how, self._of)
         return tensor if whole is tensor else tensor.copy_(whole)
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
@@ -194,8 +191,7 @@ class _Joined(Group):
         # [G, longest, ...]
         gathered = part.new_empty(self.ranks * longest, *part.shape[1:])
         if longest:
-            with _naming_loss(self):
-                _all_gather(gathered, part, self._of)
+            self._do(_all_gather, gathered, part, self._of)
         if min(sizes) == longest:
             return gathered
         return torch.cat([gathered[r * longest : r * longest + size] for r, size in enumerate(sizes)])
@@ -224,11 +220,8 @@ class _Joined(Group):
         sent = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for message in messages for array in message]
         sizes = arriving * row_bytes
         received = torch.empty(int(sizes.sum()), dtype=torch.uint8)
-        leaving = (lengths[0].numpy() * row_bytes).sum(1)
-        with _naming_loss(self):
-            dist.all_to_all_single(
-                received, torch.from_numpy(np.concatenate(sent)), sizes.sum(1).tolist(), leaving.tolist(), self._of
-            )
+        leaving, message = (lengths[0].numpy() * row_bytes).sum(1), torch.from_numpy(np.concatenate(sent))
+        self._do(dist.all_to_all_single, received, message, sizes.sum(1).tolist(), leaving.tolist(), self._of)
         pieces = iter(np.split(received.numpy(), np.cumsum(sizes)[:-1]))
         return [
             [next(pieces).view(array.dtype).reshape(-1, *array.shape[1:]) for array in messages[self.rank]]
@@ -237,30 +230,25 @@ class _Joined(Group):
 
     def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         parts = tensor.new_empty(self.ranks, sizes[self.rank], *tensor.shape[1:])
-        with _naming_loss(self):
-            dist.all_to_all_single(
-                parts.flatten(0, 1), tensor.contiguous(), [sizes[self.rank]] * self.ranks, sizes, self._of
-            )
+        own = [sizes[self.rank]] * self.ranks
+        self._do(dist.all_to_all_single, parts.flatten(0, 1), tensor.contiguous(), own, sizes, self._of)
         return parts.sum(0)
 
     def gather_objects(self, thing: T) -> list[T]:
         objects: list[Any] = [None] * self.ranks
-        with _naming_loss(self):
-            dist.all_gather_object(objects, thing, self._of)
+        self._do(dist.all_gather_object, objects, thing, self._of)
         return objects
 
     def broadcast(self, thing: T) -> T:
         holder = [thing]
-        with _naming_loss(self):
-            dist.broadcast_object_list(holder, 0, self._of)
+        self._do(dist.broadcast_object_list, holder, 0, self._of)
         return holder[0]
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
     def for_another_thread(self) -> Group:
-        with _naming_loss(self):
-            of = dist.new_group(backend=self._backend, timeout=timedelta(seconds=SILENCE_SECONDS))
+        of = self._do(dist.new_group, None, timedelta(seconds=SILENCE_SECONDS), self._backend)
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
     def first_to_report(self) -> bool:
@@ -278,19 +266,17 @@ class _Joined(Group):
         counts: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
         return counts
 
-
-@contextlib.contextmanager
-def _naming_loss(group: Group) -> Iterator[None]:
-    """Turn errors of torch.distributed into RankLostError."""
-    try:
-        with Wait("the other ranks", seconds=SILENCE_SECONDS):
-            yield
-    except RuntimeError as error:
-        raise RankLostError(
-            f"rank {group.rank} of {group.ranks} has lost another rank, which was killed or can no longer be reached "
-            f"({_line(error)}). What it said is above or in its own output; go on with --resume, on as many ranks as "
-            "there are."
-        ) from error
+    def _do(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what an operation of torch.distributed returns. Raises RankLostError in place of its errors."""
+        try:
+            with Wait("the other ranks", seconds=SILENCE_SECONDS):
+                return operation(*arguments)
+        except RuntimeError as error:
+            raise RankLostError(
+                f"rank {self.rank} of {self.ranks} has lost another rank, which was killed or can no longer be reached "
+                f"({_line(error)}). What it said is above or in its own output; go on with --resume, on as many ranks "
+                "as there are."
+            ) from error
 
 
 def _line(error: BaseException) -> str:

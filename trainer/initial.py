@@ -7,7 +7,7 @@ labels then score as those that the run had do, where a vector of the same lengt
 every query.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,12 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from schemas.waits import Say
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.ranking import embed_texts
 from trainer.evaluation.split import retired_labels
 from trainer.inputs import Inputs
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import Model, find_checkpoint, find_earlier
 from trainer.stream import open_queries
 
@@ -66,7 +67,7 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
         head.vectors[start : start + len(z), : z.shape[1]] = z * norm
 
 
-def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable[[str], None]) -> bool:
+def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Take the parameters of the run `train.start_from`, by label id; whether there is one to take.
 
     Vectors of labels that its data had not begin as `train.new_labels` says, those of retired ones at zero. Raises

@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas.layout import DataLayout
 from schemas.table import Table
-from trainer.config import ClassifierRecipe, Recipe
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 MOST_LABELS = 1.25  # labels of a rank, over L/G: its memory
 _EVEN = 1.05  # the most work of a rank over the mean, up to which ranges stay equal in labels

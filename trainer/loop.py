@@ -12,15 +12,17 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.owners.claim import Claim, Unclaimed
 from schemas.table import Table
+from schemas.waits import Say
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, dump_config, load_config, restore_recipe
+from trainer.config.load import dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
+from trainer.methods.recipe import Recipe
 from trainer.model import require_same_data
-from trainer.progress import EpochReport, Progress
-from trainer.refresh.adoption import Interrupts, discard_refreshes
-from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
+from trainer.progress import NEGATIVES, EpochReport, Progress
+from trainer.refresh.adoption import discard_refreshes
+from trainer.setup import Parts, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Listener
 
 
@@ -76,11 +78,17 @@ class Trainer:
             initialise_model(parts)
             progress = Progress()
             if started != recipe:
-                _correct(parts)
+                if group.first:
+                    parts.claim.require()
+                    discard_refreshes(layout)
+                _write_config(parts)
+                group.barrier()
             mix = None
         else:
-            state = parts.saver.load(checkpoint)
-            progress, mix = Progress.of(state["progress"]), state["stream"].get("mix")
+            parts.model.load(checkpoint, optimizer=True)
+            if checkpoint.has(NEGATIVES):
+                parts.step.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
+            progress, mix = Progress.of(checkpoint.state["progress"]), checkpoint.state["stream"].get("mix")
             if started.data != recipe.data:
                 parts.claim.require()
                 _write_config(parts)
@@ -88,17 +96,13 @@ class Trainer:
         parts.tracker.start(progress.global_step)
         return cls(parts, progress, mix)
 
-    def interrupt_by(self, interrupts: Interrupts) -> None:
-        """Let `interrupts` end the run after the current step, with a checkpoint, and its waits for tables."""
-        self.runner.interrupts = interrupts
-
     def on_record(self, listener: Listener) -> None:
         """Also give `listener` whatever is recorded from now on."""
         self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
-        writer, is_finished = self.parts.saver.writer, False
+        writer, is_finished = self.parts.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():
@@ -120,12 +124,3 @@ def _write_config(parts: Parts) -> None:
     if parts.group.first:
         machine = {"threads": torch.get_num_threads()}
         storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from, machine=machine))
-
-
-def _correct(parts: Parts) -> None:
-    """Begin a run that has no checkpoint with another recipe than it was tried with."""
-    if parts.group.first:
-        parts.claim.require()
-        discard_refreshes(parts.run)
-    _write_config(parts)
-    parts.group.barrier()

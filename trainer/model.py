@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 from schemas.table import Table
 from schemas.version import open_whole, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
-from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
+from trainer.config.load import load_config, restore_recipe
 from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
@@ -20,6 +20,7 @@ from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 
 @dataclass

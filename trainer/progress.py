@@ -1,4 +1,4 @@
-"""Progress of a run, its checkpoints, a watch over its loss, and reports of its epochs."""
+"""Progress of a run, a watch over its loss, and reports of its epochs."""
 
 import math
 from collections import deque
@@ -6,12 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
-from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.checkpoints.writer import CheckpointWriter, Contents
-from trainer.model import Model
-from trainer.negatives.base import NegativeSources
 from trainer.refresh.adoption import Adoption
 from trainer.schedule import Budget
 
@@ -60,35 +54,6 @@ class Progress:
     def of(state: Mapping[str, Any]) -> "Progress":
         """Read a `state`."""
         return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
-
-
-@dataclass(frozen=True)
-class Saver:
-    """Saves and loads all that a run goes on from; `digest` is that of its data, `labels` L."""
-
-    writer: CheckpointWriter
-    model: Model
-    sources: NegativeSources
-    digest: str
-    labels: int
-
-    def save(self, state: Mapping[str, Any], best: int | None) -> None:
-        """Begin to write a checkpoint with `state`; that of step `best` outlives newer ones. Raises StorageError."""
-        self.sources.before_checkpoint()
-        parts = self.model.parts()
-        sources = self.sources.state()
-        if sources:
-            parts[NEGATIVES] = {name: torch.from_numpy(array) for name, array in sources.items()}
-        step, head = state["progress"]["global_step"], self.model.head
-        parents = {"data": self.digest}
-        self.writer.save(Contents(step, parts, head.rows(), head.start, self.labels, state, parents, best))
-
-    def load(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Go on from a checkpoint; return its state. Raises TableError."""
-        self.model.load(checkpoint, optimizer=True)
-        if checkpoint.has(NEGATIVES):
-            self.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
-        return checkpoint.state
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ from schemas.owners.claim import Claim
 from schemas.sizes import require_room
 from schemas.table import Table
 from schemas.version import Version
+from schemas.waits import Say
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config import ClassifierRecipe, Recipe, flatten, lost_options
+from trainer.config.load import lost_options
+from trainer.config.merging import flatten
 from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
@@ -26,11 +28,11 @@ from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.label_ranges import label_bounds
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
-from trainer.negatives.base import NegativeSources, SourceContext
+from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
-from trainer.progress import Saver
-from trainer.refresh.refresher import Refresher
+from trainer.refresh.dump import Refresher
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources
@@ -38,7 +40,6 @@ from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
-Say = Callable[[str], None]
 # Options of a run that may be others when it goes on: they say where, not what.
 _WHERE = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}
 
@@ -61,7 +62,7 @@ class Parts:
     step: StepContext
     refresher: Refresher
     validator: Validator
-    saver: Saver
+    writer: CheckpointWriter
     tracker: Tracker | NoTracker
 
     @property
@@ -99,17 +100,18 @@ def set_up(
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
     planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
-    plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
+    plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
     # With several ranks each plans for the global batch, which a stream does not have.
     stream = open_stream(recipe, tables, facts.labels, group, planner if plans_ahead and group.ranks == 1 else None)
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
-    clock, to_notify = Clock(), sources.to_notify
+    clock, to_notify = Clock(), [each for each in sources if type(each).touch is not NegativeSource.touch]
 
     def before_change(candidates: Candidates) -> None:
-        if writer.copies_rows:
-            writer.before_change(candidates.touched)
-        for source in to_notify:
-            source.touch(candidates.touched)
+        if writer.copies_rows or to_notify:
+            rows = candidates.touched
+            writer.before_change(rows)
+            for source in to_notify:
+                source.touch(rows)
 
     queries = open_queries(recipe, model, group, clock)
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
@@ -127,9 +129,9 @@ def set_up(
         stream=stream,
         batches=batches,
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        refresher=Refresher(run, recipe, tables, group, say, claim, writer),
+        refresher=Refresher(run, recipe, group, claim, writer),
         validator=validator,
-        saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
+        writer=writer,
         tracker=tracker,
     )
 
@@ -213,9 +215,10 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
-    if opened.stateful and group.ranks > 1:
+    stateful = [source.name for source in opened if source.stateful]
+    if stateful and group.ranks > 1:
         raise InputError(
-            f"negatives.{opened.stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
+            f"negatives.{stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
             "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
         )
     return opened

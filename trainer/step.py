@@ -21,32 +21,12 @@ from trainer.heads.base import BeforeChange, HeadStep
 from trainer.heads.queries import QueryEmbeddings
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
-from trainer.negatives.planner import Planner
+from trainer.negatives.planner import GlobalBatch, Planner
 from trainer.stream import Batch, JoinedStream
 
 _BATCHES_AHEAD = 1  # beyond those that threads plan
 # Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
 StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
-
-
-@dataclass(frozen=True)
-class GlobalBatch:
-    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
-
-    `whole` has the row ids of all parts, those of their positives and hard negatives that this rank plans for, and
-    candidates where it is planned already. `stop_asked`: a rank was asked to stop before the batch was
-    gathered.
-    """
-
-    part: Batch
-    whole: Batch
-    sizes: list[int]
-    stop_asked: bool = False
-
-
-def gather_batch(part: Batch, planner: Planner, group: Group, stop_asked: bool = False) -> GlobalBatch:
-    """Gather the batch of which `part` is this rank's. Raises RankLostError."""
-    return GlobalBatch(part, *planner.gather(part, group, stop_asked))
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ class GlobalBatches:
             yield from self._prefetch()
         else:
             for part in self.stream:
-                yield gather_batch(part, self.planner, self.group, self.is_stop_asked())
+                yield self.planner.gather(part, self.group, self.is_stop_asked())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
         # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
@@ -85,7 +65,7 @@ class GlobalBatches:
                 part = next(parts, None)
                 if part is None:
                     return None
-                gathered = gather_batch(part, self.planner, self.group, self.is_stop_asked())
+                gathered = self.planner.gather(part, self.group, self.is_stop_asked())
                 return planners.submit(self._plan, gathered)
 
             pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
@@ -158,7 +138,7 @@ def take_step(
     still to be summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
     model, group, clock = context.model, context.group, context.clock
-    gathered = batch if isinstance(batch, GlobalBatch) else gather_batch(batch, context.planner, group)
+    gathered = batch if isinstance(batch, GlobalBatch) else context.planner.gather(batch, group)
     clock.lap("gather")
     everyone, sizes = gathered.whole, gathered.sizes
     first = sum(sizes[: group.rank])

@@ -214,7 +214,7 @@ def _batches(world: Any, threads: int, pool: str) -> Iterator[Any]:
 
 
 def _planner(labels: int, pool: str, random: int, hard: int, **more: Any) -> Any:
-    options = _of("trainer.config:Negatives")(random=random, hard=hard, pool=pool)
+    options = _of("trainer.methods.astra:Negatives", "trainer.config:Negatives")(random=random, hard=hard, pool=pool)
     return _of("trainer.negatives.planner:Planner", "trainer.candidates:Planner")(options, labels, 0, **more)
 
 

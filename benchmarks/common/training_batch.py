@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.common.joined_tables import LABELS, World
 from schemas.ragged import Ragged
-from trainer.config import Negatives
 from trainer.inputs import Inputs
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch
 from trainer.stream.transfer import as_tensor
@@ -50,7 +50,7 @@ def ready(batch: Batch) -> Ready:
         "positives": batch.positives,
         "positive_offsets": batch.positive_offsets,
         "hard": batch.hard,
-        **{name: getattr(candidates, name) for name in candidates.__dataclass_fields__},
+        **candidates._asdict(),
     }
     return {name: as_tensor(array) for name, array in arrays.items() if array is not None}
 

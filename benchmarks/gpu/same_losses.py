@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.random_queries import random_batch
-from trainer.config import Recipe
 from trainer.device import CPU
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
 from trainer.step import Clock, StepContext, take_step

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.gpu.random_queries import HARD, RANDOM, plan, random_batch
 from benchmarks.gpu.timing import milliseconds, wait_for
-from trainer.config import Recipe
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.base import MOST_FRESH, NegativeSources, SourceContext
 from trainer.negatives.indexes import FreshIndex

@@ -23,10 +23,10 @@ from schemas.owners.claim import Claim, claimed
 from schemas.owners.place import require_place
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
-from trainer.config import Recipe, load_config, restore_recipe
-from trainer.config.load import applicable_overrides
+from trainer.config.load import applicable_overrides, load_config, restore_recipe
 from trainer.device import open_device
 from trainer.evaluation.fitting import MISSED, FitOptions, describe_weights, fit_ranker, fit_weights
+from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import Resolved, facts_of, resolve
 from trainer.stream import ranks_of_environment
 

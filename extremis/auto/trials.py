@@ -26,9 +26,9 @@ from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
 from schemas.table import PARTS, Table
 from schemas.version import VERSION
-from trainer.config import Recipe
 from trainer.config.load import applicable_overrides
 from trainer.evaluation.metrics import half_interval
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve

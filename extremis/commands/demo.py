@@ -41,7 +41,7 @@ def demo(
     from schemas import storage
     from schemas.owners.place import require_place
     from schemas.storage import join
-    from trainer.config import load_recipe
+    from trainer.config.load import load_recipe
 
     source, overrides = fspath(recipe), changes(set)
     data, run = join(fspath(folder), "data"), join(fspath(folder), "run")

@@ -93,7 +93,7 @@ def plan(
     options = locals()
     from extremis.planning import plan as planning
     from schemas.sizes import parse_bytes
-    from trainer.config import load_recipe
+    from trainer.config.load import load_recipe
 
     source, data = fspath(recipe), None if data is None else fspath(data)
     keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}

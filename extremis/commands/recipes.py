@@ -56,7 +56,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 
     from schemas import storage
     from schemas.owners.place import require_file
-    from trainer.config import read_recipe
+    from trainer.config.load import read_recipe
 
     stated = read_recipe(recipe, overrides, light=True)
     text = tomli_w.dumps(stated)
@@ -70,7 +70,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
 
 
 def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    from trainer.config import check_keys, load_recipe
+    from trainer.config.load import check_keys, load_recipe
 
     check_keys(recipe, overrides)
     body = load_recipe(recipe, overrides).model_dump(mode="json")
@@ -79,8 +79,7 @@ def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _list() -> dict[str, Any]:
-    from trainer.config import read_recipe, recipe_names
-    from trainer.config.load import BY_TRIALS
+    from trainer.config.load import BY_TRIALS, read_recipe, recipe_names
 
     by_name = {name: read_recipe(name, light=True) for name in recipe_names()}
     rows = [[BY_TRIALS, *["by trials"] * 2, *[""] * 3]]

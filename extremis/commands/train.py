@@ -81,7 +81,7 @@ def train_recipe(
 
     `beam_options`: of the miner beside; None: no miner.
     """
-    from trainer.config import check_keys
+    from trainer.config.load import check_keys
 
     check_keys(source, overrides)  # a typo is told before PyTorch is loaded
 

@@ -15,7 +15,7 @@ from schemas.manifest import Manifest, is_published, names_manifest
 from schemas.storage import join
 from schemas.table import Table
 from schemas.version import Version
-from trainer.config import flatten
+from trainer.config.merging import flatten
 
 DEPTH = 4  # levels of folders that are searched
 FOLDERS = 10_000  # most folders that are searched

@@ -17,8 +17,8 @@ from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
-from trainer.config import Recipe
 from trainer.footprint import label_bytes, parameter_bytes
+from trainer.methods.recipe import Recipe
 from trainer.model import has_bias
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD

@@ -10,9 +10,9 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
-from trainer.config import Recipe
 from trainer.config.load import read_recipe
 from trainer.config.merging import left_to_data
+from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Facts
 from trainer.settings.facts import HEAPS, measure
 from trainer.settings.resolve import Resolved, derive

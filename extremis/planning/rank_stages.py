@@ -21,11 +21,12 @@ from schemas.processes import peak_bytes
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, dump_config
+from trainer.config.load import dump_config
 from trainer.device import open_device
 from trainer.faked_ranks import FakedRanks, Operators
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.methods.tables import LEAD
 from trainer.refresh.dump import dump_is_published
 from trainer.setup import initialise_model, open_stream, set_up
@@ -154,7 +155,7 @@ class _Rank:
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
-                trainer.parts.saver.writer.wait()
+                trainer.parts.writer.wait()
                 saved = time.perf_counter() - times[-1]
                 raise _EnoughError
 

@@ -18,7 +18,8 @@ from schemas.secrets import redact
 from schemas.storage import join
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
-from trainer.config import flatten, load_config
+from trainer.config.load import load_config
+from trainer.config.merging import flatten
 from trainer.evaluation.fusion_files import KIND, scores_of
 from trainer.model import trained_digest
 from trainer.tracking import read_metrics

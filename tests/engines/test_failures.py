@@ -113,7 +113,12 @@ def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     """Flink says so before a job begins, where its address is known, and after it otherwise; no job is left."""
     flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no free slot for the job: ", " of 2 slots are free on 2 TaskManagers, 7 are needed", "Lower the parallelism")
+    refused(
+        done,
+        "no free slot for the job: ",
+        " of 2 slots are free on 2 TaskManagers, 7 are needed",
+        "Lower the parallelism",
+    )
     flags = [flag for flag in flags if not flag.startswith("--flink_master")]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no free slot", "--parallelism")

@@ -14,7 +14,7 @@ from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
-from trainer.config import recipe_names
+from trainer.config.load import recipe_names
 from trainer.evaluation.baselines import measure_popularity
 from trainer.methods.sections import Data
 

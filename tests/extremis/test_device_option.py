@@ -8,7 +8,7 @@ import torch
 from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.command import call, refused, sets
-from trainer.config import load_config
+from trainer.config.load import load_config
 from trainer.device import open_device
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")

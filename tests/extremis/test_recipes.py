@@ -11,8 +11,8 @@ from schemas.errors import InputError
 from tests.command import call, refused
 from tests.pages import DOCS
 from tests.recipes import RECIPES
-from trainer.config import check_keys, load_recipe, read_recipe
 from trainer.config.keys_page import page
+from trainer.config.load import check_keys, load_recipe, read_recipe
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,7 +17,7 @@ from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initial import begin_with_run

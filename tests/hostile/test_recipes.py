@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.options import Options
 from tests.hostile.outcome import check_message, listing, run
-from trainer.config import Recipe, load_recipe
+from trainer.config.load import load_recipe
+from trainer.methods.recipe import Recipe
 
 VALUES = ["inf", "-inf", "nan", "-1", "1e30", "10" * 20, "1" * 5000, '"text"', "[]", "{}", "[[1]]", "true", '"\\u0000"']
 DEEP = "[" * 20_000

@@ -15,9 +15,10 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, silent, train, with_sections
-from trainer.config import Recipe, load_recipe
+from trainer.config.load import load_recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 
 DEXML: dict[str, Any] = {

@@ -14,8 +14,9 @@ from schemas.manifest import open_manifest
 from tests import training
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, load_config
+from trainer.config.load import load_config
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 
 RECIPE = {
@@ -44,7 +45,7 @@ def train(
 
     def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
-            trainer.parts.saver.writer.wait()  # the dump, which is written while training goes on
+            trainer.parts.writer.wait()  # the dump, which is written while training goes on
             mine(data, run, options=MineOptions())
         if report.epoch >= 2:
             assert report.adoption.table_epoch == 2

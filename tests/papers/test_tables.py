@@ -16,9 +16,9 @@ from schemas.manifest import open_manifest
 from tests.command import call
 from tests.pipelines.raw import write_tiny
 from tests.recipes import OF_PAPERS
-from trainer.config import Recipe
 from trainer.config.load import OF_PAPERS as TOLD
 from trainer.methods.astra import Negatives
+from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
 PAPERS = {"astra": ASTRA, "dexml": DEXML, "lns": LNS, "mips_s": MIPS_S}

@@ -13,7 +13,7 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import validate
+from trainer.config.load import validate
 from trainer.loop import Trainer
 from trainer.model import load_model
 
@@ -135,7 +135,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     other = str(tmp_path / "run")
     trainer = Trainer.start(small.layout.root, other, wild, lambda line: None)
     trainer.runner.save()
-    trainer.parts.saver.writer.wait()
+    trainer.parts.writer.wait()
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*float16 does not hold\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)

@@ -5,16 +5,15 @@ through has left no tensor on the host, and waits for no device.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.config import Recipe
 from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
+from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.indexes import FreshIndex
@@ -36,7 +35,6 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass
 class HostSources(NegativeSources):
     """Sources that search on the host, over vectors of their own there: they see other embeddings than the step's."""
 
@@ -72,8 +70,8 @@ def step_on_meta(
             host_queries.embed(batch, 0)
         queries._x, queries._encoded = host_queries._x, host_queries._encoded
     sources = open_sources_of_negatives(recipe, model, group)
-    if not all(isinstance(source, FreshIndex) and source._on_device for source in sources.sources):
-        sources = HostSources(open_sources_of_negatives(recipe, host, group).sources)
+    if not all(isinstance(source, FreshIndex) and source._on_device for source in sources):
+        sources = HostSources(open_sources_of_negatives(recipe, host, group))
     context = StepContext(model, planner, queries, group, sources, clock, clip=1.0)
     change(context)
     with OneDevice():

@@ -15,8 +15,9 @@ from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import Killed, silent, train, with_sections
 from trainer import epoch as epoch_module
-from trainer.config import Recipe, load_recipe
+from trainer.config.load import load_recipe
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import Progress
 from trainer.schedule import Budget, epochs_that_fit
 from trainer.tracking import read_metrics

@@ -11,9 +11,10 @@ from tests.builders import build_data
 from tests.command import call, refused, sets
 from tests.ranks import on_ranks
 from trainer import footprint
-from trainer.config import Recipe, load_config
+from trainer.config.load import load_config
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 
 CHOICES = sets("train.epochs=1", "logging.tensorboard=false", "refresh.start=3", "order.batch=128")
 

@@ -18,9 +18,9 @@ from tests.builders import SmallData, build_data
 from tests.pipelines.test_cluster import cluster_ids, embed_queries
 from tests.ranks import on_ranks
 from tests.training import Killed, silent, train, with_sections
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.schedule import ClusterSchedule
 from trainer.stream import JoinedStream, open_sources
 

@@ -11,10 +11,18 @@ import pytest
 from schemas import storage
 from schemas.errors import InputError
 from tests.recipes import RECIPES
-from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
-from trainer.config.load import read_recipe
+from trainer.config.load import (
+    dump_config,
+    load_config,
+    load_recipe,
+    read_recipe,
+    recipe_names,
+    restore_recipe,
+    validate,
+)
 from trainer.config.merging import left_to_data
 from trainer.methods.earlier import REMOVED
+from trainer.methods.recipe import Recipe
 
 
 def toml(folder: Path, text: str) -> str:

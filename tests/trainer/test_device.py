@@ -1,7 +1,7 @@
 import numpy as np
 
 from tests.builders import build_data
-from trainer.config import validate
+from trainer.config.load import validate
 from trainer.loop import Trainer
 
 SMALLEST = np.float64(5e-324)

@@ -9,10 +9,11 @@ import pytest
 
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.group import ALONE, Group, RankLostError
 from trainer.loop import Trainer
-from trainer.step import GlobalBatch, GlobalBatches
+from trainer.methods.recipe import Recipe
+from trainer.negatives.planner import GlobalBatch
+from trainer.step import GlobalBatches
 
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"label_texts": True},
@@ -41,8 +42,7 @@ def open_batches(group: Group, data: str, run: str, pool: str) -> GlobalBatches:
 def taken_by_a_step(batch: GlobalBatch) -> tuple[Any, ...]:
     """Return all that a step takes from the batch, to be compared."""
     part, whole = batch.part, batch.whole
-    candidates = whole.candidates and dataclasses.astuple(whole.candidates)
-    arrays = (part.rows, whole.rows, whole.positives, whole.positive_offsets, *(candidates or ()))
+    arrays = (part.rows, whole.rows, whole.positives, whole.positive_offsets, *(whole.candidates or ()))
     return (whole.epoch, whole.step, batch.sizes, *(array.tolist() for array in arrays if array is not None))
 
 

@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.config import Recipe
 from trainer.heads.classifier import Classifier
 from trainer.initial import begin_at_texts
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 
 SECTIONS: dict[str, Any] = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import trainer.label_ranges
 from tests.builders import build_data
-from trainer.config import Recipe
 from trainer.label_ranges import MOST_LABELS, balanced_bounds, cumulated, label_bounds
+from trainer.methods.recipe import Recipe
 
 frequencies = st.lists(st.sampled_from([0, 1, 1, 2, 5, 40, 1000]), min_size=1, max_size=60).map(
     lambda values: np.array(values, np.int64)

@@ -19,9 +19,9 @@ from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
 from trainer.rows.threads import set_threads

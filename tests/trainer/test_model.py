@@ -12,7 +12,8 @@ from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from trainer.checkpoints.writer import CheckpointWriter, Contents
-from trainer.config import Recipe, dump_config
+from trainer.config.load import dump_config
+from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, load_model
 
 RECIPE = Recipe.model_validate(

@@ -13,9 +13,10 @@ from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import assert_resumes, silent, train, with_sections
-from trainer.config import Recipe, load_recipe
+from trainer.config.load import load_recipe
 from trainer.heads.queries import FrozenQueries
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.stream import Batch, open_sources
 

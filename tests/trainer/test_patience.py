@@ -16,9 +16,9 @@ from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
 from tests.training import assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.tracking import read_metrics
 
 EPOCHS = 12

@@ -27,9 +27,9 @@ from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
 from tests.training import with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
 from trainer.tracking import read_metrics
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.builders import build_data
-from trainer.config import validate
+from trainer.config.load import validate
 from trainer.encoders.base import clip_gradients
 from trainer.loop import Trainer
 

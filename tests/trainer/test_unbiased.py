@@ -9,7 +9,6 @@ must fail when draws that hit a positive are left in, so it has the power to see
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
 from trainer.negatives.candidates import own_pool, shared_pool
 from trainer.negatives.draws import RandomPool, draw_hard
-from trainer.negatives.merge import Merged, merge
+from trainer.negatives.merge import merge
 from trainer.stream.batch import Candidates
 
 DRAWS = 600
@@ -72,7 +71,7 @@ def flat(gradients: Gradients) -> np.ndarray:
 
 def merged_apart(
     positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: Ragged, weight: float
-) -> Merged:
+) -> Candidates:
     """Merge so that draws meet no positive and no hard negative."""
     far = 1000
     merged = merge(positives, offsets, hard, draws._replace(values=draws.values + far), weight)
@@ -105,7 +104,7 @@ def test_the_check_sees_positives_that_are_left_in_the_draws(form: str, monkeypa
     else:
         none = np.empty(0, np.int64)
         right = case.candidates
-        case.candidates = lambda step: replace(right(step), masked_query=none, masked_pool=none)  # type: ignore[method-assign]
+        case.candidates = lambda step: right(step)._replace(masked_query=none, masked_pool=none)  # type: ignore[method-assign]
     assert errors_off(case.estimates(DRAWS), case.full()) > 2 * ERRORS
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from schemas.options import Options
-from trainer.config import Recipe
 from trainer.config.merging import section_of
 from trainer.methods.kinds import KindSection, OneOfKinds
+from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Classifier
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

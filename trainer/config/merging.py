@@ -116,10 +116,8 @@ def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
     for body in bodies:
         for key, value in body.items():
             if isinstance(value, dict):
-                below = merged.get(key)
-                merged[key] = _merged([below, value] if isinstance(below, dict) else [value])
-            else:
-                merged[key] = value
+                value = _merged([*([merged[key]] if isinstance(merged.get(key), dict) else []), value])
+            merged[key] = value
     return merged
 
 

@@ -16,7 +16,6 @@ from schemas.ragged import Ragged, widened
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, best_step
-from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scored, Scorers, Weights
@@ -30,6 +29,7 @@ from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
+from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
 
 

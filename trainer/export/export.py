@@ -24,7 +24,6 @@ from schemas.table import Table
 from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.encoders import Encoder
 from trainer.evaluation.fusion import Fused, Scorers
@@ -37,6 +36,7 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.inputs import scored_columns
+from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 

@@ -19,7 +19,7 @@ from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.version import follow, require_needed
-from trainer.config import Recipe, restore_recipe
+from trainer.config.load import restore_recipe
 from trainer.device import CPU
 from trainer.evaluation.fusion import Fused, Scorers, Weights
 from trainer.evaluation.memory import Memory
@@ -29,6 +29,7 @@ from trainer.export.files import Files
 from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.rows.threads import set_threads
 

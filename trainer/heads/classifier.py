@@ -1,17 +1,16 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
-from trainer.config import ClassifierRecipe, Recipe
 from trainer.device import CPU, torch_generator
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.losses import Loss, binary_cross_entropy
 from trainer.losses.binary import binary_step
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
@@ -51,10 +50,8 @@ class Classifier(Head):
         weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
         _initialise(weight, config, labels, self.start, seed)
         optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
-        place: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
-        self.matrix = (
-            HostMatrix(weight, optimizer, device, **place) if on_host else RowMatrix(weight, optimizer, **place)
-        )
+        rows = RowMatrix(weight, optimizer, first=self.start, seed=seed, storage=config.storage)
+        self.matrix = HostMatrix(rows, device) if on_host else rows
 
     @property
     def vectors(self) -> torch.Tensor:

@@ -10,13 +10,13 @@ from schemas.layout import DataLayout
 from schemas.mapped import ScratchRows
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
+from trainer.methods.recipe import Recipe
 from trainer.negatives.candidates import every_query_with, labels_of
 from trainer.negatives.merge import Rows
 from trainer.stream.batch import Batch

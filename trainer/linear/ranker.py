@@ -20,6 +20,7 @@ from trainer.encoders.features import count_words, inverse_document_frequency, n
 from trainer.inputs import Inputs
 from trainer.linear.solver import best_labels, fit_labels
 from trainer.methods.sections import Data
+from trainer.rows.kernels import by_row
 from trainer.stream import open_queries
 
 FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second without rows that were held out
@@ -131,12 +132,11 @@ class LinearRanker:
         """
         words = RowFeatures.of(points.rows, vocabulary, queries)
         x, features = words.weigh(points.rows), len(words.seen)
-        order, offsets = _by_column(x.ids, features)
-        columns = SparseRows(x.row_of()[order].astype(np.int32), x.values[order], offsets)
-        order, offsets = _by_column(points.labels.entries, labels)
-        of_label = Ragged(points.labels.row_of()[order], offsets)
+        columns = SparseRows(*by_row(x.ids, x.row_of().astype(np.int32), x.values, features))
+        owners = points.labels.row_of()
+        of_label, _, offsets = by_row(points.labels.entries, owners, owners, labels)
         smallest = _SMALLEST / np.sqrt(max(1.0, len(x.ids) / x.rows))
-        weights = fit_labels(x, features, columns, of_label, smallest, seconds)
+        weights = fit_labels(x, features, columns, Ragged(of_label, offsets), smallest, seconds)
         return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,8 +216,3 @@ def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator
         if count < group.num_rows:
             return
         left -= int(ends[-1]) if count else 0
-
-
-def _by_column(ids: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of entries in the order of their ids, and the offsets [`columns` + 1] of each id."""
-    return np.argsort(ids, kind="stable"), offsets_of(np.bincount(ids, minlength=columns))

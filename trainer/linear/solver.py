@@ -12,8 +12,9 @@ import time
 import numba
 import numpy as np
 
-from schemas.ragged import Ragged, SparseRows, offsets_of
+from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import Purpose, generator
+from trainer.rows.kernels import by_row
 from trainer.rows.threads import in_parts
 
 COST = 1.0  # C
@@ -192,9 +193,7 @@ def fit_labels(
         if (time.perf_counter() - began) * points.rows / some > seconds:
             return None
     kept, weights, counts = map(np.concatenate, zip(*in_parts(fit, points.rows, alone=2), strict=True))
-    by_feature = np.argsort(kept, kind="stable")
-    labels = np.repeat(order, counts)[by_feature].astype(np.int32)
-    return SparseRows(labels, weights[by_feature], offsets_of(np.bincount(kept, minlength=features)))
+    return SparseRows(*by_row(kept, np.repeat(order, counts).astype(np.int32), weights, features))
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,11 +35,8 @@ class Scores:
         self._weighted = bool((candidates.pool_weight != 1).any())
         order = np.argsort(candidates.masked_pool, kind="stable")
         self._masked_places = candidates.masked_pool[order]
-        ordered = replace(
-            candidates,
-            ids=candidates.ids[:0],
-            masked_query=candidates.masked_query[order],
-            masked_pool=self._masked_places,
+        ordered = candidates._replace(
+            ids=candidates.ids[:0], masked_query=candidates.masked_query[order], masked_pool=self._masked_places
         )
         sent = send(ordered, x.device)
         self.query, self.label, self.positive = sent.pair_query, sent.pair_label, sent.pair_positive

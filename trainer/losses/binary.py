@@ -87,7 +87,7 @@ def _step_on_device(
     """Do the same where nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
     made, operations, drawn = rows.begin(candidates.ids, lr, step), operations_of(rows.device), candidates.drawn
     if drawn is None:
-        sent = send(replace(candidates, ids=made.places), rows.device)
+        sent = send(candidates._replace(ids=made.places), rows.device)
         ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
     elif len(drawn.label):
         ids, pairs = merge_labels(send(replace(drawn, hard=None), rows.device), drawn.hard)
@@ -101,7 +101,7 @@ def _step_on_device(
         pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
         loss = loss + pool_loss
         on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
-    operations.update_rows(made.updated, made.rule, ids, on_pool, pairs, slopes, x)
+    operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, made, lr, step)
     return loss * scale, on_x
 

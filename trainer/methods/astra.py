@@ -232,13 +232,13 @@ class OwnIndex(Refresh):
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
         """Open the index of a rank's labels, which finds `width` of them for each query."""
-        from trainer.negatives.indexes import CopiedIndex, FreshIndex, IndexOptions
+        from trainer.negatives.indexes import CopiedIndex, FreshIndex
 
         labels = context.vectors.stop - context.vectors.start
         few = max(context.group.gather_objects(labels)) <= MOST_FRESH  # alike on all ranks
         if self.index == FRESH or (self.index == "auto" and few):
             return FreshIndex(width, self.start, context)
-        return CopiedIndex(IndexOptions(self.index, self.every_steps, self.rebuild_steps, width, self.start), context)
+        return CopiedIndex(width, self.start, context, self.index, self.every_steps, self.rebuild_steps)
 
     @model_validator(mode="after")
     def _check_steps(self) -> OwnIndex:

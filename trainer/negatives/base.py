@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from schemas.options import Options
@@ -121,48 +121,25 @@ def used_sections(options: Options) -> list[SourceSection]:
     return [section for section in sections if isinstance(section, SourceSection) and section.hard]
 
 
-@dataclass
-class NegativeSources:
-    """All sources of a run that need embeddings, asked and kept up together."""
-
-    sources: list[NegativeSource] = field(default_factory=list)
-
-    @property
-    def stateful(self) -> list[str]:
-        """Names of the sources that a checkpoint has to keep."""
-        return [source.name for source in self.sources if source.stateful]
+class NegativeSources(list[NegativeSource]):
+    """All sources of a run that need embeddings."""
 
     def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
         """Return what each source that serves the batch's epoch finds for it; x [B, D]."""
-        serving = (source for source in self.sources if batch.epoch >= source.first_epoch)
+        serving = (source for source in self if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
-
-    @property
-    def to_notify(self) -> list[NegativeSource]:
-        """The sources that are told which vectors are updated: those with a `touch` of their own."""
-        return [source for source in self.sources if type(source).touch is not NegativeSource.touch]
-
-    def after_step(self, global_step: int, epoch: int, step: int) -> None:
-        """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
-        for source in self.sources:
-            source.after_step(global_step, epoch, step)
-
-    def before_checkpoint(self) -> None:
-        """Drop what a run that is resumed from the checkpoint will not have."""
-        for source in self.sources:
-            source.before_checkpoint()
 
     def figures(self) -> dict[str, float]:
         """Return figures of all sources about the last step."""
-        return {name: value for source in self.sources for name, value in source.figures().items()}
+        return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:
         """Return the state of every source by its name; empty before the first was asked."""
-        return {f"{s.name}.{name}": array for s in self.sources for name, array in s.state().items()}
+        return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:
         """Go on from a `state`. Raises ValueError where it is of other sources."""
-        for source in self.sources:
+        for source in self:
             prefix = f"{source.name}."
             own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             if own:

@@ -26,54 +26,36 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
     return np.concatenate([hard, others], axis=1)
 
 
-def shared_pool(
-    batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray, positive_weight: np.ndarray | None = None
-) -> Candidates:
+def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
     P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are masked in
-    its pool. `positive_weight` [L], where given, weights the positives.
+    its pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
-    candidates = Candidates(*merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar))
+    candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
     if isinstance(weight, np.ndarray):
         candidates.pool_weight[:] *= weight[candidates.ids[: len(candidates.pool_weight)]]
-    if positive_weight is not None:
-        candidates.pair_weight[candidates.pair_positive] = positive_weight[batch.positives]
     return candidates
 
 
-def own_pool(
-    batch: Batch,
-    hard: Rows,
-    pool: np.ndarray | Ragged,
-    weight: float | np.ndarray,
-    positive_weight: np.ndarray | None = None,
-) -> Candidates:
+def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
     """Build candidates with a random pool for each query: `pool`, [B, k_r] or rows of draws with replacement, -1 pads.
 
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
-    if isinstance(weight, np.ndarray):
-        pairs = merge(*rows, weight_of_others=0.0)
-        weights = np.where(pairs.weight > 0, pairs.weight * weight[pairs.ids[pairs.place]], 1).astype(np.float32)
-        pairs = pairs._replace(weight=weights)
-    else:
-        pairs = merge(*rows, weight)
-    if positive_weight is not None:
-        pairs.weight[pairs.positive] = positive_weight[batch.positives]
-    return Candidates(*pairs)
+    if not isinstance(weight, np.ndarray):
+        return merge(*rows, weight)
+    pairs = merge(*rows, weight_of_others=0.0)
+    weights = np.where(pairs.pair_weight > 0, pairs.pair_weight * weight[pairs.ids[pairs.pair_label]], 1)
+    return pairs._replace(pair_weight=weights.astype(np.float32))
 
 
 def drawn_labels(
-    batch: Batch,
-    hard: Rows | torch.Tensor,
-    pool: np.ndarray | Ragged,
-    weight: float | np.ndarray,
-    positive_weight: np.ndarray | None = None,
+    batch: Batch, hard: Rows | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
 ) -> Candidates:
     """Build the candidates of `own_pool` for a device that merges them itself; `hard` may be there already."""
     late = hard if isinstance(hard, torch.Tensor) else None
@@ -82,12 +64,19 @@ def drawn_labels(
     labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, scalar, with_pads=late is not None)
     if isinstance(weight, np.ndarray):
         labels.weight[labels.draw] = weight[labels.label[labels.draw]]
-    if positive_weight is not None:
-        labels.weight[labels.positive] = positive_weight[batch.positives]
     hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
     drawn = replace(labels, hard=late, hard_starts=hard_starts)
-    none, weights = np.empty(0, np.int64), np.empty(0, np.float32)
-    return Candidates(none, none, none, np.empty(0, bool), weights, weights, none, none, drawn)
+    none = np.empty(0, np.int64)
+    return Candidates(none, none, none, np.empty(0, bool), np.empty(0, np.float32), drawn=drawn)
+
+
+def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | None) -> Candidates:
+    """Let each positive of the batch count as the `weight` [L] of its label says; None: 1."""
+    if weight is not None and candidates.drawn is not None:
+        candidates.drawn.weight[candidates.drawn.positive] = weight[batch.positives]
+    elif weight is not None:
+        candidates.pair_weight[candidates.pair_positive] = weight[batch.positives]
+    return candidates
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:

@@ -12,7 +12,7 @@ the greatest maxima: no others can hold one of them.
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from schemas import PAD
 from schemas.ragged import Ragged
 from search.candidates import best, merge, pack, unpack
-from search.factory import AUTO, EXACT
+from search.factory import AUTO
 from trainer.group import Group
 from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext
 from trainer.negatives.candidates import within
@@ -40,25 +40,18 @@ _CHUNK = 1 << 14  # labels scored at a time: their vectors stay in a cache
 _QUERIES = 512  # whose scores are held at a time
 
 
-@dataclass(frozen=True)
-class IndexOptions:
-    """`kind`: a recipe's `refresh.index`. Made anew every `every` steps, used `lag` steps after; K = `width`."""
-
-    kind: str = EXACT
-    every: int = 1000
-    lag: int = 0
-    width: int = 1
-    first_epoch: int = 0
-
-
 class CopiedIndex(NegativeSource):
-    """The index of a rank's labels, built when it is first asked."""
+    """The index of a rank's labels, which finds `width` of them for a query, built when it is first asked.
+
+    `kind`: a recipe's `refresh.index`. It is made anew every `every` steps, and used `lag` steps after.
+    """
 
     name = "in-trainer"
 
-    def __init__(self, options: IndexOptions, context: SourceContext) -> None:
-        self._options, self._vectors, self._group = options, context.vectors, context.group
-        self._seed, self.first_epoch = context.seed, options.first_epoch
+    def __init__(self, width: int, first_epoch: int, context: SourceContext, kind: str, every: int, lag: int) -> None:
+        self._vectors, self._group, self._seed = context.vectors, context.group, context.seed
+        self._width, self.first_epoch = width, first_epoch
+        self._kind, self._every, self._lag = kind, every, lag
         self._current: tuple[Block, SearchParams] | None = None
         self._next: Future[tuple[Block, SearchParams]] | None = None
         self._age = 0  # steps since the copy of the vectors that is in use was made
@@ -82,22 +75,21 @@ class CopiedIndex(NegativeSource):
         positives = Ragged(batch.positives, batch.positive_offsets)
         exclusions = Exclusions(positives, Ragged.empty(len(batch)), Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
-        keys = start_search(block, queries, exclusions, self._options.width, refine=params.factor)()
-        return best_of_ranks(keys, self._options.width, self._group)
+        keys = start_search(block, queries, exclusions, self._width, refine=params.factor)()
+        return best_of_ranks(keys, self._width, self._group)
 
     def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Return the index of this step."""
-        every, lag = self._options.every, self._options.lag
         if self._current is None:
             self._current, self._age = self._build(self._copy(), queries), 0
-        elif lag and self._age == every:
+        elif self._lag and self._age == self._every:
             # A thread for each: one whose index was dropped may still be at work.
             worker = ThreadPoolExecutor(1, thread_name_prefix="index")
             self._next = worker.submit(self._build, self._copy(), queries)
             worker.shutdown(wait=False)
-        elif self._age == every + lag:
+        elif self._age == self._every + self._lag:
             index = self._next.result() if self._next else self._build(self._copy(), queries)
-            self._current, self._next, self._age = index, None, lag
+            self._current, self._next, self._age = index, None, self._lag
         self._age += 1
         return self._current
 
@@ -112,7 +104,7 @@ class CopiedIndex(NegativeSource):
         from search.index import SearchParams, apply, build, set_up, tune
 
         set_up(None)
-        rows, start, kind = len(vectors), self._vectors.start, self._options.kind
+        rows, start, kind = len(vectors), self._vectors.start, self._kind
         spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
         factory = choose(spec, rows)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
@@ -121,8 +113,8 @@ class CopiedIndex(NegativeSource):
         if kind == MIPS:
             params = SearchParams(nprobe=min(PROBED, factory.lists))
         else:
-            params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
-        if kind == AUTO and not factory.pays(rows, self._options.width, params.nprobe, vectors.shape[1]):
+            params = tune(block, SearchParams(), factory.lossy, wide, self._width, TARGET_RECALL)
+        if kind == AUTO and not factory.pays(rows, self._width, params.nprobe, vectors.shape[1]):
             return replace(block, index=None), SearchParams()
         apply(block.index, params)
         return block, params

@@ -6,15 +6,13 @@ order. A bitmap costs a look at every 64 labels, sorting some passes over the pa
 labels decide: one that goes either way costs more than all else that is done with a pair.
 """
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
 
 from schemas import PAD
 from schemas.ragged import Ragged
 from trainer.negatives.draws import ones
-from trainer.stream.batch import DrawnLabels
+from trainer.stream.batch import Candidates, DrawnLabels
 
 NUMBER_BITS = 24  # of a pair's number, below its label's in one word
 _DIGIT_BITS = 11  # sorted by in one pass, at most: as many places are written to side by side as a cache holds
@@ -27,26 +25,6 @@ _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
-class Merged(NamedTuple):
-    """Labels of a batch, `ids` int64 [C], and its pairs.
-
-    Pairs are sorted by query, a query's positives before its hard negatives, and those before its draws: `query` int32
-    [n], `place` int32 [n] in `ids`, `positive` bool [n], `weight` float32 [n].
-
-    The R labels of a pool for all queries come first in `ids`, and ascend by themselves; `pool_weight` float32 [R]:
-    what each counts. Pairs whose label is in the pool, too, are in `masked_query` and `masked_pool`, int32 [m].
-    """
-
-    ids: np.ndarray
-    query: np.ndarray
-    place: np.ndarray
-    positive: np.ndarray
-    weight: np.ndarray
-    pool_weight: np.ndarray = np.empty(0, np.float32)
-    masked_query: np.ndarray = np.empty(0, np.int64)
-    masked_pool: np.ndarray = np.empty(0, np.int64)
-
-
 Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or none
 
 
@@ -57,21 +35,24 @@ def merge(
     draws: Rows = None,
     weight: float = 1.0,
     weight_of_others: float = 1.0,
-) -> Merged:
+) -> Candidates:
     """Merge positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
     A draw is one pair however often the query drew it, and none where it is one of the query's others. It weighs
     `weight` as often as it was drawn, a positive or hard negative `weight_of_others`. Pads of `hard` and `draws` are
-    left out. Labels ascend, and are below 2**40. Raises ValueError over 2**24 pairs.
+    left out. Labels ascend, and are below 2**40; a query's positives come before its hard negatives, and those before
+    its draws. Raises ValueError over 2**24 pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
-    pairs = Merged(ids, query, place, positive, np.empty(size, np.float32))
+    pairs = Candidates(ids, query, place, positive, np.empty(size, np.float32))
     labels, kept = _merge(queries, (float(weight), float(weight_of_others)), pairs)
-    return Merged(ids[:labels], *(column[:kept] for column in pairs[1:]))
+    return Candidates(ids[:labels], query[:kept], place[:kept], positive[:kept], pairs.pair_weight[:kept])
 
 
-def merge_with_pool(positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float) -> Merged:
+def merge_with_pool(
+    positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
+) -> Candidates:
     """Merge as `merge` does, with the draws `pool` [k] that all queries share, each of which counts `weight`.
 
     Every pair weighs 1.
@@ -79,10 +60,10 @@ def merge_with_pool(positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool
     queries, size = _queries(positives, offsets, hard, None, pool)
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
     positive, ones, pool_weight = np.empty(size, bool), np.empty(size, np.float32), np.zeros(len(pool), np.float32)
-    pairs = Merged(ids, query, place, positive, ones, pool_weight, masked_query, masked_pool)
+    pairs = Candidates(ids, query, place, positive, ones, pool_weight, masked_query, masked_pool)
     labels, kept, drawn, met = _merge_with_pool(queries, float(weight), pairs)
-    stops = labels, kept, kept, kept, kept, drawn, met, met
-    return Merged(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
+    columns = ids[:labels], query[:kept], place[:kept], positive[:kept], ones[:kept]
+    return Candidates(*columns, pool_weight[:drawn], masked_query[:met], masked_pool[:met])
 
 
 def side_by_side(
@@ -142,28 +123,28 @@ def _rows(labels: Rows, bounds: int) -> Ragged:
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels and how many pairs there are."""
     label, starts, draws_from = _lay_side_by_side(queries, len(pairs.ids), False)
-    labels, _ = _number(label, len(label), pairs.ids, pairs.place)
+    labels, _ = _number(label, len(label), pairs.ids, pairs.pair_label)
     latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the last pair of each label
     for row in range(len(draws_from)):
         begin = kept
         for i in range(starts[row], draws_from[row]):
-            place = np.uint32(pairs.place[i])
-            latest[place], pairs.place[kept] = kept, place
+            place = np.uint32(pairs.pair_label[i])
+            latest[place], pairs.pair_label[kept] = kept, place
             kept += _ONE
         drawn = kept
         for i in range(draws_from[row], starts[row + 1]):
-            place = np.uint32(pairs.place[i])
+            place = np.uint32(pairs.pair_label[i])
             before = latest[place]
             if before >= np.int64(begin):  # the query has it
-                pairs.weight[before] += before >= np.int64(drawn)
+                pairs.pair_weight[before] += before >= np.int64(drawn)
             else:
-                latest[place], pairs.place[kept], pairs.weight[kept] = kept, place, 1
+                latest[place], pairs.pair_label[kept], pairs.pair_weight[kept] = kept, place, 1
                 kept += _ONE
-        pairs.weight[begin:drawn] = weights[1]
-        times = pairs.weight[drawn:kept]
+        pairs.pair_weight[begin:drawn] = weights[1]
+        times = pairs.pair_weight[drawn:kept]
         for i in range(len(times)):
             times[i] = np.float32(times[i] * weights[0])
-        _fill_row(row, queries[1], np.int64(begin), np.int64(kept), pairs.query, pairs.positive)
+        _fill_row(row, queries[1], np.int64(begin), np.int64(kept), pairs.pair_query, pairs.pair_positive)
     return labels, np.int64(kept)
 
 
@@ -172,18 +153,18 @@ def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels, pairs, labels of the pool and masked pairs there are."""
     label, starts, _ = _lay_side_by_side(queries, len(pairs.ids), False)
     size = starts[-1]
-    labels, drawn = _number(label, size, pairs.ids, pairs.place)
-    for place in pairs.place[size : len(label)]:
+    labels, drawn = _number(label, size, pairs.ids, pairs.pair_label)
+    for place in pairs.pair_label[size : len(label)]:
         pairs.pool_weight[place] += 1
     for i in range(drawn):
         pairs.pool_weight[i] = np.float32(pairs.pool_weight[i] * weight)
-    pairs.weight[:size] = 1
+    pairs.pair_weight[:size] = 1
     for row in range(len(starts) - 1):
-        _fill_row(row, queries[1], starts[row], starts[row + 1], pairs.query, pairs.positive)
+        _fill_row(row, queries[1], starts[row], starts[row + 1], pairs.pair_query, pairs.pair_positive)
     met = 0
     for pair in range(size):
-        if pairs.place[pair] < drawn:
-            pairs.masked_query[met], pairs.masked_pool[met] = pairs.query[pair], pairs.place[pair]
+        if pairs.pair_label[pair] < drawn:
+            pairs.masked_query[met], pairs.masked_pool[met] = pairs.pair_query[pair], pairs.pair_label[pair]
             met += 1
     return labels, size, drawn, met
 

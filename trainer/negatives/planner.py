@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from trainer.negatives.candidates import (
     labels_of,
     own_pool,
     shared_pool,
+    weigh_positives,
     within,
 )
 from trainer.negatives.draws import RandomPool, draw_hard
@@ -42,6 +43,20 @@ class Options(Protocol):
     def candidates(self, planner: "Planner", batch: Batch, sampled: list[Sampled]) -> Candidates | None: ...
 
     def chunks(self, planner: "Planner", batch: Batch) -> Iterator[Candidates]: ...
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
+
+    `whole` has the row ids of all parts, those of their positives and hard negatives that this rank plans for, and
+    candidates where it is planned already. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    """
+
+    part: Batch
+    whole: Batch
+    sizes: list[int]
+    stop_asked: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +121,15 @@ class Planner:
         """Merge positives, hard negatives out of `sampled` and labels `drawn`, of `weight`; each once for a query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             assert isinstance(drawn, Ragged), "a device merges pools of each query's own alone"
-            return drawn_labels(batch, self._columns_on_device(batch, sampled[0].ids), drawn, weight, self._weights)
+            ranked = sampled[0].ids
+            columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
+            candidates = drawn_labels(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
+            return weigh_positives(candidates, batch, self._weights)
         part, hard = self._own(batch), self._hard(batch, sampled)
         if not isinstance(drawn, Ragged):
-            return shared_pool(part, hard, drawn, weight, self._weights)
+            return weigh_positives(shared_pool(part, hard, drawn, weight), part, self._weights)
         build = own_pool if self.merges else drawn_labels
-        return build(part, hard, drawn, weight, self._weights)
+        return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
         """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
@@ -121,7 +139,7 @@ class Planner:
             return every_query_with(batch, ids, self.positive_weight, drawn)
         start, stop = self.part
         candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
-        return replace(candidates, ids=candidates.ids - start)
+        return candidates._replace(ids=candidates.ids - start)
 
     def learnt(self, batch: Batch) -> np.ndarray | None:
         """Return which positives a step learns, [sum P] bool; None: all."""
@@ -131,15 +149,14 @@ class Planner:
         """Take every label of [start, stop), counted from this rank's first, for every query."""
         return label_range(batch, start, stop, self._weights)
 
-    def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> tuple[Batch, list[int], bool]:
-        """Return the global batch, the rows of each rank's [G], and whether any is asked to stop. Raises RankLostError.
+    def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
+        """Gather the batches of all ranks, laid end to end, with their row ids. Raises RankLostError.
 
-        The global batch is those of all ranks laid end to end, with their row ids. A rank sends each other rank those
-        positives, and those negatives of the table that the step counts, whose labels the other holds; without `parts`
-        all of them.
+        A rank sends each other rank those positives, and those negatives of the table that the step counts, whose
+        labels the other holds; without `parts` all of them.
         """
         if group.ranks == 1:
-            return batch, [len(batch)], stop_asked
+            return GlobalBatch(batch, batch, [len(batch)], stop_asked)
         columns, learnt = [Ragged(batch.positives, batch.positive_offsets)], self.learnt(batch)
         hard = self.of_table(batch)
         if hard is not None:
@@ -155,7 +172,7 @@ class Planner:
             learnt, *received = received
         hard = Ragged.from_counts(received[1], received[0]) if received else None
         whole = Batch(batch.epoch, batch.step, rows, Inputs(), *positives, hard, learnt=learnt)
-        return whole, [len(message[0]) for message in arrived], bool(askers.any())
+        return GlobalBatch(batch, whole, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
         """Yield for each rank how many of each row's labels it is sent [b], and the places of them in `rows`."""
@@ -210,11 +227,6 @@ class Planner:
             return ranked
         count = self.options.columns(self, batch.epoch)
         return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
-
-    def _columns_on_device(self, batch: Batch, ranked: torch.Tensor) -> torch.Tensor:
-        """Return the same of negatives on a device."""
-        columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
-        return ranked.gather(1, send(columns, ranked.device))
 
     @cached_property
     def _random(self) -> RandomPool:

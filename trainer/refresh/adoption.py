@@ -18,9 +18,9 @@ from schemas.manifest import Manifest, is_published, unpublish
 from schemas.owners.build import clean_up
 from schemas.storage import join
 from schemas.table import Table
-from schemas.waits import waiting
+from schemas.waits import Say, waiting
 from trainer.checkpoints.stopping import StoppedError
-from trainer.config import Recipe
+from trainer.methods.recipe import Recipe
 from trainer.methods.tables import LEAD, Tables
 from trainer.stream import Source
 
@@ -78,7 +78,7 @@ def adopt(
     recipe: Recipe,
     sources: list[Source],
     epoch: int,
-    say: Callable[[str], None],
+    say: Say,
     epochs: int | None = None,
     interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
@@ -138,12 +138,7 @@ def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
 
 
 def _decide(
-    run: RunLayout,
-    recipe: Recipe,
-    sources: list[Source],
-    epoch: int,
-    say: Callable[[str], None],
-    interrupts: Interrupts,
+    run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, say: Say, interrupts: Interrupts
 ) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
@@ -186,7 +181,7 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 
 
 def _report_missing(
-    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Callable[[str], None]
+    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Say
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")

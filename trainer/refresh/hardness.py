@@ -1,11 +1,12 @@
 """Hardness of a table's negatives: their scores by the model of today against those that the table stores."""
 
+import itertools
+
 import numpy as np
 import torch
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import widened
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from trainer.group import Group
@@ -15,6 +16,7 @@ from trainer.stream.transfer import send
 
 GROUPS = 8  # row groups of a table that are read for it, at most
 ROWS = 64  # of a batch that are scored, at most
+_Row = tuple[int, np.ndarray, np.ndarray]  # its place in a batch, label ids [K], and scores [K]
 
 
 @torch.no_grad()
@@ -26,7 +28,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     Every rank calls it with its part of the batch. Empty where there is nothing to compare: no rows of a table, or one
     that was mined by label embeddings.
     """
-    places, labels, scores = _stored(sources, batch.rows)
+    places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
     if len(places):
         # Rows stand next to each other in what a batch can be cut into.
@@ -37,50 +39,44 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     else:
         x = torch.empty(0, model.head.vectors.shape[1], device=model.device)
     sizes = group.sizes(len(places))
-    width = max(group.sizes(labels.shape[1]))
-    if not sum(sizes) or not width:
+    if not sum(sizes):
         return {}
     x = group.gather(x, sizes)
-    labels = group.gather(torch.from_numpy(widened(labels, width, PAD)), sizes).numpy()
-    scores = group.gather(torch.from_numpy(widened(scores, width, 0.0)), sizes).numpy()
-    row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
-    query, place = send((row, labels[row, column] - model.head.start), x.device)
+    pairs, labels, scores = group.gather_arrays(pairs + sum(sizes[: group.rank]), labels, scores)
+    own = (labels >= model.head.start) & (labels < model.head.stop)
+    query, place = send((pairs[own], labels[own] - model.head.start), x.device)
     vectors = model.head.vectors
     score = float((x[query] * vectors[place.to(vectors.device)].to(x)).sum())
-    sums = torch.tensor([float(scores[row, column].sum()), score, float(len(row))], dtype=torch.float64)
-    then, score, pairs = group.sum(sums).tolist()
-    if not pairs:
+    sums = torch.tensor([float(scores[own].sum()), score, float(own.sum())], dtype=torch.float64)
+    then, today, count = group.sum(sums).tolist()
+    if not count:
         return {}
-    then, today = then / pairs, score / pairs
+    then, today = then / count, today / count
     return {"score_then": then, "score_now": today, "score_drop": then - today}
 
 
-def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (places in `rows` [n], label ids int64 [n, K], scores float32 [n, K]) of some rows.
+def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return places in `rows` [n] of some rows, and of their pairs numbers of places, label ids int64, scores float32.
 
     They come out of few row groups. Row ids count source after source in storage order.
     """
-    first = 0
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    first, parts = 0, list[list[_Row]]()
     for source in sources:
         table, stop = source.negatives, first + source.rows
         if table is not None and table.parameters.get("by", "classifier") == "classifier":
             inside = np.flatnonzero((rows >= first) & (rows < stop))
             parts += _of_table(table, inside, rows[inside] - first)
         first = stop
-    parts = parts[:GROUPS]
-    if not parts:
-        return np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
-    width = max(labels.shape[1] for _, labels, _ in parts)
-    order = np.concatenate([places for places, _, _ in parts])
-    labels = np.concatenate([widened(some, width, PAD) for _, some, _ in parts])
-    scores = np.concatenate([widened(some, width, 0.0) for _, _, some in parts])
-    kept = np.argsort(order)[:ROWS]
-    return order[kept], labels[kept], scores[kept]
+    some = sorted(itertools.chain.from_iterable(parts[:GROUPS]), key=lambda row: row[0])[:ROWS]
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
+    for number, (_, labels, scores) in enumerate(some):
+        kept = labels != PAD
+        pairs.append((np.full(kept.sum(), number), labels[kept], scores[kept]))
+    return np.array([place for place, _, _ in some], np.int64), *map(np.concatenate, zip(*pairs, strict=True))
 
 
-def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return the same of one table's `rows`, a row group each; what is damaged is left for the stream to report."""
+def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
+    """Return one table's `rows`, a row group each; what is damaged is left for the stream to report."""
     owner = table.groups.of_rows(rows)
     parts = []
     for m in np.unique(owner)[:GROUPS].tolist():
@@ -91,5 +87,6 @@ def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[
         mine = owner == m
         within = rows[mine] - table.groups.first[m]
         labels = matrix_column(read, "label_ids")[within].astype(np.int64)
-        parts.append((places[mine], labels, matrix_column(read, "scores")[within].astype(np.float32)))
+        scores = matrix_column(read, "scores")[within].astype(np.float32)
+        parts.append([*zip(places[mine].tolist(), labels, scores, strict=True)])
     return parts

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from trainer.rows.kernels import SGD, Matrix, Rule
-from trainer.rows.matrix import DeviceStep, RowMatrix, RowOptimizer
-from trainer.rows.memory import IN_MEMORY
+from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send_tensor
 
@@ -36,23 +35,13 @@ class _PendingStep:
 
 
 class HostMatrix:
-    """`weight` [R, D] on the host, of which a step's rows go to `device` and their gradient comes back.
+    """`rows` [R, D] on the host, of which a step's rows go to `device` and their gradient comes back.
 
     Reading the rows, or their state, applies all pending steps first.
     """
 
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        optimizer: RowOptimizer,
-        device: torch.device,
-        *,
-        first: int = 0,
-        seed: int = 0,
-        storage: str = IN_MEMORY,
-    ) -> None:
-        self._rows = RowMatrix(weight, optimizer, first=first, seed=seed, storage=storage)
-        self._device = device
+    def __init__(self, rows: RowMatrix, device: torch.device) -> None:
+        self._rows, self._device = rows, device
         self._pending: list[_PendingStep] = []
 
     @property

@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from trainer.instructions import prefetch_to_write
 
@@ -109,19 +106,15 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
 def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
     """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
     columns = bits.shape[1]
-    if form == FLOAT32:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+    for i in range(start, stop):
+        row, place = ids[i], i - before
+        if form == FLOAT32:
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
-    elif form == BFLOAT16:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+        elif form == BFLOAT16:
             for j in range(columns):
                 bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
-    else:
-        for i in range(start, stop):
-            row, place = ids[i], i - before
+        else:
             for j in range(columns):
                 bits[place, j] = _wide(np.uint32(vectors[row, j]))
 
@@ -133,19 +126,9 @@ def _wide(half):  # type: ignore[no-untyped-def]
     # 2**(e - 15) is 2**(e + 112 - 127); what has no exponent is a multiple of 2**-24, taken apart from 2**-14 + it.
     normal = np.uint32(np.uint32(rest << np.uint32(13)) + np.uint32(112 << 23))
     normal = np.uint32(normal + np.uint32(112 << 23)) if rest >= np.uint32(0x7C00) else normal
-    tiny = np.float32(np.int32(rest)) * np.float32(2.0**-24)
-    normal = _raw(tiny) if rest < np.uint32(0x400) else normal
+    tiny = np.float32(np.float32(np.int32(rest)) * np.float32(2.0**-24))  # a view is of what NumPy makes
+    normal = tiny.view(np.uint32) if rest < np.uint32(0x400) else normal
     return np.uint32(normal | np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16)))
-
-
-@intrinsic
-def _raw(context, value):  # type: ignore[no-untyped-def]
-    """Return the bits of a float32."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
 
 
 @_part

@@ -14,7 +14,6 @@ from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
 
-OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
@@ -36,11 +35,9 @@ class RowOptimizer:
 
     @property
     def method(self) -> int:
-        """Number of the optimizer in the compiled loops. Raises ValueError for an unknown name."""
-        if self.name not in OPTIMIZERS:
-            raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {OPTIMIZERS}")
-        methods = {"sgd": kernels.MOMENTUM if self.momentum else kernels.SGD, "adagrad": kernels.ADAGRAD}
-        return methods.get(self.name, kernels.ADAM)
+        """Number of the optimizer in the compiled loops."""
+        sgd = kernels.MOMENTUM if self.momentum else kernels.SGD
+        return {"sgd": sgd, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM}[self.name]
 
 
 class DeviceStep(NamedTuple):
@@ -151,7 +148,8 @@ class RowMatrix:
         vectors, form, first, second, numbers, origin = self.device_matrix()
         first, second = (_NO_ROWS if part is None else part.numpy() for part in (first, second))
         numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
-        return kernels.Matrix(_unsigned(vectors), form, first, second, numbers, origin)
+        held = (vectors if form == kernels.FLOAT32 else vectors.view(torch.int16)).numpy()
+        return kernels.Matrix(held.view(f"u{held.itemsize}"), form, first, second, numbers, origin)
 
 
 def operations_of(device: torch.device) -> Any:
@@ -174,10 +172,3 @@ def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) 
     return {
         name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()
     }
-
-
-def _unsigned(weight: torch.Tensor) -> np.ndarray:
-    """View the memory of `weight` as unsigned integers of its width."""
-    if weight.dtype == torch.float32:
-        return weight.numpy().view(np.uint32)
-    return weight.view(torch.int16).numpy().view(np.uint16)

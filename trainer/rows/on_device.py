@@ -37,6 +37,9 @@ class DevicePairs(NamedTuple):
     label_starts: torch.Tensor  # [C + 1] int32
 
 
+Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [n], and x [B, D]
+
+
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
     """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
     query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.to(torch.int32)
@@ -45,9 +48,9 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
         query=query,
         label=label,
         weight=torch.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight),
-        query_starts=_starts(query, queries),
+        query_starts=starts_of(query, queries),
         order=order.to(torch.int32),
-        label_starts=_starts(ordered, labels),
+        label_starts=starts_of(ordered, labels),
     )
 
 
@@ -58,7 +61,10 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     pads, and what it draws though it has it otherwise, are pairs of weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
-    label = drawn.label if hard is None else _with_hard(drawn, torch.where(hard < 0, none, hard))
+    label = drawn.label
+    if hard is not None:
+        places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
+        label = label.scatter(0, places.flatten(), torch.where(hard < 0, none, hard).flatten().to(label.dtype))
     count = len(label)
     number = torch.arange(count, device=label.device, dtype=torch.int32)
     query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
@@ -105,24 +111,17 @@ def score_pairs(
 
 
 def update_rows(
-    matrix: Matrix,
-    rule: Rule,
-    ids: torch.Tensor,
-    gradient: torch.Tensor,
-    pairs: DevicePairs | None = None,
-    slopes: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
+    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
     """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of `pairs` with `slopes` [n] and x [B, D] comes on top. Pads are behind the others.
+    That of the pairs that are `scored` comes on top. Pads are behind the others.
     """
     if not len(ids):
         return
     g, real = gradient, ids[:1] >= 0
-    if pairs is not None:
-        assert slopes is not None
-        assert x is not None
+    if scored is not None:
+        pairs, slopes, x = scored
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
@@ -186,7 +185,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dt
         return values
     raw = values.contiguous().view(torch.int32).to(torch.int64) & _LOW32
     noise = _noise(labels, key, values.shape[1])
-    bits = _bfloat16(raw, noise) if dtype == torch.bfloat16 else _float16(raw, noise)
+    bits = (raw + noise & _LOW32) >> 16 if dtype == torch.bfloat16 else _float16(raw, noise)
     return bits.to(torch.int16).view(dtype)
 
 
@@ -210,10 +209,6 @@ def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
     return bits >> by & (1 << 64 - by) - 1
 
 
-def _bfloat16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    return (raw + noise & _LOW32) >> 16
-
-
 def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     magnitude, noise = raw & 0x7FFFFFFF, noise >> 3
     normal = ((magnitude + noise >> 13) - (112 << 10)).clamp(max=0x7BFF)
@@ -224,14 +219,7 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return raw >> 16 & 0x8000 | half
 
 
-def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
-    """Return the labels of `drawn` with hard negatives [B, H] in their places."""
-    places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
-    label: torch.Tensor = drawn.label.scatter(0, places.flatten(), hard.flatten().to(drawn.label.dtype))
-    return label
-
-
-def _starts(ordered: torch.Tensor, count: int) -> torch.Tensor:
+def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
     """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)

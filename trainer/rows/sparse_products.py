@@ -6,6 +6,7 @@ import torch
 
 from trainer.device import CPU
 from trainer.rows.kernels import by_row
+from trainer.rows.on_device import starts_of
 
 _PAIRS = 1 << 17  # whose rows are gathered at a time
 
@@ -18,12 +19,12 @@ def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: to
 
     Gradients do not flow through it. `query` and `label` are both int32, or both int64.
     """
-    if x.device != CPU:
-        return _scored_in_blocks(x, w, query, label)
+    if x.device != CPU:  # whose memory is fast, and sampled products wait for it: both sides of some pairs at a time
+        blocks = zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
+        return torch.cat([(x.index_select(0, some) * w.index_select(0, others)).sum(1) for some, others in blocks])
     # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
-    pairs = torch.sparse_csr_tensor(
-        _starts(query, len(x)), label, x.new_zeros(len(query)), (len(x), len(w)), check_invariants=False
-    )
+    starts, shape = starts_of(query, len(x)).to(label.dtype), (len(x), len(w))
+    pairs = torch.sparse_csr_tensor(starts, label, x.new_zeros(len(query)), shape, check_invariants=False)
     return torch.sparse.sampled_addmm(pairs, x, w.T, beta=0.0).values()
 
 
@@ -43,10 +44,9 @@ def sparse_product(
         # A stable sort keeps the order of a row's entries, and so the bits of their sum.
         row, order = (row, None) if ascending else row.sort(stable=True)
         column, value = (column, value) if order is None else (column[order], value[order])
-        starts = torch.searchsorted(row, torch.arange(rows + 1, dtype=row.dtype, device=row.device), out_int32=False)
-        column, starts = column.long(), starts.long()
+        column, starts = column.long(), starts_of(row, rows).long()
     elif ascending:
-        starts = _starts(row, rows)
+        starts = starts_of(row, rows).to(column.dtype)
     else:
         # A counting sort: a tenth of the time of torch's.
         sorted_by_row = by_row(row.numpy(), column.numpy(), value.numpy(), rows)
@@ -56,19 +56,3 @@ def sparse_product(
     return torch.nn.functional.embedding_bag(
         column, dense, starts, mode="sum", per_sample_weights=value, include_last_offset=True
     )
-
-
-def _scored_in_blocks(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Gather both sides of _PAIRS pairs at a time: a GPU's memory is fast, and sampled products wait for it."""
-    parts = [
-        (x.index_select(0, some) * w.index_select(0, others)).sum(1)
-        for some, others in zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
-    ]
-    return torch.cat(parts) if parts else x.new_empty(0)
-
-
-def _starts(row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return offsets [rows + 1] of ascending row numbers."""
-    starts = torch.zeros(rows + 1, dtype=row.dtype)
-    torch.cumsum(torch.bincount(row, minlength=rows), 0, dtype=row.dtype, out=starts[1:])
-    return starts

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
-from trainer.rows.on_device import DevicePairs
+from trainer.rows.on_device import DevicePairs, Scored
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _TILE = 2048  # numbers of a tile of pairs' rows: 16 registers a thread of four warps
@@ -175,26 +175,21 @@ def score_pairs(
 
 
 def update_rows(
-    matrix: Matrix,
-    rule: Rule,
-    ids: torch.Tensor,
-    gradient: torch.Tensor,
-    pairs: DevicePairs | None = None,
-    slopes: torch.Tensor | None = None,
-    x: torch.Tensor | None = None,
+    matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
     """Do as `on_device.update_rows`."""
     if not len(ids):
         return
     D = matrix.vectors.shape[1]
     unused = gradient  # a pointer that is not followed
+    pairs, slopes, x = scored or (None, unused, unused)
     numbers = [float(number) for number in (rule.rate, rule.keep, rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in (float(rule.beta1), float(rule.beta2))]
     update_kernel[len(ids),](
         bits_of(matrix.vectors),
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
-        *((unused,) * 5 if pairs is None else (x, slopes, pairs.query, pairs.order, pairs.label_starts)),
+        x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
         matrix.origin, rule.key, *numbers, D,
         HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, **tiles(D, rows=True),
     )  # fmt: skip

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.layout import DataLayout
-from trainer.config import ClassifierRecipe, Recipe, flatten, validate
-from trainer.config.load import read_recipe
-from trainer.config.merging import left_to_data, with_values, without_auto
+from trainer.config.load import read_recipe, validate
+from trainer.config.merging import flatten, left_to_data, with_values, without_auto
 from trainer.methods import rules
+from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.rules import Facts, FromData, Setting, log_odds
 from trainer.settings.facts import measure
 from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation

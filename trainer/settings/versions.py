@@ -8,8 +8,8 @@ from typing import Any
 
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from trainer.config import Recipe
 from trainer.methods.astra import Astra, MinedTables
+from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Setting
 from trainer.model import find_earlier
 

@@ -1,7 +1,6 @@
 """A batch of the stream: columns, not rows; token ids padded where a model wants a matrix."""
 
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numba
@@ -34,8 +33,7 @@ class DrawnLabels:
     hard_starts: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Labels to score, each once, and how queries use them.
 
     `ids` [C] int64: the rows of the classifier that the step touches, ascending but for the first R of them, which
@@ -51,12 +49,12 @@ class Candidates:
     pair_label: np.ndarray
     pair_positive: np.ndarray
     pair_weight: np.ndarray
-    pool_weight: np.ndarray
-    masked_query: np.ndarray
-    masked_pool: np.ndarray
+    pool_weight: np.ndarray = np.empty(0, np.float32)
+    masked_query: np.ndarray = np.empty(0, np.int64)
+    masked_pool: np.ndarray = np.empty(0, np.int64)
     drawn: DrawnLabels | None = None
 
-    @cached_property
+    @property
     def touched(self) -> np.ndarray:
         """Labels that the step touches, each once, int64 [C]; hard negatives that are on a device are waited for."""
         if self.drawn is None:

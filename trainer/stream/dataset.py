@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from schemas import arrow
 from schemas.errors import InputError, TableError
+from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
@@ -24,7 +24,7 @@ from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.prefetch import Opened, Work, by_threads, in_line
 from trainer.stream.processes import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.row_groups import Reading, RowGroups
-from trainer.stream.sources import Source, cluster_sizes, count_clusters
+from trainer.stream.sources import Source, count_clusters
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -85,7 +85,6 @@ class JoinedStream(IterableDataset):
         self._later: list[Source] | None = None  # of the next epoch, where a state had other weights
         self._epoch, self._step = 0, 0
         self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
-        self._process = os.getpid()
         self._channel = WorkerChannel()
         self._last_read = self._channel.number
 
@@ -117,7 +116,8 @@ class JoinedStream(IterableDataset):
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
         share = self._options.batch // self._options.streams
-        size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(self._sources)))
+        made = (source.table.parameters.get(CLUSTERS, {"size": share}) for source in self._sources)
+        size = self._options.clusters.at(self._epoch, math.gcd(share, *(each["size"] for each in made)))
         clusters = count_clusters(self._sources, size) if size > 1 else None
         return (1, None) if clusters is None else (size, clusters)
 
@@ -228,9 +228,6 @@ class JoinedStream(IterableDataset):
     def _sync_worker(self) -> None:
         """In a worker: bring this copy to the main process's step, and to its own slice of the steps."""
         own_slice = slice_of_process()
-        if os.getpid() != self._process:  # files and threads are those of the process that was forked
-            self._process = os.getpid()
-            self._set_sources(self._sources)
         if own_slice is None:
             return
         if self._last_read != self._channel.number:
@@ -265,36 +262,27 @@ class JoinedStream(IterableDataset):
         keep_freed_memory()
         if not steps:
             return
-        windows = self._windows(order, steps)
-        try:
-            if not self._options.threads:
+        windows, threads = self._windows(order, steps), self._options.threads
+        with contextlib.closing(self._groups), contextlib.ExitStack() as ended:
+            if not threads:
                 yield from in_line(windows)
                 return
-            with ThreadPoolExecutor(self._options.threads, thread_name_prefix=THREAD) as pool:
-                try:
-                    yield from by_threads(pool, windows, self._options.threads + PIECES_AHEAD)
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
-        finally:
-            self._groups.close()
+            pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD)
+            ended.callback(pool.shutdown, cancel_futures=True)
+            yield from by_threads(pool, windows, threads + PIECES_AHEAD)
 
     def _windows(self, order: EpochOrder, steps: range) -> Iterator[Work[Batch]]:
         first = steps.start // order.steps_per_window
-        counted = self._slice is None or self._slice.worker == 0  # every worker decodes every window
-        skip = self._channel.skip if counted else None
-        fetched = WINDOWS_AHEAD + 1
-        for decoding in decodings(order, self._groups, self._streams, first, fetched, self._options.damaged):
-            first_step = first * order.steps_per_window
-            yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps, skip))
-            first += 1
+        decoded = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, self._options.damaged)
+        for number, decoding in enumerate(decoded, first):
+            first_step = number * order.steps_per_window
+            yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
 
-    def _open(
-        self, decoding: Decoding, epoch: int, first_step: int, steps: range, skip: Callable[[int], None] | None
-    ) -> Opened[Batch]:
+    def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
         """Open a window that is decoded, whose batch 0 is that of `first_step`, for its batches of `steps`."""
         window, plan = decoding.result(), self._options.plan
-        if skip is not None:
-            skip(window.skipped)
+        if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
+            self._channel.skip(window.skipped)
 
         def deal(some: range) -> list[Batch]:
             batches = window.batches(epoch, first_step, some)

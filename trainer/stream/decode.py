@@ -15,7 +15,7 @@ from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.stream.order import EpochOrder, deal
 from trainer.stream.row_groups import RowGroups
-from trainer.stream.window import Buffers, Matrix, Window
+from trainer.stream.window import Buffers, Window
 
 Damaged = Literal["stop", "skip"]
 Task: TypeAlias = Callable[[], None]
@@ -36,7 +36,7 @@ class Decoding:
         self._segments = [segment for stream in streams for segment in order.segments(stream, window)]
         self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in self._segments)])
         self._lists: list[pa.Table | None] = [None] * len(self._segments)
-        self._hard: Matrix | None = None
+        self._hard: np.ndarray | None = None
         self._lock = threading.Lock()
         self.tasks: list[Task] = [self._arrange]
 
@@ -52,7 +52,7 @@ class Decoding:
         if HARD in table.column_names:
             with self._lock:
                 if self._hard is None:
-                    self._hard = self._lent(int(self._starts[-1]), table)
+                    self._hard = self._buffers.take(int(self._starts[-1]), table.schema.field(HARD).type)
             hard, table = table.select([HARD]), table.drop_columns(HARD)
         for number, segment in enumerate(self._segments):
             if segment.group == group:
@@ -60,7 +60,7 @@ class Decoding:
                 self._lists[number] = table.slice(segment.start, rows)
                 if self._hard is not None:
                     start = int(self._starts[number])
-                    self._hard.values[start : start + rows] = matrix_column(hard.slice(segment.start, rows), HARD)
+                    self._hard[start : start + rows] = matrix_column(hard.slice(segment.start, rows), HARD)
 
     def result(self) -> Window:
         """Return the window; rows that were not read are in no batch. Raises TableError where no row group decodes."""
@@ -72,7 +72,8 @@ class Decoding:
         if like is None:  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
             like = _read_no_rows(self._groups)
             if HARD in like.column_names:
-                hard, like = self._lent(0, like), like.drop_columns(HARD)
+                hard = self._buffers.take(0, like.schema.field(HARD).type)
+                like = like.drop_columns(HARD)
             lists, positions, rows, offsets = [like], positions[:0], rows[:0], np.zeros_like(offsets)
         else:
             lists = [
@@ -83,10 +84,7 @@ class Decoding:
                 kept = ~missing[positions]
                 positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
         columns = {name: Ragged.join([list_column(each, name) for each in lists]) for name in like.column_names}
-        return Window(columns, hard, positions, rows, offsets, int(missing.sum()))
-
-    def _lent(self, rows: int, table: pa.Table) -> Matrix:
-        return Matrix.lent(rows, table.schema.field(HARD).type, self._buffers)
+        return Window(columns, hard, self._buffers, positions, rows, offsets, int(missing.sum()))
 
 
 def decodings(
@@ -123,7 +121,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
         return {segment.group for stream in streams for segment in order.segments(stream, window)}
 
     before: set[int] = set()
-    needed = groups_of(first) if first < order.windows else set()
+    needed = groups_of(first)
     for window in range(first, order.windows):
         following = groups_of(window + 1) if window + 1 < order.windows else set()
         shared = (needed & following) - before

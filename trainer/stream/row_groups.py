@@ -72,8 +72,6 @@ class RowGroups:
     and downloads.
     """
 
-    _downloads: DownloadQueue[Pieces] | None
-
     def __init__(
         self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
     ) -> None:
@@ -111,19 +109,10 @@ class RowGroups:
 
         Tables on a local disk need no download. What exceeds the bound waits until something has been read.
         """
+        self._after_fork()  # here, where one thread comes before those that read
         if not self._remote or not self._reading.threads:
             return
-        self._after_fork()
-        with self._lock:
-            if self._downloads is None:
-                self._downloads = DownloadQueue(
-                    self._download,
-                    lambda item: self._tables_of(item[0])[item[1]].bytes,
-                    self._reading.threads,
-                    self._reading.ahead_bytes,
-                )
-            downloads = self._downloads
-        downloads.request(
+        self._downloads.request(
             (group, number)
             for group in groups
             for number, part in enumerate(self._tables_of(group))
@@ -133,11 +122,9 @@ class RowGroups:
     def close(self) -> None:
         """End the threads, drop what was downloaded and close the files. Reading again opens them again."""
         self._after_fork()
-        downloads, self._downloads = self._downloads, None
-        if downloads is not None:
-            self._given_up.set()
-            downloads.close()
-            self._given_up.clear()
+        self._given_up.set()
+        self._downloads.close()
+        self._given_up.clear()
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
@@ -146,11 +133,8 @@ class RowGroups:
         Raises TableError that names shard and row group, StorageError.
         """
         self._after_fork()
-        downloads = self._downloads
-        rows, *negatives = [
-            self._read(part, None if downloads is None else downloads.take((group, number)))
-            for number, part in enumerate(self._tables_of(group))
-        ]
+        parts = enumerate(self._tables_of(group))
+        rows, *negatives = [self._read(part, self._downloads.take((group, number))) for number, part in parts]
         if self._places[group][0].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
@@ -183,8 +167,8 @@ class RowGroups:
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._downloads = None
+        options = self._reading
+        self._downloads = DownloadQueue(self._download, self._bytes_of, options.threads, options.ahead_bytes)
         self._given_up = threading.Event()
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
@@ -202,6 +186,10 @@ class RowGroups:
         if source.negatives is not None:
             parts.append(_TableGroup(source.negatives, shard, within, rows, ("label_ids",)))
         return parts
+
+    def _bytes_of(self, item: tuple[int, int]) -> int:
+        group, number = item
+        return self._tables_of(group)[number].bytes
 
     def _download(self, item: tuple[int, int]) -> Pieces:
         group, number = item

@@ -212,12 +212,6 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 
 
-def cluster_sizes(sources: Sequence[Source]) -> list[int]:
-    """Return the cluster sizes of those sources whose tables are in cluster order."""
-    parameters = (source.table.parameters for source in sources)
-    return [each[CLUSTERS]["size"] for each in parameters if CLUSTERS in each]
-
-
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
     """Count the clusters of about `size` rows in each row group of `sources`, [M]; None where not all have any.
 

@@ -57,27 +57,6 @@ def _copy_rows(values, offsets, rows, into):  # type: ignore[no-untyped-def]
             end += _NEXT
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A fixed-size list column, `values` [n, K], in memory that is lent until `close`."""
-
-    values: np.ndarray
-    _memory: np.ndarray
-    _lender: "Buffers"
-
-    @classmethod
-    def lent(cls, rows: int, type: pa.FixedSizeListType, lender: "Buffers") -> "Matrix":
-        """Borrow memory for `rows` rows, which are to be written."""
-        dtype = pa.array([], type.value_type).to_numpy().dtype
-        memory = lender.take(rows * type.list_size * dtype.itemsize)
-        values = memory[: rows * type.list_size * dtype.itemsize].view(dtype).reshape(rows, type.list_size)
-        return cls(values, memory, lender)
-
-    def close(self) -> None:
-        """Return the memory. Rows that were taken have their own."""
-        self._lender.give(self._memory)
-
-
 class Buffers:
     """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
 
@@ -85,31 +64,36 @@ class Buffers:
         self._free: list[np.ndarray] = []
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> np.ndarray:
-        """Return at least `size` bytes, uint8, of any content."""
+    def take(self, rows: int, type: pa.FixedSizeListType) -> np.ndarray:
+        """Lend `rows` rows of a fixed-size list column [n, K], of any content, until `give` takes them back."""
+        dtype = pa.array([], type.value_type).to_numpy().dtype
+        size = rows * type.list_size * dtype.itemsize
         with self._lock:
-            for number, buffer in enumerate(self._free):
-                if len(buffer) >= size:
-                    return self._free.pop(number)
-            self._free = []  # too small for the windows of now
-        return np.empty(size, np.uint8)
+            number = next((n for n, buffer in enumerate(self._free) if len(buffer) >= size), None)
+            if number is None:
+                self._free = []  # too small for the windows of now
+            memory = np.empty(size, np.uint8) if number is None else self._free.pop(number)
+        return memory[:size].view(dtype).reshape(rows, type.list_size)
 
-    def give(self, buffer: np.ndarray) -> None:
-        """Return memory that nothing refers to any more."""
+    def give(self, values: np.ndarray) -> None:
+        """Take back what was lent: nothing refers to it any more."""
+        memory = values.base
+        assert isinstance(memory, np.ndarray), "what was lent is a view of all memory"
         with self._lock:
-            self._free.append(buffer)
+            self._free.append(memory)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a window in the order of reading.
+    """Columns of a window in the order of reading; `hard` is lent by `buffers`.
 
     Batch i takes rows `order[offsets[i]:offsets[i + 1]]` of them; `rows` are the global ids of `order`'s. `skipped`
     rows did not decode and are in no batch.
     """
 
     lists: dict[str, Ragged]
-    hard: Matrix | None
+    hard: np.ndarray | None
+    buffers: Buffers
     order: np.ndarray
     rows: np.ndarray
     offsets: np.ndarray
@@ -118,7 +102,7 @@ class Window:
     def close(self) -> None:
         """Return the memory: no more batches will be asked for."""
         if self.hard is not None:
-            self.hard.close()
+            self.buffers.give(self.hard)
 
     def pieces(self, first_step: int, steps: range) -> list[range]:
         """Return those of `steps` (ascending) that are in this window, a few at a time; batch 0 is of `first_step`."""
@@ -137,7 +121,7 @@ class Window:
             picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
             order, rows = (np.concatenate([column[part] for part in picked]) for column in (self.order, self.rows))
         bounds = offsets_of(high - low)
-        hard = None if self.hard is None else self.hard.values.take(order, axis=0)
+        hard = None if self.hard is None else self.hard.take(order, axis=0)
         columns = {name: take_batches(column, order, bounds) for name, column in self.lists.items()}
         batches, bounds = [], bounds.tolist()
         for step, begin, end, *lists in zip(steps, bounds[:-1], bounds[1:], *columns.values(), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.errors import InputError, MissingExtra
 from schemas.waits import Wait
-from trainer.config import flatten
+from trainer.config.merging import flatten
 from trainer.tracking.watchers import RunFacts, Watcher
 
 _PARAMETERS = 100  # of one request

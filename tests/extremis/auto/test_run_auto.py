@@ -16,8 +16,7 @@ from schemas.manifest import open_manifest
 from tests.command import ROOT, Done, call, command, environment, refused
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
-from trainer.config import load_config, load_recipe, restore_recipe
-from trainer.config.load import read_recipe
+from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
 from trainer.config.merging import left_to_data
 from trainer.evaluation.split import HOLDOUT, open_split
 

@@ -11,7 +11,7 @@ from extremis.auto.survey import Contender, Survey, contenders, variations
 from extremis.auto.trials import QUERIES, Trial, TrialData, best_of, holdout_share
 from schemas.manifest import open_manifest
 from tests.builders import build_data
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.methods.sections import Data
 from trainer.settings.facts import Facts
 

@@ -13,7 +13,7 @@ from pipelines.runners.beam_runner import refuse_unknown
 from schemas.errors import InputError
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate
-from trainer.config import Recipe
+from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
 CHOICES = (

@@ -25,10 +25,10 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from tests.command import ROOT, call, environment, refused
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.faked_ranks import FakedRanks
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 
 RECIPE = {
     "method": "astra",

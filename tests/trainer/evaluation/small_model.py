@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from tests.builders import SmallData, ragged, tokens_of
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.group import ALONE, Group
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.stream import open_queries
 

@@ -16,9 +16,9 @@ from schemas.manifest import Manifest, publish
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
-from trainer.config import Recipe
 from trainer.evaluation import memory as module
 from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE, Memory
+from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries

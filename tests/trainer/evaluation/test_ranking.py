@@ -20,7 +20,6 @@ from tests.trainer.evaluation.small_model import (
 )
 from tests.training import silent, train, with_sections
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, fit_tree
 from trainer.evaluation.fusion import Fused, Scorers
@@ -30,6 +29,7 @@ from trainer.evaluation.split import label_statistics
 from trainer.evaluation.tree import Tree
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
 from trainer.stream import open_queries
 

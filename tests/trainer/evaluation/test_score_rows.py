@@ -6,7 +6,7 @@ import torch
 
 from schemas.table import Table
 from tests.builders import build_data
-from trainer.config import validate
+from trainer.config.load import validate
 from trainer.evaluation.ranking import score_rows
 from trainer.model import Model
 

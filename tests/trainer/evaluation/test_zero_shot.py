@@ -15,10 +15,10 @@ from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged
 from tests.command import call, sets
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.metrics import Metrics
 from trainer.group import ALONE, Group
+from trainer.methods.recipe import Recipe
 from trainer.model import Model, open_texts
 
 LABELS = 40

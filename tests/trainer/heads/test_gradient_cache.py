@@ -9,11 +9,11 @@ import torch
 from tests.bert import write_bert
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
-from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
+from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.candidates import label_range as every_label
 from trainer.negatives.planner import Planner

@@ -11,9 +11,9 @@ from schemas.errors import InputError
 from tests.builders import SmallData, batch_of, build_data, value_of
 from tests.ranks import on_ranks
 from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, context_of, head_of, part_of
-from trainer.config import Recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.label_encoder import open_label_texts
+from trainer.methods.recipe import Recipe
 from trainer.negatives.candidates import draw_positives, every_query_with
 from trainer.negatives.planner import Planner
 from trainer.step import take_step

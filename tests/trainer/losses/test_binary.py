@@ -13,7 +13,7 @@ from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
 from trainer.losses import binary_cross_entropy
 from trainer.losses.binary import binary_step
-from trainer.negatives.candidates import label_range, own_pool, shared_pool
+from trainer.negatives.candidates import label_range, own_pool, shared_pool, weigh_positives
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
@@ -66,9 +66,9 @@ problems = st.builds(
 def test_shared_pool_is_the_sum_over_draws_that_are_not_known(case: Problem, data: st.DataObject) -> None:
     labels = len(case.w)
     pool = data.draw(st.lists(st.integers(0, labels - 1), max_size=3 * labels))  # repeats, positives and hard included
-    candidates = shared_pool(
-        batch_of(case.positives, case.hard), case.hard, np.asarray(pool, np.int64), 1.7, case.positive_weight
-    )
+    batch = batch_of(case.positives, case.hard)
+    candidates = shared_pool(batch, case.hard, np.asarray(pool, np.int64), 1.7)
+    candidates = weigh_positives(candidates, batch, case.positive_weight)
     assert len(np.unique(candidates.ids)) == len(candidates.ids)
     draws = [pool] * len(case.x)
     expected = sampled(case.x, case.w, case.positives, case.hard_rows, draws, 1.7, case.positive_weight)
@@ -80,7 +80,8 @@ def test_own_pool_is_the_sum_over_each_query_s_draws(case: Problem, data: st.Dat
     labels, size = len(case.w), data.draw(st.integers(0, 10))
     seed = data.draw(st.integers(0, 10**6))
     pool = np.random.default_rng(seed).integers(0, labels, (len(case.x), size))
-    candidates = own_pool(batch_of(case.positives, case.hard), case.hard, pool, 0.6, case.positive_weight)
+    batch = batch_of(case.positives, case.hard)
+    candidates = weigh_positives(own_pool(batch, case.hard, pool, 0.6), batch, case.positive_weight)
     assert len(np.unique(candidates.ids)) == len(candidates.ids)
     expected = sampled(case.x, case.w, case.positives, case.hard_rows, pool.tolist(), 0.6, case.positive_weight)
     assert_same(fast(case.x, case.w, candidates), expected)
@@ -145,9 +146,11 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
         case = problem(step, 40, labels, dimension, 5, weighted=True)
         batch, draw = batch_of(case.positives, case.hard), np.random.default_rng(step)
         if form == "own":
-            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7, case.positive_weight)
+            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7)
+            candidates = weigh_positives(candidates, batch, case.positive_weight)
         elif form == "shared":
-            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7, case.positive_weight)
+            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7)
+            candidates = weigh_positives(candidates, batch, case.positive_weight)
         else:
             candidates = label_range(batch, 100, 2900, case.positive_weight)
         x = case.x.detach().float()

@@ -13,14 +13,14 @@ from tests.builders import batch_of, random_labels
 from tests.ranks import on_ranks
 from tests.trainer.losses.reference import REFERENCES, reference
 from tests.trainer.losses.test_binary import Problem, problem, problems
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss
 from trainer.losses.base import Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, LossSection
-from trainer.negatives.candidates import label_range, own_pool, shared_pool
+from trainer.negatives.candidates import label_range, own_pool, shared_pool, weigh_positives
 from trainer.stream.batch import Candidates
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
@@ -51,9 +51,11 @@ def candidates_of(case: Problem, form: str, seed: int, weight: float = 1.7) -> C
     batch, labels = batch_of(case.positives, case.hard), len(case.w)
     draw = np.random.default_rng(seed)
     if form == "shared":
-        return shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight, case.positive_weight)
+        candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight)
+        return weigh_positives(candidates, batch, case.positive_weight)
     if form == "own":
-        return own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight, case.positive_weight)
+        candidates = own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight)
+        return weigh_positives(candidates, batch, case.positive_weight)
     return label_range(batch, 0, labels, case.positive_weight)
 
 

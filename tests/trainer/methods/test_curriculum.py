@@ -3,8 +3,8 @@
 import pytest
 
 from tests.recipes import RECIPES
-from trainer.config import Negatives
 from trainer.config.load import read_recipe
+from trainer.methods.astra import Negatives
 from trainer.methods.rules import Facts
 from trainer.settings.resolve import derive
 

@@ -10,8 +10,8 @@ import pytest
 
 from schemas.errors import InputError
 from tests.recipes import RECIPES
-from trainer.config import flatten, load_recipe, lost_options, restore_recipe
-from trainer.config.load import read_recipe
+from trainer.config.load import load_recipe, lost_options, read_recipe, restore_recipe
+from trainer.config.merging import flatten
 from trainer.methods.rules import Facts
 from trainer.settings.resolve import derive
 from trainer.setup import require_same_recipe

@@ -9,7 +9,7 @@ from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.base import SourceContext
-from trainer.negatives.indexes import CopiedIndex, IndexOptions
+from trainer.negatives.indexes import CopiedIndex
 
 L, D, B, K = 60, 6, 20, 4
 
@@ -20,7 +20,7 @@ def setting(index: str = "exact", every: int = 3, lag: int = 0) -> tuple[CopiedI
     x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
     classifier = Classifier(Config(initial_scale=1.0), L, D, seed=1)
     return (
-        CopiedIndex(IndexOptions(index, every, lag, K), SourceContext(classifier, ALONE)),
+        CopiedIndex(K, 0, SourceContext(classifier, ALONE), index, every, lag),
         classifier,
         positives,
         x,
@@ -88,7 +88,7 @@ def test_an_index_is_given_up_where_scoring_every_label_is_cheaper(
     vectors = near + draw.standard_normal((labels, width))
     classifier.vectors.copy_(torch.from_numpy(vectors.astype(np.float32)))
     x = torch.from_numpy((near + draw.standard_normal((labels, width)))[:B].astype(np.float32))
-    index = CopiedIndex(IndexOptions("auto", every=9, width=K), SourceContext(classifier, ALONE))
+    index = CopiedIndex(K, 0, SourceContext(classifier, ALONE), "auto", 9, 0)
     ids = index.find(batch_of([[] for _ in range(B)]), x).ids
     block, _ = index._current or pytest.fail("nothing was built")
     assert (block.index is not None) == clustered

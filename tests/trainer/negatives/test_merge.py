@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import batch_of
 from trainer.negatives.candidates import shared_pool
-from trainer.negatives.merge import Merged, merge
+from trainer.negatives.merge import merge
+from trainer.stream.batch import Candidates
 
 # Few labels meet often; of the others every digit that is sorted by differs.
 WEIGHT = 0.7  # of a draw
@@ -30,7 +31,7 @@ def batches(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
     return positives, np.array(negatives, np.int64).reshape(rows, hard), np.array(draws, np.int64).reshape(rows, width)
 
 
-def by_dictionary(positives: list[list[int]], hard: np.ndarray, draws: np.ndarray) -> Merged:
+def by_dictionary(positives: list[list[int]], hard: np.ndarray, draws: np.ndarray) -> Candidates:
     pairs: list[tuple[int, int, bool, int]] = []
     for row, labels in enumerate(positives):
         negatives = [label for label in hard[row].tolist() if label != PAD]
@@ -44,7 +45,9 @@ def by_dictionary(positives: list[list[int]], hard: np.ndarray, draws: np.ndarra
     ids = sorted({label for _, label, _, _ in pairs})
     columns = ([row, ids.index(label), positive, WEIGHT * count or 1] for row, label, positive, count in pairs)
     query, place, positive, weight = np.array(list(columns), np.float64).reshape(-1, 4).T
-    return Merged(np.array(ids, np.int64), query, place.astype(int), positive.astype(bool), weight.astype(np.float32))
+    return Candidates(
+        np.array(ids, np.int64), query, place.astype(int), positive.astype(bool), weight.astype(np.float32)
+    )
 
 
 @given(batches())
@@ -64,11 +67,13 @@ def test_a_shared_pool_comes_before_the_other_labels(batch: tuple, pool: list[in
     assert candidates.pool_weight.tolist() == [2 * drawn[label] for label in sorted(drawn)]
     merged = by_dictionary(positives, hard, np.empty((len(positives), 0), np.int64))
     assert candidates.ids[size:].tolist() == [label for label in merged.ids.tolist() if label not in drawn]
-    np.testing.assert_array_equal(candidates.ids[candidates.pair_label], merged.ids[merged.place])
-    np.testing.assert_array_equal(candidates.pair_query, merged.query)
-    np.testing.assert_array_equal(candidates.pair_positive, merged.positive)
+    np.testing.assert_array_equal(candidates.ids[candidates.pair_label], merged.ids[merged.pair_label])
+    np.testing.assert_array_equal(candidates.pair_query, merged.pair_query)
+    np.testing.assert_array_equal(candidates.pair_positive, merged.pair_positive)
     masked = [
-        (query, label) for query, label in zip(merged.query, merged.ids[merged.place], strict=True) if label in drawn
+        (query, label)
+        for query, label in zip(merged.pair_query, merged.ids[merged.pair_label], strict=True)
+        if label in drawn
     ]
     got = zip(candidates.masked_query, candidates.ids[candidates.masked_pool], strict=True)
     assert list(got) == masked
@@ -88,8 +93,8 @@ def test_many_pairs(labels: int) -> None:
 def test_without_a_table_there_are_positives_and_draws() -> None:
     pairs = merge(*ragged([[7, 4], []]), None, np.array([[4, 5], [PAD, 7]]), 2.0, weight_of_others=0.0)
     assert pairs.ids.tolist() == [4, 5, 7]
-    assert (pairs.query.tolist(), pairs.place.tolist()) == ([0, 0, 0, 1], [2, 0, 1, 2])
-    assert pairs.weight.tolist() == [0, 0, 2, 2]
+    assert (pairs.pair_query.tolist(), pairs.pair_label.tolist()) == ([0, 0, 0, 1], [2, 0, 1, 2])
+    assert pairs.pair_weight.tolist() == [0, 0, 2, 2]
 
 
 def test_what_does_not_fit_is_refused() -> None:

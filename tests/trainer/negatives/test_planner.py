@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pipelines.common.vectors import equal_ranges
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.config import Negatives
 from trainer.group import Group
+from trainer.methods.astra import Negatives
 from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner
@@ -134,9 +134,9 @@ def test_ranks_plan_their_part_of_what_one_plans(
             planner.gather(part, Together(rank, ranks, sent), stop_asked=rank == 1)
             for rank, (planner, part) in enumerate(zip(planners, parts, strict=True))
         ]
-    for planner, (batch, sizes, asked) in zip(planners, gathered, strict=True):
-        assert (sizes, asked) == ([high - low for low, high in cuts], ranks > 1)
-        np.testing.assert_array_equal(batch.rows, whole.rows)
-        (candidates,) = planner.chunks(batch)
+    for planner, batch in zip(planners, gathered, strict=True):
+        assert (batch.sizes, batch.stop_asked) == ([high - low for low, high in cuts], ranks > 1)
+        np.testing.assert_array_equal(batch.whole.rows, whole.rows)
+        (candidates,) = planner.chunks(batch.whole)
         made |= pairs_of(candidates, planner.part[0] if planner.part else 0)
     assert made == pairs_of(expected, 0)

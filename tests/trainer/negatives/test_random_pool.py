@@ -17,7 +17,7 @@ from schemas.ragged import Ragged
 from tests.builders import batch_of
 from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
-from trainer.config import Negatives
+from trainer.methods.astra import Negatives
 from trainer.negatives.base import Sampled
 from trainer.negatives.draws import RandomPool
 from trainer.negatives.planner import Planner

@@ -13,9 +13,10 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, batch_of, build_data
 from tests.trainer.test_loop import recipe
 from tests.training import assert_resumes, silent, train
-from trainer.config import Recipe, load_recipe, validate
+from trainer.config.load import load_recipe, validate
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.negatives.candidates import join_hard
 
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]

@@ -20,7 +20,7 @@ from schemas.storage import join
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives, write_negatives
 from tests.schemas.flaky import LateFileSystem
-from trainer.config import Recipe
+from trainer.methods.recipe import Recipe
 from trainer.refresh.adoption import Adoption, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.stream import Source, open_sources

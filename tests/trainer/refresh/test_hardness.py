@@ -14,9 +14,9 @@ from schemas.shard_files.shards import write_table
 from schemas.storage import join
 from schemas.table import Table
 from tests.builders import SmallData, build_data
-from trainer.config import Recipe
 from trainer.group import ALONE
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.refresh import hardness
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source

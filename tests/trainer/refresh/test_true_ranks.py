@@ -10,7 +10,7 @@ from schemas.errors import InputError
 from tests.builders import SmallData, build_data
 from tests.ranks import on_ranks
 from tests.training import silent, train, with_sections
-from trainer.config import load_recipe
+from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.loop import Trainer

@@ -37,7 +37,7 @@ def test_parts_of_a_window_have_tables_of_their_own(data: str, tmp_path: Path) -
 
     def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
-            trainer.parts.saver.writer.wait()  # the dump, which is written while training goes on
+            trainer.parts.writer.wait()  # the dump, which is written while training goes on
             mine(data, run, 0, MineOptions(index="exact", audit_queries=0))
 
     trainer = Trainer.start(data, run, with_sections(WINDOW, {}), silent)

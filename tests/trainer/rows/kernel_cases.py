@@ -88,7 +88,7 @@ class Case:
             on_pool = torch.zeros(POOL if self.pool == "shared" else 0, self.dimension, device=device) + 0.01
             rule = matrix.rule(LR, step)
             loss, slopes, on_x = operations.score_pairs(x, matrix.device_matrix(), ids, pairs, SCALE)
-            operations.update_rows(matrix.device_matrix(), rule, ids, on_pool, pairs, slopes, x)
+            operations.update_rows(matrix.device_matrix(), rule, ids, on_pool, (pairs, slopes, x))
             # The same without pairs, as a step of another loss has it.
             operations.update_rows(matrix.device_matrix(), rule, ids[:9], torch.full_like(x[:1], 0.1).repeat(9, 1))
             results += [loss, slopes, on_x]

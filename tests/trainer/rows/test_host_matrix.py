@@ -1,7 +1,5 @@
 """Rows on the host of a device: whatever is asked of them, and when, they are those of a matrix changed at once."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,8 @@ ids_of_a_step = st.lists(st.integers(0, ROWS - 1), unique=True, max_size=ROWS)
 
 def both(optimizer: RowOptimizer, dtype: torch.dtype) -> tuple[RowMatrix, HostMatrix]:
     weight = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0)).to(dtype)
-    facts: dict[str, Any] = {"first": 3, "seed": 5}
-    return RowMatrix(weight.clone(), optimizer, **facts), HostMatrix(weight.clone(), optimizer, CPU, **facts)
+    rows, others = (RowMatrix(weight.clone(), optimizer, first=3, seed=5) for _ in range(2))
+    return rows, HostMatrix(others, CPU)
 
 
 @given(

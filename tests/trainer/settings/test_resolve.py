@@ -9,10 +9,10 @@ from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.recipes import RECIPES
 from tests.training import silent, train
-from trainer.config import Recipe, load_config, load_recipe, restore_recipe
-from trainer.config.load import read_recipe
+from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
 from trainer.config.merging import left_to_data, without_auto
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Facts, log_odds
 from trainer.settings.resolve import Resolved, derive, facts_of, resolve
 

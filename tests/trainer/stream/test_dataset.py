@@ -29,8 +29,8 @@ from tests.laws import (
     assert_same_global_batches,
     batch_rows,
 )
-from trainer.config import Negatives
 from trainer.inputs import Kind
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 from trainer.stream.decode import Decoding

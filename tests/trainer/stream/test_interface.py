@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from schemas.errors import InputError, TableError
 from tests.builders import SmallData, batch_of, build_data, build_negatives
 from tests.laws import assert_equal, assert_every_row_once
-from trainer.config import Negatives
+from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 
@@ -265,7 +265,7 @@ def test_a_batch_as_tensors_is_the_same_numbers(data: SmallData, sources: list[S
             *zip(moved.inputs.features, batch.inputs.features, strict=True),
             *(
                 (getattr(moved.candidates, name), array)
-                for name, array in vars(batch.candidates).items()
+                for name, array in batch.candidates._asdict().items()
                 if name != "drawn"  # for a device that merges labels
             ),
         ]

@@ -18,10 +18,10 @@ from tests.builders import SmallData, build_data
 from tests.laws import assert_exact_resume, assert_same_global_batches, batch_rows
 from tests.training import assert_resumes, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.loop import Trainer
+from trainer.methods.recipe import Recipe
 from trainer.model import Model, load_model
 from trainer.stream import JoinedStream, open_queries, open_sources
 from trainer.stream.order import EpochOrder
