@@ -1,6 +1,7 @@
 """`extremis-worker`: what it asks of a runner's provision service, and what the worker is told."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,6 @@ from apache_beam.runners.job.utils import dict_to_struct
 from pipelines.common.flow import Flow
 from pipelines.runners import boot
 from pipelines.runners.runner import choose_runner
-from schemas.errors import InputError
 from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
 from tests.processes import wait_until_none, with_word
@@ -91,12 +91,22 @@ def test_a_worker_with_another_beam_says_so_where_the_launcher_looks(tmp_path: P
     """Before Beam compares them, too, and tells a log on the worker's machine."""
     (tmp_path / "sitecustomize.py").write_text("import apache_beam\napache_beam.version.__version__ = '2.1.0'")
     program = write_worker(tmp_path / "extremis-worker", ROOT, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    launcher = """
+import os, sys
+from pathlib import Path
+from schemas.errors import InputError
+from tests.pipelines.runners.test_boot import run_on
+try:
+    run_on(sys.argv[2:], Path(sys.argv[1]))
+except InputError as error:
+    print(error, flush=True)
+os._exit(0)  # Beam's job server of this process waits for the worker for ever
+"""
     flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
-    with (
-        pool(program) as port,
-        pytest.raises(InputError, match=r"the worker .* has Extremis .*, Beam 2\.1\.0.* the launching process has "),
-    ):
-        run_on([*flags, f"--environment_config=localhost:{port}"], tmp_path)
+    with pool(program) as port:
+        start = [sys.executable, "-c", launcher, str(tmp_path), *flags, f"--environment_config=localhost:{port}"]
+        said = subprocess.run(start, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert re.search(r"the worker .* has Extremis .*, Beam 2\.1\.0.* the launching process has ", said)
 
 
 def stay(seconds: float, folder: Path) -> None:
