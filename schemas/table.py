@@ -175,9 +175,9 @@ class Table:
 
         yield from shards.iterate_shard(self.url, self.shards[shard], columns)
 
-    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read all rows into memory. Raises ValueError where the table has none."""
-        return pa.concat_tables(self.batches(columns))
+    def read(self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None) -> pa.Table:
+        """Read rows [start, stop) into memory. Raises ValueError where there are none."""
+        return pa.concat_tables(self.batches(columns, start, stop))
 
     def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read row group `number`, in [0, M)."""

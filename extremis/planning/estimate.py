@@ -286,8 +286,7 @@ def step_bytes(workload: Workload) -> float:
 
 def _sample(table: Table) -> tuple[pa.Table, float]:
     """Return the first rows of a table, and the bytes of a row on storage."""
-    rows = pa.concat_tables(table.batches(stop=_SAMPLE))
-    return rows, sum(shard.bytes for shard in table.shards) / table.rows
+    return table.read(stop=_SAMPLE), sum(shard.bytes for shard in table.shards) / table.rows
 
 
 def _mean(lengths: Any) -> float:

@@ -100,30 +100,24 @@ class Tree:
         """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
         try:
             body = json.loads(data)
-            arrays = {name: np.array(body[name], kind) for name, kind in _NAMES.items()}
+            tree = cls(**{name: np.array(body[name], kind) for name, kind in _NAMES.items()})
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, expected {FORMAT}")
+            if not tree._is_whole():
+                raise ValueError("its nodes do not fit together")
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{place}: not a tree of score fusion: {error}. Fit it again.") from None
-        tree = cls(**arrays)
-        tree._require_whole(place)
         return tree
 
-    def _require_whole(self, place: str) -> None:
-        """Check that every node is complete and comes before its children, so that every path ends. TableError."""
+    def _is_whole(self) -> bool:
+        """Tell whether every node is complete and comes before its children, so that every path ends."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
         equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
-        if (
-            equal
-            and nodes
-            and self.units.shape == (2,)
-            and (self.units > 0).all()
-            and ((self.feature >= _LEAF) & (self.feature < 3)).all()
-        ):
-            children = np.stack([self.left[inner], self.right[inner]])
-            if ((children > inner) & (children < nodes)).all():
-                return
-        raise TableError(f"{place}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
+        if not (equal and nodes and self.units.shape == (2,) and (self.units > 0).all()):
+            return False
+        children = np.stack([self.left[inner], self.right[inner]])
+        named = (self.feature >= _LEAF) & (self.feature < 3)
+        return bool(named.all() and ((children > inner) & (children < nodes)).all())
 
 
 def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:

@@ -291,12 +291,8 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
         return None
     vectors, indexes = earlier.files.of(VECTORS), iter(earlier.files.of(INDEX))
     shards = [None if effort is None else next(indexes) for effort in facts["efforts"]]
-    return EarlierIndex(
-        facts,
-        [None if shard is None else earlier.files.path(shard) for shard in shards],
-        [None if shard is None else earlier.named(shard) for shard in shards],
-        lambda number: earlier.files.vectors(vectors[number]),
-    )
+    files = [None if shard is None else (earlier.files.path(shard), earlier.named(shard)) for shard in shards]
+    return EarlierIndex(facts, files, lambda number: earlier.files.vectors(vectors[number]))
 
 
 def _embed_some_queries(data: DataLayout, serving: Serving) -> torch.Tensor:

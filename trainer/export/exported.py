@@ -1,7 +1,7 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from schemas.table import Table
 from schemas.version import follow, require_needed
 from trainer.config.load import restore_recipe
 from trainer.device import CPU
-from trainer.evaluation.fusion import Fused, Scorers, Weights
+from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.tree import Tree
@@ -158,13 +158,10 @@ class Exported:
         if table.parameters.get("shortlist"):
             local = Table(str(folder), table.manifest)
             scorers = Scorers(texts if len(texts) else None, Memory.read(local), LinearRanker.read(local))
-            tree, weights = folder / TREE, folder / WEIGHTS
-            fusion: Weights | Tree
-            if weights.exists():
-                fusion = Weights.parse(weights.read_bytes(), str(weights))
-            else:
-                fusion = Tree.parse(tree.read_bytes(), str(tree))
+            file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
+            parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse
             frequency = files.read(LABELS, ("frequency",))["frequency"].to_numpy()
+            fusion = parse(file.read_bytes(), str(file))
             fused = Fused(fusion, scorers, frequency, table.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
         retired = None

@@ -70,8 +70,10 @@ def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
     rows[positions] = changed
 
 
-def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return the positions of rows that differ in a bit between two arrays [n, D] of one type, ascending."""
+def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
+    """Return the positions of rows that differ in a bit, ascending; None for arrays of another shape or type."""
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        return None
     bits = np.dtype(f"u{before.dtype.itemsize}")
     changed = [np.zeros(0, np.int64)]
     for start in range(0, len(before), _COMPARED):
@@ -108,8 +110,9 @@ class Vectors:
         if isinstance(rows, torch.Tensor):
             return self._take(rows.numpy())
         start, stop, _ = rows.indices(len(self))
-        parts = [torch.from_numpy(part) for part in self._parts(start, stop)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = [array[max(start - first, 0) : max(stop - first, 0)] for first, array in self.parts()]
+        some = [torch.from_numpy(part) for part in parts if len(part)] or [torch.from_numpy(parts[0])]
+        return some[0] if len(some) == 1 else torch.cat(some)
 
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (first label, rows [n, D]) of every range."""
@@ -121,14 +124,6 @@ class Vectors:
             inside = (ids >= first) & (ids < first + len(array))
             rows[inside] = array[ids[inside] - first]
         return torch.from_numpy(rows)
-
-    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
-        for first, array in self.parts():
-            low, high = max(start - first, 0), min(stop - first, len(array))
-            if low < high:
-                yield array[low:high]
-        if start >= stop:
-            yield self.ranges[0][:0]
 
 
 class Indexed(NamedTuple):
@@ -142,13 +137,12 @@ class Indexed(NamedTuple):
 class EarlierIndex:
     """Indexes of the export that a version goes on from: `facts` as in its manifest.
 
-    `files`: the local file of each range of its vectors, None where it has none; `entries`: these files as the new
-    manifest names them. `rows(number)`: its vectors [n, D] of a range.
+    `files`: the local file of each range of its vectors, and this file as the new manifest names it; None where a range
+    has none. `rows(number)`: its vectors [n, D] of a range.
     """
 
     facts: Mapping[str, Any]
-    files: Sequence[Path | None]
-    entries: Sequence[Shard | None]
+    files: Sequence[tuple[Path, Shard] | None]
     rows: Callable[[int], np.ndarray]
 
 
@@ -212,19 +206,19 @@ def _update(
     """
     from search.index import load_index, update
 
-    path = earlier.files[number] if number < len(earlier.files) else None
-    if path is None:
+    file = earlier.files[number] if number < len(earlier.files) else None
+    if file is None:
         return None
-    before = earlier.rows(number)
-    if (before.shape, before.dtype) != (rows.shape, rows.dtype):
+    path, entry = file
+    changed = changed_rows(earlier.rows(number), rows)
+    if changed is None:
         return None
-    changed = changed_rows(before, rows)
     moved = earlier.facts.get("moved", [0] * len(earlier.files))[number] + len(changed)
     if _MOST_MOVED * moved > len(rows):
         return None
     index = load_index(str(path))
     if not len(changed):
-        return index, moved, earlier.entries[number]
+        return index, moved, entry
     return (index, moved, None) if update(index, changed, wide[changed]) else None
 
 

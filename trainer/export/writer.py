@@ -121,9 +121,7 @@ class Earlier:
 
 def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Range]:
     """Return the ranges of files over `labels`: those of `kept`, and files of at most `rows_a_file` rows behind."""
-    bounds = [0]
-    for shard in kept:
-        bounds.append(bounds[-1] + shard.rows)
+    bounds = [*itertools.accumulate((shard.rows for shard in kept), initial=0)]
     while bounds[-1] < labels or len(bounds) == 1:
         bounds.append(min(bounds[-1] + rows_a_file, labels))
     entries = [*kept, *[None] * (len(bounds) - 1 - len(kept))]
@@ -181,10 +179,8 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
     if earlier is None or piece.entry is None:
         return None
     before = map_vectors(Mapped(str(earlier.files.path(piece.entry)), private=True))
-    if (before.shape, before.dtype) != (rows.shape, rows.dtype):
-        return None
     changed = changed_rows(before, rows)
-    if MOST_CHANGED * len(changed) > len(rows):
+    if changed is None or MOST_CHANGED * len(changed) > len(rows):
         return None
     patches = {}
     if len(changed):
@@ -215,10 +211,11 @@ def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> It
 
 def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: Earlier) -> Iterator[Shard]:
     ranges = earlier.ranges(LABELS, labels.rows, max(1, labels.rows))
-    for piece, table in zip(ranges, _cut(labels.batches(columns), ranges), strict=True):
+    for piece in ranges:
+        table = labels.read(columns, piece.start, piece.stop)
         if piece.entry is not None:
             yield _patched(piece, table, out, earlier)
-        elif table.num_rows:
+        else:
             place, size = join(out, LABELS), labels.manifest.row_group_rows or _PATCH_ROWS
             with writing_shard(place, piece.number, piece.files, table.schema, size) as writer:
                 writer.write(table)
@@ -253,18 +250,6 @@ def _write_patch(out: str, place: str, write: Callable[[Path], object]) -> Patch
         write(Path(path))
         written = describe_file(path, place, 0)
     return Patch(place=place, bytes=written.bytes, sha256=written.sha256)
-
-
-def _cut(groups: Iterator[pa.Table], ranges: list[Range]) -> Iterator[pa.Table]:
-    """Yield the rows of each range."""
-    pending = next(groups, None)
-    for piece in ranges:
-        size = piece.stop - piece.start
-        while pending is not None and len(pending) < size:
-            pending = pa.concat_tables([pending, next(groups)])
-        if pending is not None:
-            yield pending.slice(0, size)
-            pending = pending.slice(size)
 
 
 def in_folder(folder: str, shard: Shard) -> Shard:

@@ -137,7 +137,7 @@ def test_an_updated_index_finds_what_is_there_now(tmp_path: Path, spec: str) -> 
     files = [f"{tmp_path}/before", f"{tmp_path}/after"]
     shards, facts = write_indexes(spec, Vectors([before]), queries, 5, 1.0, files[0])
     entry = shards[0].model_copy(update={"path": f"{INDEX}/{shards[0].path}"})
-    earlier = EarlierIndex(facts, [Path(files[0]) / shards[0].path], [entry], lambda _: before)
+    earlier = EarlierIndex(facts, [(Path(files[0]) / shards[0].path, entry)], lambda _: before)
 
     _, same = write_indexes(spec, Vectors([before]), queries, 5, 1.0, files[1], earlier)
     assert not Path(files[1]).exists()
@@ -161,7 +161,7 @@ def test_an_index_of_which_most_has_moved_is_built_anew(tmp_path: Path) -> None:
     shards, facts = write_indexes("IVF4,Flat", Vectors([rows]), queries, 5, 1.0, f"{tmp_path}/0")
     for number, moved in ((1, 60), (2, 0)):
         path = tmp_path / str(number - 1) / shards[0].path
-        earlier = EarlierIndex(facts, [path], [shards[0]], lambda _, of=rows: of)
+        earlier = EarlierIndex(facts, [(path, shards[0])], lambda _, of=rows: of)
         rows = rows.copy()
         rows[60 * (number - 1) : 60 * number] *= -1
         shards, facts = write_indexes("IVF4,Flat", Vectors([rows]), queries, 5, 1.0, f"{tmp_path}/{number}", earlier)
