@@ -8,7 +8,7 @@ from torch.nn.functional import embedding_bag
 
 from schemas.ragged import SparseRows, offsets_of
 from trainer.device import CPU
-from trainer.group import Group
+from trainer.group import ALONE, Group
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.sparse_products import sparse_product
 from trainer.stream.transfer import send
@@ -54,24 +54,15 @@ class BagInputs:
 
 @dataclass
 class _PendingBags:
-    """A batch with the gradient on its sums, once there is one: the leaf `sums` [B, D] is dropped then."""
+    """A batch with the gradient on its sums [B, D], once there is one; `rows` as gathered, of several batches none."""
 
     inputs: BagInputs
     rows: torch.Tensor
-    sums: torch.Tensor | None
-    released_grad: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
 
-    @property
-    def grad(self) -> torch.Tensor | None:
-        """Gradient on the sums [B, D]; None before it is computed."""
-        return self.released_grad if self.sums is None else self.sums.grad
-
-    def release(self) -> None:
-        """Free all but the bags and their gradient."""
-        self.rows = self.rows.new_empty(0, self.rows.shape[1])  # with several batches rows are gathered anew
-        if self.sums is not None and self.sums.grad is not None:
-            self.released_grad = self.sums.grad
-            self.sums = None
+    def take_gradient(self, sums: torch.Tensor) -> None:
+        """Keep the gradient of the leaf `sums`, and not the leaf."""
+        self.grad = sums.grad
 
 
 class BagGradients:
@@ -85,56 +76,56 @@ class BagGradients:
     def __init__(self, table: RowMatrix) -> None:
         self._table = table
         self._pending: list[_PendingBags] = []
-        self._summed: _RowGradients | None = None
+        self._summed: tuple[np.ndarray | torch.Tensor, torch.Tensor] | None = None
 
     def add(self, inputs: BagInputs, rows: torch.Tensor, sums: torch.Tensor) -> None:
         """Keep `rows` of `RowMatrix.gather`, and their sums, a leaf [B, D]: it counts once it has a gradient."""
+        none = rows.new_empty(0, rows.shape[1])
         for batch in self._pending:
-            batch.release()
-        self._pending.append(_PendingBags(inputs, rows.new_empty(0, rows.shape[1]) if self._pending else rows, sums))
+            batch.rows = none
+        self._pending.append(_PendingBags(inputs, none if self._pending else rows))
+        sums.register_post_accumulate_grad_hook(self._pending[-1].take_gradient)
 
     def reduce(self, group: Group) -> None:
         """Replace this rank's bags by those of all ranks: the same bits on every rank."""
-        if group.ranks == 1:
-            return
-        pieces = self._pieces()
-        inputs, grad, count = self._gather_piece(group, pieces, 0)
-        if count == 1:
-            self._pending = [_PendingBags(inputs, grad[:0], None, grad)] if len(grad) else []
-            return
-        (ids,) = group.gather_arrays(_distinct_ids(self._pending).astype(np.int32))
-        self._summed = _RowGradients(np.unique(ids.astype(np.int64)), grad)
-        self._summed.add(inputs, grad)
-        for number in range(1, count):
-            self._summed.add(*self._gather_piece(group, pieces, number)[:2])
-        self._pending = []
+        if group.ranks > 1:
+            self._sum_pieces(group)
 
     def take(self) -> tuple[np.ndarray | torch.Tensor, torch.Tensor] | None:
         """Return (ids, gathered rows with their gradient) for `RowMatrix.update`; None without any gradient."""
-        summed, self._summed = self._summed, None
-        pieces = self._pieces()
-        pending, self._pending = self._pending, []
-        if summed is None and len(pieces) > 1:
-            summed = _RowGradients(_distinct_ids(pending), self._concatenate([])[1])
-            for piece in pieces:
-                bags, grad = self._concatenate(piece)
-                summed.add(BagInputs.of(bags, 0, self._table.device), grad)
-        if summed is not None:
-            rows = self._table.gather(summed.ids)
-            rows.grad = summed.total
-            return summed.ids, rows
-        (batches,) = pieces
-        if not batches:
-            return None
+        batches = [(batch, batch.grad) for batch in self._pending if batch.grad is not None]
         if len(batches) > 1:
-            bags, grad = self._concatenate(batches)
-            inputs, rows = BagInputs.of(bags, 0, self._table.device), grad[:0]
+            self._sum_pieces(ALONE)
+        summed, self._summed, self._pending = self._summed, None, []
+        if summed is not None:
+            places, gradient = summed
+            rows = self._table.gather(places)
+        elif batches:
+            ((batch, grad),) = batches
+            places, gradient = batch.inputs.places, batch.inputs.gradient(grad)
+            rows = batch.rows if len(batch.rows) == len(batch.inputs.ids) else self._table.gather(places)
         else:
-            inputs, rows, grad = batches[0].inputs, batches[0].rows, batches[0].grad  # type: ignore[assignment]
-        if len(rows) != len(inputs.ids):
-            rows = self._table.gather(inputs.places)
-        rows.grad = inputs.gradient(grad)
-        return inputs.places, rows
+            return None
+        rows.grad = gradient
+        return places, rows
+
+    def _sum_pieces(self, group: Group) -> None:
+        """Sum the gradients of all ranks' rows, piece by piece."""
+        pieces = self._pieces()
+        inputs, grad, count = self._gather_piece(group, pieces, 0)
+        if count > 1:
+            own = [np.empty(0, np.int64), *(batch.inputs.ids for piece in pieces for batch in piece)]
+            (gathered,) = group.gather_arrays(np.unique(np.concatenate(own)).astype(np.int32))
+            ids = np.unique(gathered.astype(np.int64))
+            total = grad.new_zeros(len(ids), grad.shape[1])
+            for number in range(count):
+                if number:
+                    inputs, grad, _ = self._gather_piece(group, pieces, number)
+                total.index_add_(0, send(np.searchsorted(ids, inputs.ids), total.device), inputs.gradient(grad))
+            self._summed = ids, total
+        elif len(grad):
+            self._summed = inputs.places, inputs.gradient(grad)
+        self._pending = []
 
     def _pieces(self) -> list[list[_PendingBags]]:
         """Return the batches with gradients in pieces of some PIECE bags; one piece at least."""
@@ -171,20 +162,3 @@ class BagGradients:
         grads = [batch.grad for batch in batches if batch.grad is not None]
         bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
         return bags, torch.cat([torch.empty(0, self._table.shape[1], device=self._table.device), *grads])
-
-
-class _RowGradients:
-    """The gradients of the rows `ids` [U], summed piece by piece: `total` [U, D]."""
-
-    def __init__(self, ids: np.ndarray, like: torch.Tensor) -> None:
-        self.ids, self.total = ids, like.new_zeros(len(ids), like.shape[1])
-
-    def add(self, inputs: BagInputs, grad: torch.Tensor) -> None:
-        position = send(np.searchsorted(self.ids, inputs.ids), self.total.device)
-        self.total.index_add_(0, position, inputs.gradient(grad))
-
-
-def _distinct_ids(batches: list[_PendingBags]) -> np.ndarray:
-    """Return the distinct features of all batches with gradients, ascending."""
-    ids = [batch.inputs.ids for batch in batches if batch.grad is not None]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
