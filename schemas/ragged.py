@@ -154,6 +154,17 @@ class SparseRows(_Rows, _SparseRows):
 
     __slots__ = ()
 
+    def best(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (values [B, k], ids int64 [B, k]) best first, equal ones by ascending id; -inf and -1 pad."""
+        row = self.row_of()
+        order = np.lexsort((self.ids, -self.values, row))
+        rank = np.arange(len(row)) - self.offsets[row]
+        kept = rank < k
+        values, ids = np.full((self.rows, k), -np.inf, self.values.dtype), np.full((self.rows, k), PAD, np.int64)
+        values[row[kept], rank[kept]] = self.values[order][kept]
+        ids[row[kept], rank[kept]] = self.ids[order][kept]
+        return values, ids
+
 
 def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
     """Append `fill` to each row, up to [B, width]."""

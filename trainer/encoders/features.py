@@ -23,14 +23,9 @@ def normalize_rows(rows: SparseRows) -> SparseRows:
 
 def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
     """Join each row of `left` with that of `right`, whose features are all larger."""
-    offsets = left.offsets + right.offsets
-    from_left = np.repeat(right.offsets[:-1], np.diff(left.offsets)) + np.arange(len(left.ids))
-    from_right = np.repeat(left.offsets[1:], np.diff(right.offsets)) + np.arange(len(right.ids))
-    features = np.empty(len(from_left) + len(from_right), np.int64)
-    weights = np.empty(len(features), np.float32)
-    features[from_left], features[from_right] = left.ids, right.ids
-    weights[from_left], weights[from_right] = left.values, right.values
-    return SparseRows(features, weights, offsets)
+    both = SparseRows.join([left, right])
+    # Row i of either, one behind the other.
+    return both.take(np.arange(2 * left.rows).reshape(2, -1).T.ravel())._replace(offsets=left.offsets + right.offsets)
 
 
 def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:

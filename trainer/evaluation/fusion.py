@@ -10,7 +10,7 @@ import torch
 from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, widened
-from trainer.evaluation.memory import Memory, best_votes, votes_of
+from trainer.evaluation.memory import Memory, votes_of
 from trainer.evaluation.search import LabelRows, Rows
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
@@ -73,7 +73,7 @@ class Scorers:
         for found in (votes, ranked):
             if found is None:
                 continue
-            _, more = best_votes(found, VOTED)
+            _, more = found.best(VOTED)
             listed = Ragged.from_matrix(ids).contains(more) | filters.contains(more)
             more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)

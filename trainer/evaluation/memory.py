@@ -48,18 +48,6 @@ def count_votes(
     return SparseRows(key % stride, votes, offsets_of(counts))
 
 
-def best_votes(votes: SparseRows, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (votes float32 [B, k], label ids int64 [B, k]) best first, equal ones by ascending id; -inf and -1 pad."""
-    row = votes.row_of()
-    order = np.lexsort((votes.ids, -votes.values, row))
-    rank = np.arange(len(row)) - votes.offsets[row]
-    kept = rank < k
-    scores, ids = np.full((votes.rows, k), -np.inf, np.float32), np.full((votes.rows, k), PAD, np.int64)
-    scores[row[kept], rank[kept]] = votes.values[order][kept]
-    ids[row[kept], rank[kept]] = votes.ids[order][kept]
-    return scores, ids
-
-
 def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
     """Return the votes of `ids` [B, K], float32; 0 where a query's have none, and for -1 pads."""
     stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))

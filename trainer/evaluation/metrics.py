@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import Ragged, widened
+from schemas.ragged import Ragged, SparseRows, offsets_of, widened
 from schemas.randomness import Purpose, generator
 from trainer.methods.kinds import import_name
 from trainer.methods.sections import METRICS
@@ -143,8 +143,10 @@ class Rankings:
         weights = self.inverse_propensity
         if weights is None:
             return None
-        gains = self.hits * widened(weights[np.maximum(self.top, 0)], self.depth)
-        return gains, _greatest(weights[self.positives.entries], self.positives.counts, self.depth)
+        gains, labels = self.hits * widened(weights[np.maximum(self.top, 0)], self.depth), self.positives.entries
+        rows = SparseRows(labels, weights[labels].astype(np.float64), offsets_of(self.positives.counts))
+        best, _ = rows.best(self.depth)
+        return gains, np.where(np.isneginf(best), 0, best)
 
     def up_to_k(self, gains: np.ndarray) -> np.ndarray:
         """Sum the gains [B, depth] of the ranks up to each k, [B, len(ks)]."""
@@ -182,16 +184,6 @@ def psndcg(rankings: Rankings) -> Contributions | None:
         rankings.up_to_k(gains * rankings.discounts) / rankings.ideal for gains in rankings.propensity_gains
     )
     return Contributions(achieved, achievable)
-
-
-def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:
-    """Return the `depth` greatest of each ragged row's weights, best first, then zeros: [V], [B] -> [B, depth]."""
-    rows = np.repeat(np.arange(len(counts)), counts)
-    order = np.lexsort((-weights, rows))
-    rank = np.arange(len(weights)) - np.repeat(np.cumsum(counts) - counts, counts)
-    dense = np.zeros((len(counts), depth))
-    dense[rows[rank < depth], rank[rank < depth]] = weights[order][rank < depth]
-    return dense
 
 
 def _refuse_repeats(top: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from trainer.encoders.features import (
     normalize_rows,
     scale_features,
 )
-from trainer.evaluation.memory import NEIGHBOURS, best_votes, count_votes
+from trainer.evaluation.memory import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_of_block
 
 _BATCH = 200  # queries that are compared at a time
@@ -49,7 +49,7 @@ class NearestTexts:
         ]
         cosine, rows = (torch.cat(parts).numpy() for parts in zip(*nearest, strict=True))
         shared = np.where(cosine > 0, rows, PAD)  # texts that share a word with the query
-        return best_votes(count_votes(cosine, shared, self.labels), k)
+        return count_votes(cosine, shared, self.labels).best(k)
 
 
 def _weigh(texts: Ragged, vocabulary: int, factors: np.ndarray) -> scipy.sparse.csr_matrix:

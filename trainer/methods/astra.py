@@ -13,7 +13,7 @@ from schemas import LABEL_TEXTS
 from trainer.methods import rules
 from trainer.methods.kinds import LossSection, OneOfKinds
 from trainer.methods.recipe import MOST, ClassifierRecipe, Labels, TableLabels
-from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Setting
+from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Rule, Setting
 from trainer.methods.tables import LEAD, Tables
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch, Candidates
 
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
+SHARED_HARD, OWN_HARD = 40, 100
 # A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
 HEAVIEST_DRAW = 8
@@ -41,33 +42,22 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
 
 
-def random_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """k_r, of the batch or of each query."""
-    own = settled[POOL] == "own"
-    return Setting(OWN_DRAWS if own else SHARED_DRAWS, f"{POOL} = {settled[POOL]}")
+def by_pool(own: int, shared: int) -> Rule:
+    """Return the rule of a number that goes by the pool: each query's `own`, or one that is `shared` by a batch."""
+    return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 
-def hard_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """k_h: the fewer random ones a query has, the more."""
-    return Setting(100 if settled[POOL] == "own" else 40, f"{POOL} = {settled[POOL]}")
-
-
-def warmup_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """As many random ones before the first table as there are of both kinds after it."""
-    value = int(random_from_data(facts, settled).value) + int(hard_from_data(facts, settled).value)
-    return Setting(value, f"{POOL} = {settled[POOL]}")
+random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r, of each query or of the batch
+hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: the fewer random ones a query has, the more
+warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as of both kinds later
+every_from_data = by_pool(1, 3)  # tau_r: fresh in each epoch where hard negatives carry the loss
 
 
 def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_s: as early as there can be a table where hard negatives carry the loss."""
     if settled[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
-    return Setting(2 if settled[POOL] == "own" else 3, f"{POOL} = {settled[POOL]}")
-
-
-def every_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """tau_r: fresh in each epoch where hard negatives carry the loss."""
-    return Setting(1 if settled[POOL] == "own" else 3, f"{POOL} = {settled[POOL]}")
+    return by_pool(LEAD, LEAD + 1)(facts, settled)
 
 
 # Which labels a query is scored against, and what each of them counts.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.ragged import SparseRows
 from tests.builders import Rows, ragged
-from trainer.evaluation.memory import TEMPERATURE, best_votes, count_votes, votes_of
+from trainer.evaluation.memory import TEMPERATURE, count_votes, votes_of
 
 LABELS = 12
 Votes = list[dict[int, float]]
@@ -93,7 +93,7 @@ some_votes = st.lists(
 
 @given(some_votes, st.integers(0, 8))
 def test_the_best_come_first_and_equal_ones_by_their_id(votes: Votes, k: int) -> None:
-    scores, ids = best_votes(sparse(votes), k)
+    scores, ids = sparse(votes).best(k)
     assert scores.shape == ids.shape == (len(votes), k)
     for values, labels, row in zip(scores.tolist(), ids.tolist(), votes, strict=True):
         expected = sorted(row, key=lambda label: (-row[label], label))[:k]
