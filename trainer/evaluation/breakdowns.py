@@ -185,9 +185,8 @@ class Weakest:
         rows = np.flatnonzero(positives)
         queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH), QUERIES)
         labels, counts = np.unique(np.concatenate(self._labels), return_counts=True)
-        hit_labels, hit_counts = np.unique(np.concatenate(self._hit_labels), return_counts=True)
-        label_hits = np.zeros(len(labels), np.int64)
-        label_hits[np.searchsorted(labels, hit_labels)] = hit_counts
+        hit_labels = np.searchsorted(labels, np.concatenate(self._hit_labels))
+        label_hits = np.bincount(hit_labels, minlength=len(labels))
         return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts, SHOWN)}
 
 

@@ -20,7 +20,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, require_inputs, scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model
-from trainer.stream.sources import ALL_ROWS, RowShare
+from trainer.stream.sources import RowShare
 
 KS = (1, 3, 5, 10)
 
@@ -35,7 +35,7 @@ class Scores:
     filtered: int  # pairs (query, label) of the filter
     weakest: Weakest
     zero_shot: ZeroShot | None
-    by_part: ByPart | None
+    by_part: ByPart
     first: int  # row of the split
     counted: np.ndarray  # rows [n] from the first on of the queries that metrics are over
 
@@ -49,9 +49,8 @@ class Scores:
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
             "weakest": self.weakest.report(),
+            **self.by_part.report(self.metrics, self.first + self.counted),
         }
-        if self.by_part is not None:
-            report |= self.by_part.report(self.metrics, self.first + self.counted)
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
@@ -64,11 +63,11 @@ class Scorer:
 
     model: Model
     queries: Table
+    labels: Table
     statistics: LabelStatistics
-    group: Group = ALONE
-    ranking: Ranking | None = None
-    part: RowShare = ALL_ROWS
-    labels: Table | None = None  # of the labels' table, for metrics by part of a version
+    group: Group
+    ranking: Ranking
+    part: RowShare
 
     @classmethod
     def open(
@@ -90,8 +89,8 @@ class Scorer:
         """
         queries, part = open_split(data, split, trained or Data(), window)
         require_inputs(queries, model.inputs)
-        labels = Table.open(data.labels, "labels")
-        return cls(model, queries, statistics or label_statistics(data, trained), group, ranking, part, labels)
+        labels, statistics = Table.open(data.labels, "labels"), statistics or label_statistics(data, trained)
+        return cls(model, queries, labels, statistics, group, ranking or Ranking.of(model, group), part)
 
     @property
     def rows(self) -> int:
@@ -119,11 +118,9 @@ class Scorer:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         among = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
-        ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
-        by_part = None
-        if self.labels is not None and self.labels.parts:
-            by_part = ByPart(self.queries, self.labels, ks)
+        by_part = ByPart(self.queries, self.labels, ks)
+        counters: list[Metrics | ByPart | Deciles] = [metrics, by_part, *([] if deciles is None else [deciles])]
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
@@ -134,7 +131,7 @@ class Scorer:
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x, inputs = self._embed(rows), Inputs.of(rows)
-            _, top = ranking.top_k(x, max(ks), filters, among, inputs)
+            _, top = self.ranking.top_k(x, max(ks), filters, among, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
             retired = self.statistics.retired
@@ -147,15 +144,12 @@ class Scorer:
                 filters, positives = filters.take(labelled), positives.take(labelled)
                 inputs = inputs.take(labelled)
             counted.append(numbers)
-            metrics.update(top, positives)
-            if deciles is not None:
-                deciles.update(top, positives)
-            if by_part is not None:
-                by_part.update(top, positives)
+            for counter in counters:
+                counter.update(top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
                 asked = x[selected], max(ks), filters.take(selected), unseen.labels, inputs.take(selected)
-                _, top_unseen = ranking.top_k(*asked)
+                _, top_unseen = self.ranking.top_k(*asked)
                 unseen.update(top_unseen, top[selected], unseen_positives)
             seen += rows.num_rows
             if on_rows is not None:
