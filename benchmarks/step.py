@@ -25,7 +25,7 @@ import torch
 from benchmarks.common.report import interleave, medians, report
 from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
-from trainer.losses import binary_cross_entropy
+from trainer.losses.binary import binary_cross_entropy
 from trainer.methods.sections import Classifier as Config
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.negatives.draws import RandomPool

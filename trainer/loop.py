@@ -23,7 +23,7 @@ from trainer.model import require_same_data
 from trainer.progress import NEGATIVES, EpochReport, Progress
 from trainer.refresh.adoption import discard_refreshes
 from trainer.setup import Parts, initialise_model, require_room_for_run, require_same_recipe, set_up
-from trainer.tracking import Listener
+from trainer.tracking.tracker import Listener
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from schemas.version import open_whole, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config.load import load_config, restore_recipe
 from trainer.device import CPU
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier

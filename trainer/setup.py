@@ -38,7 +38,7 @@ from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
-from trainer.tracking import NoTracker, Tracker
+from trainer.tracking.tracker import NoTracker, Tracker
 
 # Options of a run that may be others when it goes on: they say where, not what.
 _WHERE = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}

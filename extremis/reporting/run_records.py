@@ -22,7 +22,7 @@ from trainer.config.load import load_config
 from trainer.config.merging import flatten
 from trainer.evaluation.fusion_files import KIND, scores_of
 from trainer.model import trained_digest
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # at the k of all tables
 POINTS = 1000  # most points of a curve; more are averaged

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from extremis.metrics import MetricsState, serving
 from schemas.errors import InputError
-from trainer.tracking import tag
+from trainer.tracking.watchers import tag
 
 LOOPBACK = "127.0.0.1"
 LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]* (NaN|[+-]Inf|[-+0-9.e]+)$")

@@ -20,7 +20,7 @@ from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.progress import Progress
 from trainer.schedule import Budget, epochs_that_fit
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 MOST = 9
 BASE: dict[str, dict] = {

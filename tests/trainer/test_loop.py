@@ -25,7 +25,7 @@ from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.refresh.dump import dump_is_published
 from trainer.rows.threads import set_threads
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 BASE = {
     "data": {"label_texts": True},

@@ -19,7 +19,7 @@ from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 EPOCHS = 12
 BASE = {

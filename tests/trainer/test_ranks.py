@@ -31,7 +31,7 @@ from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
 from trainer.progress import EpochReport
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 EPOCHS = 4
 BASE: dict[str, dict[str, Any]] = {

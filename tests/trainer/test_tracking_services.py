@@ -11,8 +11,8 @@ import pytest
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from trainer.methods.sections import Logging
-from trainer.tracking import Tracker
 from trainer.tracking.ml_flow import metric_name
+from trainer.tracking.tracker import Tracker
 
 RECIPE = {"train": {"epochs": 3}, "encoder": {"kind": "bag"}}
 

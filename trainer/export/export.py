@@ -25,7 +25,7 @@ from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.ranking import embed_labels, embed_texts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner

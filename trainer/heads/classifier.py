@@ -8,8 +8,8 @@ from schemas.randomness import InitialWeights, Purpose
 from trainer.device import CPU, torch_generator
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
-from trainer.losses import Loss, binary_cross_entropy
-from trainer.losses.binary import binary_step
+from trainer.losses.base import Loss
+from trainer.losses.binary import binary_cross_entropy, binary_step
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix

@@ -10,7 +10,7 @@ from schemas.layout import DataLayout
 from schemas.mapped import ScratchRows
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key

@@ -16,7 +16,7 @@ import torch
 
 from schemas.mapped import ScratchFile
 from trainer.device import CPU
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.stream import Batch, Source

@@ -14,7 +14,7 @@ from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer, encode_whole, train_wordpiece
 from schemas.ragged import Ragged
 from tests.bert import write_bert
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 

@@ -9,7 +9,7 @@ import torch
 from tests.bert import write_bert
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
-from trainer.encoders import Encoder
+from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches

@@ -16,8 +16,7 @@ from tests.trainer.losses.test_binary import Problem, problem, problems
 from trainer.config.load import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
-from trainer.losses import Loss
-from trainer.losses.base import Scores
+from trainer.losses.base import Loss, Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES, LossSection
 from trainer.negatives.candidates import label_range, own_pool, shared_pool, weigh_positives

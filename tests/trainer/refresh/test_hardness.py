@@ -20,7 +20,7 @@ from trainer.methods.recipe import Recipe
 from trainer.refresh import hardness
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 K = 3
 RECIPE = Recipe.model_validate(

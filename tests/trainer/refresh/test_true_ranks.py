@@ -17,7 +17,7 @@ from trainer.loop import Trainer
 from trainer.negatives.candidates import ids_within
 from trainer.refresh import true_ranks
 from trainer.stream import Batch
-from trainer.tracking import read_metrics
+from trainer.tracking.tracker import read_metrics
 
 BASE: dict[str, dict] = {
     "order": {"batch": 16, "streams": 4},
