@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,6 @@ class FitOptions:
     device: str = "auto"
 
 
-DEFAULT = FitOptions()
-
-
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
     """Return what `load_model` does, and the split to fit on with its rows, a table for each row group.
 
@@ -92,7 +89,7 @@ def fit_ranker(
 def fit_weights(
     data: str,
     run: str,
-    options: FitOptions = DEFAULT,
+    options: FitOptions = FitOptions(),
     budget: int = BUDGET,
     ranker_budget: int = RANKER_BUDGET,
     ranker: LinearRanker | None = None,
@@ -179,15 +176,12 @@ def score_shortlists(
         parts.append(scorers.score(x, Inputs.of(rows), labels, (scores, ids), filters))
         relevant.append(positives)
     width = max(part.ids.shape[1] for part in parts)
-    names = (field.name for field in fields(Scored))
-    columns = {
-        name: np.concatenate([widened(getattr(part, name), width, PAD if name == "ids" else 0) for part in parts])
-        for name in names
-    }
-    return Scored(**columns), Ragged.join(relevant)
+    columns = zip(zip(*parts, strict=True), (PAD, 0, 0, 0, 0), strict=True)  # ids, and scores of each kind
+    joined = (np.concatenate([widened(part, width, pad) for part in column]) for column, pad in columns)
+    return Scored(*joined), Ragged.join(relevant)
 
 
-def fit_tree(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:
+def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
     """Fit the tree for a checkpoint: on the `shortlist` best labels of each query, and on its own.
 
     A fusion that is there already is replaced.

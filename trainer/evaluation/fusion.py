@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from trainer.linear.ranker import LinearRanker
 VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+class Scored(NamedTuple):
     """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
 
     ids: np.ndarray

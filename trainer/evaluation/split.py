@@ -55,19 +55,11 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
     return 1 + scale * (frequency.astype(np.float64) + b) ** -a
 
 
-def count_points(data: DataLayout, trained: Data, labels: int) -> tuple[np.ndarray, int]:
-    """Count the points of the parts `trained` on, by label of [0, L), and all of them.
-
-    Raises InputError: no such part; TableError.
-    """
-    table = open_queries(data, trained.split)
-    parts = table.choose_parts(trained.parts)
-    return _count(data, trained.split, table.digest, tuple(part.name for part in parts), labels)
-
-
 @functools.lru_cache(maxsize=2)
-def _count(data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int) -> tuple[np.ndarray, int]:
-    """Count the points of `parts` in the table of `digest`, once: what is at its place may be made again."""
+def _count_points(
+    data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
+) -> tuple[np.ndarray, int]:
+    """Count the points of `parts` in the table of `digest`, by label and in all, once: it may be made again."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
@@ -116,7 +108,9 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
     labels = Table.open(data.labels, "labels")
     points: Any
     if trained is not None and trained.parts:
-        frequency, points = count_points(data, trained, labels.rows)
+        queries = open_queries(data, trained.split)
+        parts = tuple(part.name for part in queries.choose_parts(trained.parts))
+        frequency, points = _count_points(data, trained.split, queries.digest, parts, labels.rows)
     else:
         groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)

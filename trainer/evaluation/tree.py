@@ -6,7 +6,7 @@ that reading it takes neither scikit-learn nor pickle.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,14 +16,7 @@ from trainer.evaluation.fusion import Scored
 DEPTH = 7
 FORMAT = 2
 _LEAF = -1
-_NAMES = {
-    "feature": np.int64,
-    "threshold": np.float64,
-    "left": np.int64,
-    "right": np.int64,
-    "value": np.float64,
-    "units": np.float64,
-}
+_INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +86,15 @@ class Tree:
 
     def to_json(self) -> bytes:
         """Return the tree as a file."""
-        return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
+        return json.dumps({"format": FORMAT, **{name: array.tolist() for name, array in vars(self).items()}}).encode()
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Tree":
         """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
         try:
             body = json.loads(data)
-            tree = cls(**{name: np.array(body[name], kind) for name, kind in _NAMES.items()})
+            kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
+            tree = cls(**{name: np.array(body[name], kind) for name, kind in kinds.items()})
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, expected {FORMAT}")
             if not tree._is_whole():
@@ -112,7 +106,7 @@ class Tree:
     def _is_whole(self) -> bool:
         """Tell whether every node is complete and comes before its children, so that every path ends."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
-        equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
+        equal = all(array.shape == (nodes,) for name, array in vars(self).items() if name != "units")
         if not (equal and nodes and self.units.shape == (2,) and (self.units > 0).all()):
             return False
         children = np.stack([self.left[inner], self.right[inner]])
