@@ -63,16 +63,16 @@ def measure_baselines(
     trained = trained or Data()
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained)
-    names = {column.name for column in table.manifest.columns}
-    groups = list(part.batches(table, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries))
+    tokens = [_TOKENS] if _TOKENS in table.columns else []
+    groups = list(part.batches(table, scored_columns(table, tokens), queries))
     baselines: dict[str, Baseline] = {"popular labels": functools.partial(rank_popular, statistics.frequency)}
-    if _TOKENS in names:
+    if tokens:
         vocabulary = DataSizes.of(data).vocabulary
         trained_on = open_queries(data, trained.split)
         points = list(trained.trained.batches(trained_on, [_TOKENS, "label_ids"], TEXTS))
         texts, labels = _joined(points, _TOKENS), _joined(points, "label_ids")
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary).rank
-        words = LinearRanker.of(data, trained, [_TOKENS])
+        words = LinearRanker.of(data, trained, tokens)
         if words is not None:
             baselines["linear ranker"] = lambda texts, k: words.rank(Inputs(texts), k)
         texts = _joined(ALL_ROWS.batches(Table.open(data.labels, "labels"), [_TOKENS], TEXTS), _TOKENS)

@@ -18,12 +18,12 @@ from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
-from trainer.evaluation.fusion import Scored, Scorers, Weights
+from trainer.evaluation.fusion import Scorers, Weights
 from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
 from trainer.evaluation.memory import BUDGET, Memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
-from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.evaluation.search import LabelRows, Scored, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
 from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import Inputs, columns_of, scored_columns

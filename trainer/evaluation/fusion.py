@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -11,34 +11,12 @@ from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, widened
 from trainer.evaluation.memory import Memory, votes_of
-from trainer.evaluation.search import LabelRows, Rows
+from trainer.evaluation.search import LabelRows, Rows, Scored
+from trainer.evaluation.tree import Tree
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 
 VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
-
-
-class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
-
-    ids: np.ndarray
-    scores: np.ndarray
-    texts: np.ndarray
-    votes: np.ndarray
-    linear: np.ndarray
-
-
-class Fusion(Protocol):
-    """A way to fuse scores, weights or a tree; `reads_texts`: those of labels' texts count."""
-
-    @property
-    def reads_texts(self) -> bool: ...
-
-    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return the fused scores [B, S] of labels with `frequency` [B, S]."""
-
-    def to_json(self) -> bytes:
-        """Return what was fitted as a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +160,9 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     weights = np.zeros(len(columns))
     weights[kept] = found.x
     return float(found.fun), weights
+
+
+Fusion: TypeAlias = Weights | Tree
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Exact search for the best labels of queries, with filtered labels left out before the cut at k."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class LabelRows:
             gathered = gathered.to(x.device).float().unflatten(0, places[part].shape)
             scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
         return self.group.sum(scores * inside).numpy()
+
+
+class Scored(NamedTuple):
+    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
+
+    ids: np.ndarray
+    scores: np.ndarray
+    texts: np.ndarray
+    votes: np.ndarray
+    linear: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

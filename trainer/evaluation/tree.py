@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from schemas.errors import MissingExtra, TableError
-from trainer.evaluation.fusion import Scored
+from trainer.evaluation.search import Scored
 
 DEPTH = 7
 FORMAT = 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.evaluation.fusion import Scored
+from trainer.evaluation.search import Scored
 from trainer.evaluation.tree import DEPTH, Tree
 
 DRAW = np.random.default_rng(0)

@@ -27,10 +27,11 @@ from tests.trainer.evaluation.small_model import (
 from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
-from trainer.evaluation.fusion import Fused, Scored, Scorers, Weights
+from trainer.evaluation.fusion import Fused, Scorers, Weights
 from trainer.evaluation.fusion_files import open_fused, open_fusion, scores_of
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.search import Scored
 from trainer.evaluation.split import label_statistics
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
