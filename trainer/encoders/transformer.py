@@ -87,14 +87,13 @@ class TransformerEncoder(Encoder):
                 f"encoder.dimension = {config.dimension}, but {config.model} gives {hidden} dimensions: "
                 f"set encoder.dimension = {hidden}, or encoder.bottleneck = true to project to {config.dimension}."
             )
+        modules = nn.ModuleDict({"model": self._model})
         self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
         if self._bottleneck is not None:
             draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
             with torch.no_grad():
                 self._bottleneck.weight.normal_(0, hidden**-0.5, generator=draw)
                 self._bottleneck.bias.zero_()
-        modules = nn.ModuleDict({"model": self._model})
-        if self._bottleneck is not None:
             modules["bottleneck"] = self._bottleneck
         if config.compile:
             # Lengths of batches differ; and a second pass over the same rows has to drop what the first one has.
@@ -142,7 +141,10 @@ class TransformerEncoder(Encoder):
     def load(self, folder: Path) -> None:
         """Read the bottleneck, where there is one: the model was read from `folder` when it was built."""
         if self._bottleneck is not None:
-            self._bottleneck.load_state_dict(read_bottleneck(folder))
+            modules = json.loads((folder / "modules.json").read_text())
+            (path,) = [module["path"] for module in modules if module["name"] == _BOTTLENECK]
+            tensors = load_file(folder / path / WEIGHTS)
+            self._bottleneck.load_state_dict({name.removeprefix("linear."): value for name, value in tensors.items()})
 
     @property
     def _takes_whole_masks(self) -> bool:
@@ -194,13 +196,6 @@ def write_modules(
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
     # Its own classes choose their similarity; vectors here are scored by inner product.
     _write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "dot"})
-
-
-def read_bottleneck(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weight and the bias of the bottleneck that `write_modules` wrote."""
-    modules = json.loads((folder / "modules.json").read_text())
-    (path,) = [module["path"] for module in modules if module["name"] == _BOTTLENECK]
-    return {name.removeprefix("linear."): value for name, value in load_file(folder / path / WEIGHTS).items()}
 
 
 def _describe_dense(inputs: int, outputs: int, bias: bool) -> dict[str, Any]:

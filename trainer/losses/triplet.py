@@ -87,10 +87,16 @@ class _SortedPositives:
         counts = np.bincount(query_of, minlength=scores.queries)
         width = max(1, int(scores.group.max(torch.tensor(counts.max(initial=0)))))
         slot = send(np.arange(len(query_of)) - (counts.cumsum() - counts)[query_of], s.device)
-        self._score = self._pad(scores, query, slot, s, width, torch.inf)
-        weight = self._pad(scores, query, slot, v, width, 0)
-        self._score, order = self._score.sort(1)
-        weight = weight.gather(1, order)
+
+        def padded(values: torch.Tensor, pad: float) -> torch.Tensor:
+            """Return ragged `values` of all ranks as [B, ranks x width]."""
+            rows = values.new_full((scores.queries, width), pad)
+            rows[query, slot] = values
+            ranks = scores.group.gather(rows)
+            return ranks.view(-1, scores.queries, width).transpose(0, 1).reshape(scores.queries, -1)
+
+        self._score, order = padded(s, torch.inf).sort(1)
+        weight = padded(v, 0).gather(1, order)
         moment = torch.where(weight > 0, weight * self._score, 0)
         self.weight = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
         self.moment = torch.nn.functional.pad(moment.cumsum(1), (1, 0))
@@ -107,13 +113,3 @@ class _SortedPositives:
         """Sum v (s - s_j + margin) over the `counts` lowest positives j of `rows`; 0 where masked."""
         part = self.weight[rows, counts] * (s + self._margin) - self.moment[rows, counts]
         return torch.where(counts > 0, part, 0)
-
-    @staticmethod
-    def _pad(
-        scores: Scores, query: torch.Tensor, slot: torch.Tensor, values: torch.Tensor, width: int, pad: float
-    ) -> torch.Tensor:
-        """Return ragged `values` of all ranks as [B, ranks x width]."""
-        rows = values.new_full((scores.queries, width), pad)
-        rows[query, slot] = values
-        ranks = scores.group.gather(rows)
-        return ranks.view(-1, scores.queries, width).transpose(0, 1).reshape(scores.queries, -1)
