@@ -27,7 +27,7 @@ from trainer.faked_ranks import FakedRanks, Operators
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.recipe import Recipe
-from trainer.methods.tables import LEAD
+from trainer.methods.sections import LEAD
 from trainer.refresh.dump import dump_is_published
 from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches

@@ -24,8 +24,7 @@ from schemas.storage import file_sha256, sha256
 from schemas.waits import Wait
 from trainer.device import CPU
 from trainer.encoders.base import WEIGHTS
-from trainer.encoders.pooling import MODES, pool
-from trainer.encoders.transformer import load_model
+from trainer.encoders.transformer import MODES, load_model, pool
 from trainer.rows.threads import one_thread
 from trainer.stream.batch import pad_rows
 

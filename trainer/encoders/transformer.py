@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.device import CPU, autocast, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder, nothing_before
-from trainer.encoders.pooling import MODES, pool
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 from trainer.stream.batch import pad_rows
@@ -24,6 +23,15 @@ from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."
+# Kinds of pooling as sentence-transformers of any version writes them, in the order in which it joins several.
+MODES = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 
 
 class TransformerSection(EncoderSection):
@@ -165,6 +173,37 @@ class TransformerEncoder(Encoder):
         return x if self._bottleneck is None else self._bottleneck(x)  # type: ignore[no-any-return]
 
 
+def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: int = 0) -> torch.Tensor:
+    """Return the pooled `states` [B, T, D] of rows padded on the right, `mask` [B, T] bool: [B, D × modes].
+
+    `skip`: first tokens, those of a prompt, that no mode but the last token looks at.
+    """
+    first = torch.zeros(len(mask), dtype=torch.int64, device=mask.device)
+    lengths = mask.sum(1)
+    if skip:
+        first = torch.where(lengths > skip, skip, first)
+        mask = mask & (torch.arange(mask.shape[1], device=mask.device) >= skip)
+    rows = torch.arange(len(mask), device=mask.device)
+    present = mask.unsqueeze(2).to(states.dtype)
+    pooled = []
+    for mode in modes:
+        if mode == "cls":
+            x = states[rows, first] if skip else states[:, 0]
+        elif mode == "lasttoken":
+            x = states[rows, lengths - 1]
+        elif mode == "max":
+            x = states.masked_fill(present == 0, -torch.inf).max(1).values
+        else:
+            weight = present
+            if mode == "weightedmean":
+                weight = present * torch.arange(1, mask.shape[1] + 1, device=mask.device)[:, None]
+            total = weight.sum(1)
+            total = total.clamp(min=1e-9) if skip else total  # a row may be no longer than its prompt
+            x = (states * weight).sum(1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)
+        pooled.append(x)
+    return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]
+
+
 def write_modules(
     folder: Path, config: EncoderSection, hidden: int, pooling: str, bottleneck: nn.Linear | None, tokens: int
 ) -> None:
@@ -182,29 +221,23 @@ def write_modules(
         if tensors:
             save_file({key: value.detach().contiguous() for key, value in tensors.items()}, folder / path / WEIGHTS)
 
+    def add_dense(name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        outputs, inputs = tensors["linear.weight"].shape
+        shape = {"in_features": inputs, "out_features": outputs, "bias": "linear.bias" in tensors}
+        add(name, "Dense", {**shape, "activation_function": "torch.nn.modules.linear.Identity"}, tensors)
+
     modes = {MODES[name]: name == pooling for name in ("mean", "cls")}
     add("pooling", "Pooling", {"word_embedding_dimension": hidden, **modes})
     if bottleneck is not None:
-        weights = {f"linear.{name}": value for name, value in bottleneck.state_dict().items()}
-        add(_BOTTLENECK, "Dense", _describe_dense(hidden, config.dimension, bias=True), weights)
+        add_dense(_BOTTLENECK, {f"linear.{name}": value for name, value in bottleneck.state_dict().items()})
     if config.normalize:
         add("normalize", "Normalize", {})
     if config.scale != 1.0:  # there is no module for a factor
-        square = _describe_dense(config.dimension, config.dimension, bias=False)
-        add("scale", "Dense", square, {"linear.weight": config.scale * torch.eye(config.dimension)})
+        add_dense("scale", {"linear.weight": config.scale * torch.eye(config.dimension)})
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
     # Its own classes choose their similarity; vectors here are scored by inner product.
     _write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "dot"})
-
-
-def _describe_dense(inputs: int, outputs: int, bias: bool) -> dict[str, Any]:
-    return {
-        "in_features": inputs,
-        "out_features": outputs,
-        "bias": bias,
-        "activation_function": "torch.nn.modules.linear.Identity",
-    }
 
 
 def _write_json(path: Path, body: Any) -> None:

@@ -14,7 +14,7 @@ from trainer.methods import rules
 from trainer.methods.kinds import LossSection, OneOfKinds
 from trainer.methods.recipe import MOST, ClassifierRecipe, Labels, TableLabels
 from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Rule, Setting
-from trainer.methods.tables import LEAD, Tables
+from trainer.methods.sections import LEAD, Tables
 from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
 if TYPE_CHECKING:

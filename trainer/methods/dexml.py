@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from schemas.options import Options
 from trainer.methods.kinds import OneOfKinds
 from trainer.methods.recipe import Labels, Recipe, TableLabels
-from trainer.methods.tables import Tables
+from trainer.methods.sections import Tables
 
 _BLOCK = 4096  # labels that a loss over all of them scores at a time
 

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from trainer.methods.dexml import DualEncoder, Positives
 from trainer.methods.recipe import ClassifierRecipe, Labels, Recipe
-from trainer.methods.sections import Order
-from trainer.methods.tables import Tables
+from trainer.methods.sections import Order, Tables
 from trainer.schedule import ClusterSchedule
 
 

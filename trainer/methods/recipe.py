@@ -9,8 +9,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from schemas.options import Options
 from trainer.methods.earlier import renew
 from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
-from trainer.methods.sections import Checkpoint, Classifier, Data, Logging, Order, Storage, Train, Validation
-from trainer.methods.tables import Tables
+from trainer.methods.sections import Checkpoint, Classifier, Data, Logging, Order, Storage, Tables, Train, Validation
 from trainer.schedule import SINGLE_ROWS
 
 if TYPE_CHECKING:

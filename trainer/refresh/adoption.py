@@ -21,7 +21,7 @@ from schemas.table import Table
 from schemas.waits import Say, waiting
 from trainer.checkpoints.stopping import StoppedError
 from trainer.methods.recipe import Recipe
-from trainer.methods.tables import LEAD, Tables
+from trainer.methods.sections import LEAD, Tables
 from trainer.stream import Source
 
 

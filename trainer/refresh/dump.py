@@ -25,7 +25,7 @@ from trainer.checkpoints.background import BackgroundWriter, ReadRows
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 from trainer.methods.recipe import Recipe
-from trainer.methods.tables import LEAD
+from trainer.methods.sections import LEAD
 from trainer.model import Model
 from trainer.stream import Source
 from trainer.stream.transfer import LateCopy
