@@ -3,7 +3,8 @@
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from schemas.errors import InputError, RoomError, StorageError
 
@@ -32,6 +33,22 @@ def say_bytes(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+T = TypeVar("T")
+
+
+def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Yield `things` in lists, each as soon as its sizes add up to `least`; the last one may be smaller."""
+    piece, size = list[T](), 0
+    for thing in things:
+        piece.append(thing)
+        size += size_of(thing)
+        if size >= least:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:

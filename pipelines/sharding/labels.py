@@ -23,6 +23,7 @@ from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.plans import LabelsPlan
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reopen, reported
 from schemas.shard_files import parquet, shards
+from schemas.sizes import in_pieces
 
 Blocks = tuple[Block, ...]
 
@@ -234,7 +235,8 @@ def resolve_shard(
     (labels,) = receive(parts["keys"])
     first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
     ids = ids_of(labels, first)
-    for mentions in _chunks(parts["mentions"]):
+    received = ((number, batch) for number, packet in parts["mentions"] for batch in receive([packet]))
+    for mentions in in_pieces(received, lambda mention: mention[1].num_rows, _LOOKED_UP):
         found = plan.files[resume.IDS].send(look_up(labels["key"], ids, mentions))
         yield from plan.meter.count_bytes(FIND, found)
         plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
@@ -273,17 +275,3 @@ def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
     for batch in batches:
         ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()
     return ids
-
-
-def _chunks(mentions: Iterable[tuple[int, Packet]]) -> Iterator[list[tuple[int, pa.RecordBatch]]]:
-    some: list[tuple[int, pa.RecordBatch]] = []
-    rows = 0
-    for number, packet in mentions:
-        (batch,) = receive([packet])
-        some.append((number, batch))
-        rows += batch.num_rows
-        if rows >= _LOOKED_UP:
-            yield some
-            some, rows = [], 0
-    if some:
-        yield some

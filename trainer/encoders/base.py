@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -51,7 +51,6 @@ class Encoder(ABC):
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
         self._exchange: GradientExchange | None = None
-        self._is_sent = False
 
     def move(self, device: torch.device) -> None:
         """Move the parameters, before the first step; what is prepared goes to the same device."""
@@ -105,29 +104,20 @@ class Encoder(ABC):
         Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
         """
 
-    @contextlib.contextmanager
-    def exchanging(self, group: Group) -> Iterator[None]:
+    def exchanging(self, group: Group) -> contextlib.AbstractContextManager[None]:
         """Sum gradients over ranks while the block makes the only backward pass of a step; `reduce` ends it.
 
         Every rank makes it, with rows or without. Raises RankLostError.
         """
-        with self._exchange_with(group).sending() if group.ranks > 1 else contextlib.nullcontext():
-            yield
-        self._is_sent = True
+        return self._exchange_with(group).sending() if group.ranks > 1 else contextlib.nullcontext()
 
     def reduce(self, group: Group) -> None:
         """Sum the gradients over ranks, before `update`; the same bits on every rank.
 
         A parameter that no rank has a gradient for keeps none. Raises RankLostError.
         """
-        sent, self._is_sent = self._is_sent, False
-        if group.ranks == 1:
-            return
-        exchange = self._exchange_with(group)
-        if not sent:
-            with exchange.sending():
-                pass
-        exchange.finish()
+        if group.ranks > 1:
+            self._exchange_with(group).finish()
 
     def _exchange_with(self, group: Group) -> GradientExchange:
         if self._exchange is None or self._exchange.group is not group:

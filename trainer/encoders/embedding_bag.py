@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from schemas.ragged import SparseRows, offsets_of
+from schemas.sizes import in_pieces
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 from trainer.rows.matrix import RowMatrix
@@ -111,7 +112,8 @@ class BagGradients:
 
     def _sum_pieces(self, group: Group) -> None:
         """Sum the gradients of all ranks' rows, piece by piece."""
-        pieces = self._pieces()
+        batches = (batch for batch in self._pending if batch.grad is not None)
+        pieces = list(in_pieces(batches, lambda batch: batch.inputs.bags.rows, PIECE))
         inputs, grad, count = self._gather_piece(group, pieces, 0)
         if count > 1:
             own = [np.empty(0, np.int64), *(batch.inputs.ids for piece in pieces for batch in piece)]
@@ -127,25 +129,14 @@ class BagGradients:
             self._summed = inputs.places, inputs.gradient(grad)
         self._pending = []
 
-    def _pieces(self) -> list[list[_PendingBags]]:
-        """Return the batches with gradients in pieces of some PIECE bags; one piece at least."""
-        pieces: list[list[_PendingBags]] = [[]]
-        bags = 0
-        for batch in self._pending:
-            if batch.grad is None:
-                continue
-            if bags >= PIECE:
-                pieces.append([])
-                bags = 0
-            pieces[-1].append(batch)
-            bags += len(batch.grad)
-        return pieces
-
     def _gather_piece(
         self, group: Group, pieces: list[list[_PendingBags]], number: int
     ) -> tuple[BagInputs, torch.Tensor, int]:
         """Return the bags of one piece of every rank, their gradients, and the greatest number of pieces of a rank."""
-        bags, grad = self._concatenate(pieces[number] if number < len(pieces) else [])
+        batches = pieces[number] if number < len(pieces) else []
+        bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
+        none = torch.empty(0, self._table.shape[1], device=self._table.device)
+        grad = torch.cat([none, *(batch.grad for batch in batches if batch.grad is not None)])
         # Ids fit in 32 bits wherever the table fits in memory.
         ids, weights, counts, numbers = group.gather_arrays(
             bags.ids.astype(np.int32),
@@ -156,9 +147,3 @@ class BagGradients:
         gathered = SparseRows(ids.astype(np.int64), weights, offsets_of(counts))
         inputs = BagInputs.of(gathered, 0, self._table.device)
         return inputs, group.gather(grad), int(numbers.max())
-
-    def _concatenate(self, batches: list[_PendingBags]) -> tuple[SparseRows, torch.Tensor]:
-        """Return the bags [n] of `batches`, and their gradients [n, D]."""
-        grads = [batch.grad for batch in batches if batch.grad is not None]
-        bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
-        return bags, torch.cat([torch.empty(0, self._table.shape[1], device=self._table.device), *grads])

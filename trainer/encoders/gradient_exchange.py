@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from schemas.sizes import in_pieces
 from trainer.group import Group
 
 _BUCKET_BYTES = 1 << 25
 
 
 class GradientExchange:
-    """Exchange of the gradients of `parameters` over the ranks of `group`: one backward pass, then `finish`.
+    """Exchange of the gradients of `parameters` over the ranks of `group`: a backward pass or several, then `finish`.
 
     Buckets go from the last parameter to the first, as a backward pass reaches them. A bucket is sent when all that it
     expects is there and the one before it is sent; all are sent when the pass ends, so that every rank sends the
@@ -30,7 +31,8 @@ class GradientExchange:
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """Send the gradients of the backward pass that the block makes, if it makes one. Raises RankLostError."""
-        self._buckets = list(self._make_buckets())
+        expected = (n for n in reversed(range(len(self._parameters))) if self._expected[n])
+        self._buckets = list(in_pieces(expected, lambda n: self._parameters[n].nbytes, _BUCKET_BYTES))
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sums = []
         hooks = [
@@ -50,6 +52,9 @@ class GradientExchange:
         """Put the sums in place of the gradients; what no rank has a gradient for keeps none. Raises RankLostError."""
         if not self._parameters:
             return
+        if not self._sums:  # gradients of several passes are sent now
+            with self.sending():
+                pass
         flags = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
         has_gradient = self.group.max(flags).bool().tolist()
         for bucket, summed in zip(self._buckets, self._sums, strict=True):
@@ -58,20 +63,6 @@ class GradientExchange:
         if unexpected:
             self._unpack(unexpected, self.group.sum(self._pack(unexpected)), has_gradient)
         self._buckets, self._sums, self._expected = [], [], has_gradient
-
-    def _make_buckets(self) -> Iterator[list[int]]:
-        bucket: list[int] = []
-        size = 0
-        for n in reversed(range(len(self._parameters))):
-            if not self._expected[n]:
-                continue
-            bucket.append(n)
-            size += self._parameters[n].nbytes
-            if size >= _BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
 
     def _count_gradient(self, number: int, parameter: torch.nn.Parameter) -> None:
         """Count a gradient of bucket `number`, and send the buckets that are complete."""
