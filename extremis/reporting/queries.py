@@ -121,9 +121,8 @@ def sample(
     decoder = TextDecoder(data)
     notes: list[str] = []
     by_run: dict[str, list[Example]] = {run.name: [] for run in runs}
-    weak: dict[str, set[int]] = {split: set() for split in splits}
-    for shown in (shown for shown in tables if shown["split"] in weak):
-        weak[shown["split"]] |= {group["rows"][0] for group in shown["queries"]}
+    groups = [(shown["split"], group) for shown in tables for group in shown["queries"]]
+    weak = {split: {group["rows"][0] for of, group in groups if of == split} for split in splits}
     for split in splits:
         table = Table.open(data.queries(split), "queries")
         sampled = sample_rows(table.rows, -(-count // len(splits)))
