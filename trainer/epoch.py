@@ -283,8 +283,7 @@ class EpochRunner:
         Metrics are the same on every rank, and so is the decision.
         """
         parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
-        is_best = parts.validator.is_best(metrics, progress.best_metric)
-        progress.record_validation(metrics[options.metric], is_best, 0 if last else options.patience)
+        progress.record_validation(metrics[options.metric], 0 if last else options.patience)
         if not progress.stopped:
             return
         figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}

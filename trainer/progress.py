@@ -42,9 +42,9 @@ class Progress:
             del state["worse"], state["stopped"]
         return state
 
-    def record_validation(self, metric: float, is_best: bool, patience: int) -> None:
+    def record_validation(self, metric: float, patience: int) -> None:
         """Record a validation; after `patience` (0: any number) in a row that are not the best the run is stopped."""
-        if is_best:
+        if self.best_metric is None or metric > self.best_metric:
             self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
             return
         self.worse += 1

@@ -163,30 +163,24 @@ class Weakest:
     """Counts of what was found among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
 
     def __init__(self) -> None:
-        self._hits: list[np.ndarray] = []  # of each query [B]
-        self._positives: list[np.ndarray] = []
-        self._hit_labels: list[np.ndarray] = []  # one entry a hit
-        self._labels: list[np.ndarray] = []  # one entry a positive
+        # Hits and positives of each query [B], labels of each hit, and those of each positive.
+        self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: `top` [B, K] label ids, best first, -1 pads; `positives`: label ids of B rows."""
         is_hit = positives.contains(top[:, :DEPTH])
-        self._hits.append(is_hit.sum(1))
-        self._positives.append(positives.counts)
-        self._hit_labels.append(top[:, :DEPTH][is_hit])
-        self._labels.append(positives.entries)
+        self._batches.append((is_hit.sum(1), positives.counts, top[:, :DEPTH][is_hit], positives.entries))
 
     def report(self) -> dict[str, Any]:
         """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, the worst first.
 
         Queries by the share of what could be found, labels by that of their queries; then those with most to find.
         """
-        hits, positives = np.concatenate(self._hits), np.concatenate(self._positives)
+        hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
         rows = np.flatnonzero(positives)
         queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH), QUERIES)
-        labels, counts = np.unique(np.concatenate(self._labels), return_counts=True)
-        hit_labels = np.searchsorted(labels, np.concatenate(self._hit_labels))
-        label_hits = np.bincount(hit_labels, minlength=len(labels))
+        labels, counts = np.unique(of_positives, return_counts=True)
+        label_hits = np.bincount(np.searchsorted(labels, hit_labels), minlength=len(labels))
         return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts, SHOWN)}
 
 

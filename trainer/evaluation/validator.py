@@ -91,7 +91,3 @@ class Validator:
     @property
     def _split(self) -> str:
         return self.options.split or (HOLDOUT if self.trained.holdout else "")
-
-    def is_best(self, metrics: dict[str, float], best: float | None) -> bool:
-        """Compare the metric that decides, which `check` has seen to, with the `best` so far."""
-        return best is None or metrics[self.options.metric] > best

@@ -1,11 +1,9 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -144,7 +142,10 @@ class Exported:
         table, folder = files.table, files.folder
         vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)]) for part in (VECTORS, TEXTS))
         files.check_all()
-        model = _open_model(recipe, table.parameters, folder / ENCODER)
+        recipe = recipe.model_copy(update={"encoder": recipe.encoder.at_folder(str(folder / ENCODER))})
+        # No rows: the vectors are those of the files.
+        model = Model.build(recipe, table.parameters["vocabulary"], 0, table.parameters["features"])
+        model.encoder.load(folder / ENCODER)
         model.encoder.move(device)
         if vectors.shape != (table.rows, table.parameters["dimension"]):
             raise ValueError(f"vectors of shape {vectors.shape}")
@@ -168,11 +169,6 @@ class Exported:
         if table.parameters.get(RETIRED):
             retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy()
         return Serving(model, vectors, indexed, fused, rows, retired, files)
-
-    @property
-    def tokens(self) -> int:
-        """Greatest number of tokens of a text."""
-        return int(self.table.parameters["max_tokens"])
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
@@ -217,14 +213,6 @@ def use_threads(threads: int | None, indexed: bool) -> None:
         from search.index import set_up
 
         set_up(threads)
-
-
-def _open_model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
-    encoder = recipe.encoder.at_folder(str(folder))
-    # No rows: the vectors are those of the files.
-    model = Model.build(recipe.model_copy(update={"encoder": encoder}), facts["vocabulary"], 0, facts["features"])
-    model.encoder.load(folder)
-    return model
 
 
 def iterate_ranked(

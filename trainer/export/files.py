@@ -16,6 +16,7 @@ from schemas.mapped import Mapped, stamp
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import ViewedShard
 from schemas.sizes import require_room
+from schemas.storage import join
 from schemas.table import Table
 from trainer.export.vectors import map_vectors, patch_vectors, read_vectors
 
@@ -33,19 +34,17 @@ class Files:
 
     def __init__(self, table: Table) -> None:
         self.table, self.url = table, table.url
-        self._scratch: Any = None
         self._checked: dict[str, tuple[int, int, int]] = {}
         self._mapped: list[Mapped] = []
 
     @cached_property
     def folder(self) -> Path:
         """Folder of the export's own files."""
-        return Path(storage.filesystem(self.url)[1]) if storage.is_local(self.url) else self._copies
+        return Path(storage.filesystem(self.url)[1] if storage.is_local(self.url) else self._copies.name)
 
     @cached_property
-    def _copies(self) -> Path:
-        self._scratch = tempfile.TemporaryDirectory(prefix="extremis-export-")
-        return Path(self._scratch.name)
+    def _copies(self) -> tempfile.TemporaryDirectory:
+        return tempfile.TemporaryDirectory(prefix="extremis-export-")
 
     def of(self, part: str) -> tuple[Shard, ...]:
         """Return the files of one part of the export, in order."""
@@ -117,7 +116,7 @@ class Files:
         """Return the path of a file, and whether it lies there by itself."""
         place = shard_url(self.url, shard)
         local = storage.is_local(place)
-        return storage.filesystem(place)[1] if local else str(self._copies / shard.path), local
+        return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         place = find_shard(self.url, shard, REMEDY)

@@ -67,7 +67,8 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
 def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
     """Return `body` with the method that its head, pool, hash tables and clusters told before; they came with it."""
     head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)
-    kind, pool, hashed = head.pop("kind", None), negatives.get("pool"), _hashed(negatives)
+    kind, pool, lsh = head.pop("kind", None), negatives.get("pool"), negatives.get("lsh")
+    hashed = lsh.get("hard") if isinstance(lsh, Mapping) else None  # labels that hash tables give a query
     clustered = order.get("cluster", 1) != 1 or order.get("cluster_doubles_every", 0) != 0
     if kind == "label-encoder" or (kind is None and method in ("dexml", "ngame")):
         if not (kind or pool or clustered):
@@ -96,9 +97,3 @@ def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
     body = {**body, "method": method, **({"negatives": negatives} if "negatives" in body else {})}
     empty = {name for name, part in (("head", head), ("classifier", body.get("classifier"))) if not part}
     return {name: part for name, part in {**body, "head": head}.items() if name not in empty}
-
-
-def _hashed(negatives: Mapping[str, Any]) -> Any:
-    """Return the labels that hash tables give a query; None where nothing is said."""
-    lsh = negatives.get("lsh")
-    return lsh.get("hard") if isinstance(lsh, Mapping) else None

@@ -36,20 +36,15 @@ class Tracker:
         say: Say = print,
     ) -> None:
         self._run, self._claim, self._say = run, claim or Unclaimed(), say
-        self._local = storage.is_local(run.root)
-        self._folder: tempfile.TemporaryDirectory | None = None
-        if self._local:
-            root = Path(storage.filesystem(run.root)[1])
-        else:
-            self._folder = tempfile.TemporaryDirectory(prefix="extremis-")
-            root = Path(self._folder.name)
+        self._folder = None if storage.is_local(run.root) else tempfile.TemporaryDirectory(prefix="extremis-")
+        root = Path(self._folder.name if self._folder else storage.filesystem(run.root)[1])
         root.mkdir(parents=True, exist_ok=True)
         self._metrics = root / "metrics.jsonl"
         self._events = root / FOLDER
         self._file: Any = None
         self._failed = False
         self._listeners: list[Listener] = []
-        self._watchers = open_watchers(options, RunFacts(run.root, root, not self._local, recipe or {}, say))
+        self._watchers = open_watchers(options, RunFacts(run.root, root, self._folder is not None, recipe or {}, say))
 
     def watch(self, listener: Listener) -> None:
         """Call `listener` with every record from now on."""
@@ -92,7 +87,7 @@ class Tracker:
             self._file.flush()
             for watcher in self._watchers.values():
                 watcher.flush()
-        if self._local:
+        if self._folder is None:
             return
         self._claim.require()
         storage.write_bytes(self._run.metrics, self._metrics.read_bytes())
