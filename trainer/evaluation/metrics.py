@@ -146,7 +146,7 @@ class Rankings:
         gains, labels = self.hits * widened(weights[np.maximum(self.top, 0)], self.depth), self.positives.entries
         rows = SparseRows(labels, weights[labels].astype(np.float64), offsets_of(self.positives.counts))
         best, _ = rows.best(self.depth)
-        return gains, np.where(np.isneginf(best), 0, best)
+        return gains, np.where(np.isneginf(best), 0, best)  # pads
 
     def up_to_k(self, gains: np.ndarray) -> np.ndarray:
         """Sum the gains [B, depth] of the ranks up to each k, [B, len(ks)]."""

@@ -59,7 +59,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 def _count_points(
     data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
 ) -> tuple[np.ndarray, int]:
-    """Count the points of `parts` in the table of `digest`, by label and in all, once: it may be made again."""
+    """Count the points of `parts`, by label and in all, once for the table of `digest`: its place may get another."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
