@@ -6,7 +6,8 @@ import torch
 
 from schemas.randomness import InitialWeights, Purpose
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, Encoder, nothing_before
+from trainer.encoders.base import Before, Encoder
+from trainer.group import ALONE
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 
@@ -25,7 +26,7 @@ class MeanEncoder(Encoder):
         torch.nn.init.normal_(bag.weight, std=config.dimension**-0.5, generator=draw)
         super().__init__(config, bag, seed, config.lr)
 
-    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before):
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before):
         tokens, offsets = (torch.from_numpy(values.astype("int64")) for values in inputs.tokens)
         return tokens, offsets, 0 if dropout_key is None else before(len(offsets) - 1)
 

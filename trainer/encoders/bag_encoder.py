@@ -15,7 +15,7 @@ from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, Encoder, Size, clip_gradients, nothing_before
+from trainer.encoders.base import Before, Encoder, Size, clip_gradients
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
 from trainer.encoders.features import (
     count_ngrams,
@@ -160,7 +160,7 @@ class BagEncoder(Encoder):
         return weights
 
     def prepare(
-        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before
     ) -> BagInputs:
         rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0  # weights stay on the host
         if self._config.unit_features:

@@ -24,11 +24,6 @@ WEIGHTS = "model.safetensors"
 Before = Callable[[int], int]
 
 
-def nothing_before(count: int) -> int:
-    """Return 0: nothing is before a whole batch."""
-    return 0
-
-
 class Size(NamedTuple):
     """Bytes of parameters, and of their optimizer's state."""
 
@@ -88,9 +83,7 @@ class Encoder(ABC):
         """
 
     @abstractmethod
-    def prepare(
-        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
-    ) -> Any:
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before) -> Any:
         """Prepare B rows for `encode`, on its device; `dropout_key` (epoch, step, ...) only in training.
 
         `before(count)`: for rows that are part of a batch and have `count` of something, the count of it in the parts

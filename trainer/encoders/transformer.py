@@ -15,7 +15,8 @@ from torch import nn
 from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.device import CPU, autocast, torch_generator
-from trainer.encoders.base import WEIGHTS, Before, Encoder, nothing_before
+from trainer.encoders.base import WEIGHTS, Before, Encoder
+from trainer.group import ALONE
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 from trainer.stream.batch import pad_rows
@@ -115,7 +116,7 @@ class TransformerEncoder(Encoder):
         return self._model
 
     def prepare(
-        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before
     ) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
         padded = pad_rows(inputs.tokens, most=self._config.max_tokens)

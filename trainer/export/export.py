@@ -277,7 +277,9 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
         spec = earlier.facts["factory"]
     if spec is None:
         return [], None
-    queries = _embed_some_queries(plan.data, serving)
+    group = next(open_queries(plan.data, "train").batches(serving.model.columns), None)  # shards are pre-shuffled
+    none = torch.empty(0, serving.vectors.shape[1])
+    queries = none if group is None else serving.embed(group.slice(0, _TUNING_QUERIES))
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
     shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
@@ -293,14 +295,6 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
     shards = [None if effort is None else next(indexes) for effort in facts["efforts"]]
     files = [None if shard is None else (earlier.files.path(shard), earlier.named(shard)) for shard in shards]
     return EarlierIndex(facts, files, lambda number: earlier.files.vectors(vectors[number]))
-
-
-def _embed_some_queries(data: DataLayout, serving: Serving) -> torch.Tensor:
-    """Embed the first training queries: shards are pre-shuffled."""
-    table = open_queries(data, "train")
-    for group in table.batches(serving.model.columns):
-        return serving.embed(group.slice(0, _TUNING_QUERIES))
-    return torch.empty(0, serving.vectors.shape[1])
 
 
 def _measure_thresholds(

@@ -165,9 +165,8 @@ class Exported:
             fusion = parse(file.read_bytes(), str(file))
             fused = Fused(fusion, scorers, frequency, table.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
-        retired = None
-        if table.parameters.get(RETIRED):
-            retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy()
+        has_retired = table.parameters.get(RETIRED)
+        retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy() if has_retired else None
         return Serving(model, vectors, indexed, fused, rows, retired, files)
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
