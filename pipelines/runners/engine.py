@@ -296,7 +296,9 @@ def _states(result: PipelineResult) -> Iterator[bool]:
 
     threading.Thread(target=wait, name="wait_until_finish", daemon=True).start()
     while True:
-        if futures.wait([ended], _LOOK_SECONDS).done:
+        with contextlib.suppress(futures.TimeoutError):
+            ended.exception(_LOOK_SECONDS)
+        if ended.done():
             ended.result()
         yield ended.done()
 
