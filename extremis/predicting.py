@@ -93,7 +93,12 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
     Their predictions are those that `extremis evaluate` counts: the same batches, the same filter. Raises InputError,
     TableError, StorageError.
     """
-    exported.table.require_made_from("data", Table.open(data, "data"))
+    digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
+    if digest != trained:
+        raise InputError(
+            f"{exported.table.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
+            f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
+        )
     queries = open_queries(DataLayout(data), split)
     require_inputs(queries, exported.recipe.encoder.inputs)
     present = {column.name for column in queries.manifest.columns}

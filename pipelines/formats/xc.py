@@ -226,7 +226,9 @@ class Rows(RawRows):
     def matrix(self, role: str) -> SparseRows:
         """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
         if f"{role}.indices" in self.raw.schema.names:
-            return self.checked(role, role, *sparse.only_finite(_ragged(self.raw, role)))
+            table = pa.Table.from_batches([self.raw])
+            ids, values = (parquet.list_column(table, f"{role}.{part}") for part in ("indices", "values"))
+            return self.checked(role, role, *sparse.only_finite(SparseRows(ids.values, values.values, ids.offsets)))
         return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
@@ -250,14 +252,6 @@ class Rows(RawRows):
         for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
             self.reject_in(role, row, Reason.NO_LABELS, "the point has no labels")
         return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
-
-
-def _ragged(raw: pa.RecordBatch, role: str) -> SparseRows:
-    indices, values = raw[f"{role}.indices"], raw[f"{role}.values"]
-    offsets = indices.offsets.to_numpy().astype(np.int64)
-    named = indices.values.to_numpy()[offsets[0] : offsets[-1]]
-    starts = values.offsets.to_numpy()
-    return SparseRows(named, values.values.to_numpy()[starts[0] : starts[-1]], offsets - offsets[0])
 
 
 @dataclass(frozen=True)
