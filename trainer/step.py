@@ -138,7 +138,7 @@ def take_step(
     still to be summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
     model, group, clock = context.model, context.group, context.clock
-    gathered = batch if isinstance(batch, GlobalBatch) else context.planner.gather(batch, group)
+    gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch
     clock.lap("gather")
     everyone, sizes = gathered.whole, gathered.sizes
     first = sum(sizes[: group.rank])

@@ -72,6 +72,8 @@ class RowGroups:
     and downloads.
     """
 
+    _downloads: DownloadQueue[Pieces] | None
+
     def __init__(
         self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
     ) -> None:
@@ -110,7 +112,7 @@ class RowGroups:
         Tables on a local disk need no download. What exceeds the bound waits until something has been read.
         """
         self._after_fork()  # here, where one thread comes before those that read
-        if not self._remote or not self._reading.threads:
+        if self._downloads is None:
             return
         self._downloads.request(
             (group, number)
@@ -122,9 +124,10 @@ class RowGroups:
     def close(self) -> None:
         """End the threads, drop what was downloaded and close the files. Reading again opens them again."""
         self._after_fork()
-        self._given_up.set()
-        self._downloads.close()
-        self._given_up.clear()
+        if self._downloads is not None:
+            self._given_up.set()
+            self._downloads.close()
+            self._given_up.clear()
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
@@ -133,8 +136,8 @@ class RowGroups:
         Raises TableError that names shard and row group, StorageError.
         """
         self._after_fork()
-        parts = enumerate(self._tables_of(group))
-        rows, *negatives = [self._read(part, self._downloads.take((group, number))) for number, part in parts]
+        take = self._downloads.take if self._downloads is not None else lambda item: None
+        rows, *negatives = [self._read(part, take((group, n))) for n, part in enumerate(self._tables_of(group))]
         if self._places[group][0].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
@@ -167,8 +170,9 @@ class RowGroups:
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        options = self._reading
-        self._downloads = DownloadQueue(self._download, self._bytes_of, options.threads, options.ahead_bytes)
+        self._downloads = None  # else it refers to this, whose local files are open until nothing does
+        if self._remote and (threads := self._reading.threads):
+            self._downloads = DownloadQueue(self._download, self._bytes_of, threads, self._reading.ahead_bytes)
         self._given_up = threading.Event()
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
