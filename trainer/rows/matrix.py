@@ -35,9 +35,12 @@ class RowOptimizer:
 
     @property
     def method(self) -> int:
-        """Number of the optimizer in the compiled loops."""
+        """Number of the optimizer in the compiled loops. Raises ValueError for an unknown name."""
         sgd = kernels.MOMENTUM if self.momentum else kernels.SGD
-        return {"sgd": sgd, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM}[self.name]
+        methods = {"sgd": sgd, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM}
+        if self.name not in methods:
+            raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {tuple(methods)}")
+        return methods[self.name]
 
 
 class DeviceStep(NamedTuple):

@@ -15,7 +15,7 @@ from tests.trainer.negatives.test_merge import batches
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
+from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool, weigh_positives
 from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
@@ -131,7 +131,8 @@ def test_a_step_on_drawn_labels_is_that_on_merged_ones(arguments: tuple, optimiz
             if build is not own_pool:
                 for module in ("losses.binary", "rows.matrix", "stream.transfer"):
                     patch.setattr(f"trainer.{module}.CPU", None)  # as if its memory were a device's
-            loss, on_x = head.descend(x, build(*arguments), 1.0, 3, 0.5)
+            candidates = weigh_positives(build(*arguments[:4]), arguments[0], arguments[4])
+            loss, on_x = head.descend(x, candidates, 1.0, 3, 0.5)
         results.append((torch.as_tensor(loss, dtype=torch.float64), on_x, head.vectors, *head.matrix.state.values()))
     for got, expected in (*zip(results[1], results[0], strict=True), *zip(results[2], results[0], strict=True)):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
