@@ -50,8 +50,8 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
     ("places", "message"),
     [
         ((), "the following arguments are required: DATA"),
-        (("nowhere",), "error: nowhere/queries/train: no table here"),
-        (("{data}", "nowhere"), "error: nowhere: no table here"),
+        pytest.param(("nowhere",), "error: nowhere/queries/train: no table here", marks=pytest.mark.slow),
+        pytest.param(("{data}", "nowhere"), "error: nowhere: no table here", marks=pytest.mark.slow),
         (("{data}", "{data}"), "expected a negatives table, got a data table"),
     ],
 )

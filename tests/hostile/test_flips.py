@@ -39,6 +39,7 @@ class World:
         return {name: body for name, body in self.bucket.objects(prefix).items() if not name.endswith(UNSTABLE)}
 
 
+QUICK = ("shard", "mine", "evaluate", "predict")  # what reads most of the rest
 # What is flipped: everything but raw input and texts to predict.
 OURS = rf"/{BUCKET}/(?!raw/|texts)"
 
@@ -68,7 +69,8 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "flipped") for name in COMMANDS),
+        *((name, "flipped") for name in QUICK),
+        *(pytest.param(name, "flipped", marks=pytest.mark.slow) for name in COMMANDS if name not in QUICK),
         pytest.param("mine", "shortened", marks=pytest.mark.slow),
         ("predict", "shortened"),
     ],

@@ -210,7 +210,7 @@ def test_an_open_file_goes_on(world: Path, out: Path, place: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, "shard", "embed"])
-@pytest.mark.parametrize("options", ["ro", "size=16k", "size=4k"])
+@pytest.mark.parametrize("options", ["ro", "size=16k", pytest.param("size=4k", marks=pytest.mark.slow)])
 def test_a_disk_that_takes_nothing(world: Path, out: Path, name: str, options: str) -> None:
     out.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", out], capture_output=True).returncode:

@@ -19,6 +19,7 @@ from tests.hostile.loop import arguments, files
 MOUNT = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_without_streams_and_shared_memory(
     loop: tuple[Path, Any],
     tmp_path: Path,

@@ -71,7 +71,7 @@ def steps(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ste
     }
 
 
-@pytest.mark.parametrize("name", ["shard", "mine", "embed"])
+@pytest.mark.parametrize("name", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
 def test_faults_that_pass_change_nothing(
     name: str, steps: dict[str, Step], bucket: Bucket, store: Proxy, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def columns(url: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return label_ids, scores, teacher
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("outputs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_scores_are_those_of_the_model_and_a_margin_drops(world, teachers, tmp_path, outputs):
     label = {1: None, 2: "LABEL_1"}[outputs]
     expected = pair_by_pair(world, teachers[outputs], outputs - 1)

@@ -63,6 +63,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+# Of those with a path of their own to the device; the others are slow.
+FEW = (
+    *("own pools", "shared pool", "bfloat16", "parts", "tables", "own index", "hash tables", "decoupled"),
+    *("vectors on the host", "on the host, in chunks", "encoded labels", "encoded in the batch"),
+)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("device") / "data"))
@@ -87,7 +94,9 @@ def run(data: SmallData, place: Path, sections: dict[str, Any]) -> tuple[list[fl
     return losses, {**started.model.head.rows(), **started.model.encoder.tensors()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_a_run_on_a_device_is_that_of_a_cpu(
     kind: str, data: SmallData, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

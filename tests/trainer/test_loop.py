@@ -108,7 +108,7 @@ def test_random_negatives_can_count_once_each(data: SmallData, runs: Iterator[Ru
     assert (losses > 2000).all()
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7, 13, 20, 29])
+@pytest.mark.parametrize("stop", [4, 20, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 7, 13, 29))])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout], stop: int
 ) -> None:

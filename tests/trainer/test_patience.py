@@ -90,7 +90,7 @@ def test_a_run_ends_once_patience_is_over(
         assert is_published(run.checkpoint(record["best_step"]))
 
 
-@pytest.mark.parametrize("stop", [1, 7, 10, 14, 23])
+@pytest.mark.parametrize("stop", [7, 14, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 10, 23))])
 def test_a_killed_run_ends_at_the_same_step(
     stop: int, data: SmallData, scores: list[float], runs: Iterator[RunLayout]
 ) -> None:
@@ -102,6 +102,7 @@ def test_a_killed_run_ends_at_the_same_step(
     assert train(Trainer.resume(data.layout.root, cut.root, recipe(2), silent)) == []
 
 
+@pytest.mark.slow
 def test_ranks_end_together(tmp_path: Path) -> None:
     data = build_data(str(tmp_path / "data"))
     alone = train_on(ALONE, data.layout.root, str(tmp_path / "alone"))

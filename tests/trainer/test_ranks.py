@@ -272,6 +272,7 @@ def test_a_run_killed_while_a_dump_is_written_goes_on_to_the_same_bits(
         np.testing.assert_array_equal(rows, dumped(straight, 0)[name])
 
 
+@pytest.mark.slow
 def test_labels_by_popularity_are_trained_by_ranks_of_equal_work(tmp_path: Path) -> None:
     """The second rank holds more labels; the model, its dumps and its checkpoints are those of one."""
     data = build_data(str(tmp_path / "data"), rows={"train": 150, "test": 40}, popular=True)

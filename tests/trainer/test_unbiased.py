@@ -90,7 +90,7 @@ def mean(parts: Iterable[Gradients]) -> Gradients:
 
 
 @pytest.mark.parametrize("form", ["shared", "own"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_the_mean_over_draws_is_the_full_sum(seed: int, form: str) -> None:
     case = Case(seed, form)
     assert errors_off(case.estimates(DRAWS), case.full()) < ERRORS

@@ -83,6 +83,7 @@ def sent(group: Group, data: str, run: str) -> float:
     return float(np.median(np.diff(counts[2:])))
 
 
+@pytest.mark.slow
 def test_faked_peers_are_sent_what_real_ones_are(data: str, tmp_path: Path) -> None:
     """Bytes of TCP, as the kernel counts them, have headers besides."""
     real = on_ranks(2, sent, data, str(tmp_path / "real"))

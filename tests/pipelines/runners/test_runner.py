@@ -221,7 +221,13 @@ def test_worker_processes_live_through_several_flows(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids[0])
 
 
-@pytest.mark.parametrize("name", ["DirectRunner", "SwitchingDirectRunner", "FnApiRunner"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DirectRunner",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("SwitchingDirectRunner", "FnApiRunner")),
+    ],
+)
 def test_beams_names_for_a_local_runner_mean_this_machine_with_its_options(name: str, tmp_path: Path) -> None:
     def processes(*flags: str) -> set[int]:
         folder = tmp_path / "".join(flags)

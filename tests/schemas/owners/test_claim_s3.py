@@ -24,7 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
-@pytest.mark.parametrize("share", [0.0, 0.05])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 def test_of_many_at_once_one_has_it(store: Proxy, before: str, share: float) -> None:
     root = f"s3://{BUCKET}/{before.replace(' ', '-')}-{share}"
     if before == "a dead one":

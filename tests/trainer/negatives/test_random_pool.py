@@ -143,7 +143,7 @@ class Case:
 
 
 @pytest.mark.parametrize("pool", ["shared", "own"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.0, 1.0))])
 def test_any_mixture_of_sources_and_draws_estimates_one_vs_all(pool: str, share: float) -> None:
     case = Case(pool, share)
     full = one_vs_all(case.x, case.w, case.positives)

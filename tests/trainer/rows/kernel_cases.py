@@ -1,11 +1,13 @@
 """Steps of a classifier by the kernels for a GPU beside those of plain PyTorch; run as a program, in the interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.trainer.rows.kernel_cases
+    TRITON_INTERPRET=1 python -m tests.trainer.rows.kernel_cases [NAME…]
 
-prints the greatest differences of every case, one JSON object. On a GPU the same cases run without the interpreter.
+prints the greatest differences of every case, or of those named, one JSON object. On a GPU the same cases run without
+the interpreter.
 """
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,4 +115,12 @@ def differences(case: Case, device: torch.device) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({case.name: differences(case, torch.device("cpu")) for case in CASES}))
+    print(
+        json.dumps(
+            {
+                case.name: differences(case, torch.device("cpu"))
+                for case in CASES
+                if not sys.argv[1:] or case.name in sys.argv[1:]
+            }
+        )
+    )

@@ -16,26 +16,47 @@ from trainer.losses.binary import binary_step
 from trainer.rows import on_device
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 
+# Each type, optimizer and way to draw once; widths beside a power of two.
+QUICK = [
+    *(case for case in CASES if case.dtype == "bfloat16" and case.dimension in (13, 65, 96)),
+    *(
+        case
+        for case in CASES
+        if (case.dtype, case.optimizer, case.dimension) in (("float32", "adam", 13), ("float16", "adagrad", 1))
+    ),
+    *(case for case in CASES if case.optimizer == "adagrad" and case.pool in ("drawn", "late")),
+]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-def program(module: str, **extra: str) -> dict:
+def program(module: str, *names: str, **extra: str) -> dict:
     """Run a module that prints one JSON object."""
     done = subprocess.run(
-        [sys.executable, "-m", module], env=environment(extra), cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *names],
+        env=environment(extra),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, list[float]]:
-    """Return the differences of every case; whether kernels are interpreted is decided when Triton is loaded."""
-    return program("tests.trainer.rows.kernel_cases", TRITON_INTERPRET="1")
+def interpreted(request: pytest.FixtureRequest) -> dict[str, list[float]]:
+    """Return the differences of the cases to test; that kernels are interpreted is decided when Triton is loaded."""
+    tests = [test for test in request.session.items if "interpreted" in getattr(test, "fixturenames", ())]
+    names = [test.callspec.params["case"].name for test in tests]  # type: ignore[attr-defined]
+    return program("tests.trainer.rows.kernel_cases", *names, TRITON_INTERPRET="1")
 
 
 @needs_triton
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_interpreted_kernels_are_the_reference(case: Case, interpreted: dict[str, list[float]]) -> None:
     *others, rows = interpreted[case.name]
     assert max(others) < 2e-5

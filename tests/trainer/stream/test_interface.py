@@ -195,7 +195,13 @@ def test_persistent_workers_notice_a_table_that_changed(data: SmallData, sources
 
 @pytest.mark.parametrize(
     ("workers", "persistent"),
-    [(0, False), (1, False), (2, False), pytest.param(3, False, marks=pytest.mark.slow), (2, True)],
+    [
+        (0, False),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        (2, False),
+        pytest.param(3, False, marks=pytest.mark.slow),
+        (2, True),
+    ],
 )
 def test_a_stateful_loader_resumes_exactly(
     data: SmallData, sources: list[Source], workers: int, persistent: bool
