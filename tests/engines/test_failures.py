@@ -153,6 +153,7 @@ def test_no_job_manager(raw: Path, tmp_path: Path, flink: Cluster) -> None:
     refused(done, "no JobManager of Flink answers at --flink_master=http://localhost:9: ", "Start it", status=1)
 
 
+@pytest.mark.slow
 def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> None:
     """What to set is more than there is."""
     install(pieces.FLINK)
@@ -165,6 +166,7 @@ def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> Non
     assert int(said[1]) > STARVED
 
 
+@pytest.mark.slow
 def test_a_task_manager_out_of_memory(raw: Path, tmp_path: Path, worker: Path) -> None:
     """It ends for want of memory for Java's classes, and its job with it."""
     install(pieces.FLINK)
