@@ -127,7 +127,12 @@ def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
     for batch, other in zip(batches, others, strict=True):
         plan.gather(batch, other)
     first = First([other.sent for other in others])
-    return lambda _: plan(plan.gather(batches[0], first)[0])
+
+    def step(_: None) -> Any:
+        gathered = plan.gather(batches[0], first)
+        return plan(gathered[0] if isinstance(gathered, tuple) else gathered.whole)
+
+    return step
 
 
 def step(folder: str, write: bool) -> Figures:
