@@ -176,7 +176,7 @@ def test_soft_top_k_sums_to_k(queries: int, labels: int, k: float, alpha: float,
     scores = spread * torch.randn(queries, labels, generator=draw, dtype=torch.float64)
     shares, _ = soft_top_k(scores, k, alpha)
     torch.testing.assert_close(shares.sum(1), torch.full((queries,), k, dtype=torch.float64), rtol=1e-9, atol=0)
-    assert (shares.argsort(1) == scores.argsort(1)).all() or spread * alpha > 10  # saturated ones tie
+    assert (shares.gather(1, scores.argsort(1)).diff(dim=1) >= 0).all()  # saturated ones tie
 
 
 def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
