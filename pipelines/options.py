@@ -19,7 +19,7 @@ _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effec
 MIN_SHARDS = 4  # of small data, so that it spreads over readers
 
 
-def _count(description: str) -> Any:
+def _positive(description: str) -> Any:
     """Return the field of a number from 1 on, or None."""
     return Field(default=None, ge=1, description=description)
 
@@ -30,11 +30,11 @@ class ShardOptions(Options):
     model_config = ConfigDict(populate_by_name=True)
 
     tokenizer: str = Field(default="train:30000", description="train:SIZE, a directory, or a hub name.")
-    max_tokens: int | None = _count("Tokens kept of a text. Default: 128, up to 512 where texts are longer.")
+    max_tokens: int | None = _positive("Tokens kept of a text. Default: 128, up to 512 where texts are longer.")
     text: Text = Field(default="title+content", description="Fields that make up a text, where records have a title.")
-    shards: int | None = _count("Shards of each split. Default: from --shard-bytes.")
+    shards: int | None = _positive("Shards of each split. Default: from --shard-bytes.")
     shard_bytes: int = Field(default=128 << 20, ge=1, description="Approximate bytes per shard.")
-    row_group_rows: int | None = _count("Rows per row group. Default: from the number of rows.")
+    row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
     seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
@@ -189,10 +189,10 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
         default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."
     )
     # The negatives of a row.
-    width: int | None = _count("K, hard negatives per query. Default: the trainer's; 50 of arrays.")
+    width: int | None = _positive("K, hard negatives per query. Default: the trainer's; 50 of arrays.")
     ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
     skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
-    window: int | None = _count("Negatives come from ranks [skip-top, window).")
+    window: int | None = _positive("Negatives come from ranks [skip-top, window).")
     max_score: float | None = Field(default=None, description="Keep scores of at most this.")
     min_score: float | None = Field(default=None, description="Keep scores of at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
@@ -203,16 +203,16 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     index: str | None = Field(
         default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."
     )
-    nprobe: int | None = _count("Inverted lists searched per query. Default: tuned.")
-    ef_search: int | None = _count("Breadth of an HNSW search. Default: tuned.")
-    refine: int | None = _count("Score this many times K candidates exactly. Default: tuned.")
+    nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
+    ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
+    refine: int | None = _positive("Score this many times K candidates exactly. Default: tuned.")
     target_recall: float = Field(
         default=0.95, gt=0, le=1, description="Recall to tune nprobe, ef-search and refine to."
     )
-    block_rows: int | None = _count("Vectors in one index at a time. Default: from --memory.")
-    query_batch: int | None = _count("Queries searched at a time. Default: from --memory.")
+    block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
+    query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
     tasks_per_block: int = Field(default=1, ge=1, description="Work items per group of blocks, each with its indexes.")
-    threads: int | None = _count("Faiss threads per worker. Default: all cores.")
+    threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
     device: str = Field(default="auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
     audit_queries: int | None = Field(
         default=None, ge=0, description="Rows to search exactly too. Default: 200 to 1000."
@@ -245,13 +245,13 @@ class MergeOptions(TextOptions):
     by: Literal["turns", "score"] = Field(
         default="turns", description="Order of a row: the best of each table in turns, or by score."
     )
-    width: int | None = _count("K, negatives of a row. Default: the most of a table.")
+    width: int | None = _positive("K, negatives of a row. Default: the most of a table.")
 
 
 class TeachOptions(MarginOptions):
     """Options of `extremis teach`."""
 
-    width: int | None = _count("K, negatives of a row. Default: the table's.")
+    width: int | None = _positive("K, negatives of a row. Default: the table's.")
     label: str | None = Field(default=None, description="Output that is the score, where the teacher has several.")
     batch: int = Field(default=64, ge=1, description="Pairs that are scored at a time.")
 
@@ -279,8 +279,8 @@ class ClusterOptions(DumpOptions):
     """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
 
     size: int | None = Field(default=None, ge=2, description="C, queries per cluster. Default: the trainer's.")
-    smallest: int | None = _count("Smallest part that halving gives. Default: the trainer's.")
-    part_rows: int | None = _count("Queries clustered in one piece. Default: from --memory.")
+    smallest: int | None = _positive("Smallest part that halving gives. Default: the trainer's.")
+    part_rows: int | None = _positive("Queries clustered in one piece. Default: from --memory.")
 
 
 class EmbedOptions(Options):
@@ -308,7 +308,7 @@ class EmbedTextsOptions(Options):
     compute: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
     )
-    threads: int | None = _count("Threads per worker. Default: all cores.")
+    threads: int | None = _positive("Threads per worker. Default: all cores.")
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:

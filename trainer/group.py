@@ -165,10 +165,10 @@ class _Joined(Group):
         return self._reduced(tensor, dist.ReduceOp.SUM)
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        work = self._do(dist.all_reduce, tensor, dist.ReduceOp.SUM, self._of, True)
+        work = self._call(dist.all_reduce, tensor, dist.ReduceOp.SUM, self._of, True)
 
         def wait() -> torch.Tensor:
-            self._do(work.wait)
+            self._call(work.wait)
             return tensor
 
         return wait
@@ -178,7 +178,7 @@ class _Joined(Group):
 
     def _reduced(self, tensor: torch.Tensor, how: Any) -> torch.Tensor:
         whole = tensor.contiguous()  # gloo takes a view for the memory that it begins at
-        self._do(dist.all_reduce, whole, how, self._of)
+        self._call(dist.all_reduce, whole, how, self._of)
         return tensor if whole is tensor else tensor.copy_(whole)
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
@@ -191,7 +191,7 @@ class _Joined(Group):
         # [G, longest, ...]
         gathered = part.new_empty(self.ranks * longest, *part.shape[1:])
         if longest:
-            self._do(_all_gather, gathered, part, self._of)
+            self._call(_all_gather, gathered, part, self._of)
         if min(sizes) == longest:
             return gathered
         return torch.cat([gathered[r * longest : r * longest + size] for r, size in enumerate(sizes)])
@@ -221,7 +221,7 @@ class _Joined(Group):
         sizes = arriving * row_bytes
         received = torch.empty(int(sizes.sum()), dtype=torch.uint8)
         leaving, message = (lengths[0].numpy() * row_bytes).sum(1), torch.from_numpy(np.concatenate(sent))
-        self._do(dist.all_to_all_single, received, message, sizes.sum(1).tolist(), leaving.tolist(), self._of)
+        self._call(dist.all_to_all_single, received, message, sizes.sum(1).tolist(), leaving.tolist(), self._of)
         pieces = iter(np.split(received.numpy(), np.cumsum(sizes)[:-1]))
         return [
             [next(pieces).view(array.dtype).reshape(-1, *array.shape[1:]) for array in messages[self.rank]]
@@ -231,24 +231,24 @@ class _Joined(Group):
     def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         parts = tensor.new_empty(self.ranks, sizes[self.rank], *tensor.shape[1:])
         own = [sizes[self.rank]] * self.ranks
-        self._do(dist.all_to_all_single, parts.flatten(0, 1), tensor.contiguous(), own, sizes, self._of)
+        self._call(dist.all_to_all_single, parts.flatten(0, 1), tensor.contiguous(), own, sizes, self._of)
         return parts.sum(0)
 
     def gather_objects(self, thing: T) -> list[T]:
         objects: list[Any] = [None] * self.ranks
-        self._do(dist.all_gather_object, objects, thing, self._of)
+        self._call(dist.all_gather_object, objects, thing, self._of)
         return objects
 
     def broadcast(self, thing: T) -> T:
         holder = [thing]
-        self._do(dist.broadcast_object_list, holder, 0, self._of)
+        self._call(dist.broadcast_object_list, holder, 0, self._of)
         return holder[0]
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
     def for_another_thread(self) -> Group:
-        of = self._do(dist.new_group, None, timedelta(seconds=SILENCE_SECONDS), self._backend)
+        of = self._call(dist.new_group, None, timedelta(seconds=SILENCE_SECONDS), self._backend)
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
     def first_to_report(self) -> bool:
@@ -266,7 +266,7 @@ class _Joined(Group):
         counts: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
         return counts
 
-    def _do(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """Return what an operation of torch.distributed returns. Raises RankLostError in place of its errors."""
         try:
             with Wait("the other ranks", seconds=SILENCE_SECONDS):

@@ -212,7 +212,7 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         ).digest
     queries, of_all = _write_queries(data, layout, kept), Table.open(data.labels, "labels")
     named = of_all.rows_at(np.flatnonzero(kept))
-    labels = _write(layout.labels, "label_id", [named], of_all, of_all.parameters)
+    labels = _write_table(layout.labels, "label_id", [named], of_all, of_all.parameters)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
     facts = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=facts))
@@ -246,10 +246,10 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         group = group.set_column(columns.index("label_ids"), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
     facts = {**queries.parameters, "labels": int(kept.sum())}
-    return _write(layout.queries(_SPLIT), "query_id", parts, queries, facts)
+    return _write_table(layout.queries(_SPLIT), "query_id", parts, queries, facts)
 
 
-def _write(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
+def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
     """Publish a table of the rows of `parts`, numbered anew in column `key`, in row groups as those of the whole."""
     rows = pa.concat_tables(parts).combine_chunks()
     place = rows.schema.get_field_index(key)

@@ -89,7 +89,7 @@ class BeamRunner(Runner):
         watching = watch.watching() if watch is not None else contextlib.nullcontext()
         with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
             try:
-                metrics = _run_here(pipeline) if engine is None else engine.run(pipeline, name)
+                metrics = _run_on_service(pipeline) if engine is None else engine.run(pipeline, name)
                 if settle is not None:
                     self._counts = sum_counts([self._counts, counts_of(metrics)])
                     settle(self._counts)
@@ -100,7 +100,7 @@ class BeamRunner(Runner):
                 raise engine_errors.failure(str(error), service=engine is None) from error
 
 
-def _run_here(pipeline: beam.Pipeline) -> MetricResults:
+def _run_on_service(pipeline: beam.Pipeline) -> MetricResults:
     result = pipeline.run()
     result.wait_until_finish()
     return result.metrics()

@@ -51,7 +51,7 @@ class DaskRunner(Runner):
                 settle({})
 
 
-def do(run: str, piece: Piece) -> Outputs:
+def work_on(run: str, piece: Piece) -> Outputs:
     """Do a piece of `run` on a worker. Raises what it raises."""
     _AT_WORK[run] += 1
     try:
@@ -70,7 +70,7 @@ def _until_stopped(run: str, elements: Elements) -> Iterator[Any]:
 def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]:
     """Do the pieces of a stage; their outputs in order."""
     # Not pure: Dask would name a task by its arguments, and hand out the result of an earlier run of the same name.
-    futures = client.map(functools.partial(do, run), pieces, pure=False)
+    futures = client.map(functools.partial(work_on, run), pieces, pure=False)
     try:
         made = dict(as_completed(futures, with_results=True))
         return [made[future] for future in futures]

@@ -112,7 +112,7 @@ class Engine:
         """Start what the jobs need beside the engine: once. Raises ExtremisError, InputError."""
         if self._started:
             return
-        _hush_beam()
+        _silence_beam()
         try:
             self._runner.default_environment(self._options)  # which says where LOOPBACK is the default
         except ValueError as error:
@@ -309,7 +309,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 @functools.cache
-def _hush_beam() -> None:
+def _silence_beam() -> None:
     """Drop what Beam's waiting threads would print when a job server is gone: `Engine.run` says it."""
     before = threading.excepthook
 

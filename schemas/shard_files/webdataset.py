@@ -144,7 +144,7 @@ class _Group(NamedTuple):
 
 
 class TarShard(OpenShard):
-    """An open  Raises ValueError over damaged bytes."""
+    """An open tar. Raises ValueError over damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         super().__init__(source)
