@@ -1,7 +1,7 @@
 """Versions of data and exports under a prefix: what there is, what each needs, what of that is gone; removing one."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from extremis.console import say
 from schemas import storage
@@ -12,6 +12,9 @@ from schemas.owners.claim import claimed
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.version import ExportVersion, Version, find_current, require_needed, require_parts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _REQUIRE = {"data": require_parts, "export": require_needed}
 
@@ -26,7 +29,7 @@ class _Listed:
     KIND: ClassVar[str]
 
     @classmethod
-    def find(cls, url: str) -> Self | None:
+    def find(cls, url: str) -> "Self | None":
         """Open what is at `url`; None where nothing of this kind is."""
         table = Table.find(url)
         if table is None or table.kind != cls.KIND:
@@ -38,7 +41,7 @@ class _Listed:
         return cls(table, None)
 
     @classmethod
-    def below(cls, root: str) -> list[Self]:
+    def below(cls, root: str) -> "list[Self]":
         """Return those in the folders of `root`, by name; unfinished ones are left out."""
         names = (name for name in storage.list_names(root) if not name.startswith("."))
         return [found for name in names if (found := cls.find(join(root, name))) is not None]

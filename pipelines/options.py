@@ -4,7 +4,7 @@ A field's description is the option's help, here and in Python.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -12,6 +12,9 @@ from schemas.errors import InputError
 from schemas.options import DEVICES, Options
 from schemas.shard_files.sinks import Sink
 from schemas.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Text = Literal["title+content", "title"]
 _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effect, or recorded with the version
@@ -94,7 +97,7 @@ class ShardOptions(Options):
         return name if name is None else check_name("--part", name)
 
     @model_validator(mode="after")
-    def _both_propensities(self) -> Self:
+    def _both_propensities(self) -> "Self":
         if (self.propensity_a is None) != (self.propensity_b is None):
             raise ValueError(
                 f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. "
@@ -103,7 +106,7 @@ class ShardOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _leaves_train(self) -> Self:
+    def _leaves_train(self) -> "Self":
         if self.validation_share + self.test_share >= 1:
             raise ValueError(
                 f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no train"
@@ -111,7 +114,7 @@ class ShardOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _goes_on(self) -> Self:
+    def _goes_on(self) -> "Self":
         if self.onto is None and (self.labels or self.again != "replace"):
             raise ValueError("--labels and --again are about a version: name the data set that it adds to with --onto")
         return self
@@ -151,7 +154,7 @@ class DumpOptions(Options):
     def _bytes(cls, value: Any) -> Any:
         return parse_bytes(value) if isinstance(value, str) else value
 
-    def for_workers(self, place: Callable[[str], str]) -> Self:
+    def for_workers(self, place: Callable[[str], str]) -> "Self":
         """Return these options with `place` of each URL that workers get."""
         places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
@@ -221,7 +224,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _agree(self) -> "Self":
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
             raise ValueError(
                 f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label could be a "

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pydantic
@@ -18,6 +18,9 @@ from schemas import checksums, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
@@ -153,7 +156,7 @@ class Shard(_Stated):
         return {name: value for name, value in body.items() if value is not None}
 
     @model_validator(mode="after")
-    def _adds_up(self) -> Self:
+    def _adds_up(self) -> "Self":
         if self.groups is not None and sum(self.groups) != self.rows:
             raise ValueError(f"{self.path}: {sum(self.groups):,} rows in its row groups, and {self.rows:,} in all")
         return self

@@ -452,7 +452,15 @@ def sha256(data: bytes | memoryview) -> str:
 def file_sha256(path: str) -> str:
     """Return the hexadecimal SHA-256 of the local file at `path`, read in pieces."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return stream_sha256(file)
+
+
+def stream_sha256(file: IO[bytes]) -> str:
+    """Return the hexadecimal SHA-256 of what is left of an open file, read in pieces."""
+    digest = hashlib.sha256()  # Python 3.10 has no hashlib.file_digest
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

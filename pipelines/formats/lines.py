@@ -4,7 +4,6 @@ import bz2
 import codecs
 import contextlib
 import gzip
-import hashlib
 import lzma
 import re
 import zlib
@@ -72,7 +71,7 @@ def identify(url: str) -> tuple[int, str]:
     """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
     with open_file(url) as file:
         try:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            digest = storage.stream_sha256(file)
         except OSError as error:
             raise _lost(url, file.tell(), error) from error
         return file.tell(), digest
