@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from schemas import LABEL_TEXTS as LABEL_TEXTS
@@ -34,6 +35,12 @@ def staging(url: str) -> str:
 def phases(url: str) -> str:
     """Return the prefix, in staging, of what finished phases leave for a run that goes on after one was cut off."""
     return join(staging(url), "phases")
+
+
+def find_tokenizer(folder: Path) -> Path | None:
+    """Find the tokenizer's file in the directory of a model: in it, in that of a module, or as WordLlama names it."""
+    patterns = ("tokenizer.json", "*/tokenizer.json", "tokenizers/*.json")
+    return next((place for pattern in patterns for place in sorted(folder.glob(pattern))), None)
 
 
 def parse_number(name: str) -> int | None:

@@ -42,6 +42,7 @@ class InitialWeights(IntEnum):
     EMBEDDING = 1
     DENSE = 2
     CLASSIFIER = 3
+    PRETRAINED = 4
 
 
 class RandomPoolStream(IntEnum):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from schemas import storage
 from schemas.errors import InputError, TableError
+from schemas.layout import find_tokenizer
 from schemas.ragged import offsets_of
 from schemas.waits import Wait
 
@@ -216,12 +218,11 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
     """Load the tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
     if not os.path.isdir(name):
         return None
-    place = os.path.join(name, FILE)
-    config = os.path.join(name, CONFIG)
+    place, config = find_tokenizer(Path(name)), os.path.join(name, CONFIG)
     others = {CONFIG: storage.read_bytes(config)} if os.path.isfile(config) else {}
     try:
-        if os.path.isfile(place):
-            return freeze(Tokenizer.from_file(place), others, max_tokens)
+        if place is not None:
+            return freeze(Tokenizer.from_file(str(place)), others, max_tokens)
         # Only the slow formats (vocab.txt, sentencepiece) need transformers to convert them.
         from transformers import AutoTokenizer
 

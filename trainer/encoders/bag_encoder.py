@@ -35,7 +35,9 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 class BagSection(EncoderSection):
     """Options of a bag of embeddings."""
 
-    FREE = EncoderSection.FREE | {"optimizer", "dense_lr", "initial_scale", "idf_rows", "feature_dropout"}
+    FREE = EncoderSection.FREE | {
+        *("optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout")
+    }
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
@@ -43,6 +45,11 @@ class BagSection(EncoderSection):
         0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag"
     )
     initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
+    pretrained: str = Field(
+        "",
+        description="a local directory or hub name of a static table or a transformer, whose vectors of tokens the "
+        "tokens begin with; DATA is of its tokenizer. Empty: random vectors",
+    )
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
     buckets: Annotated[int, FromData(rules.buckets)] = Field(
         1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
@@ -65,6 +72,8 @@ class BagSection(EncoderSection):
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
+        if self.pretrained and self.inputs == "features":
+            raise ValueError("encoder.pretrained has vectors of tokens, and encoder.inputs = 'features' reads none")
         return self
 
 
@@ -90,6 +99,7 @@ class BagEncoder(Encoder):
         weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer, weight_decay=config.weight_decay))
         self._weights = self._given_weights()
+        self._known = torch.zeros(self._features, dtype=torch.bool)
         self._gradients = BagGradients(self._table)
 
     @classmethod
@@ -110,6 +120,12 @@ class BagEncoder(Encoder):
         layer = (2 * config.hidden or config.dimension) * config.residual
         return 4 * config.dimension * (rows + layer)
 
+    def begin_with(self, vectors: torch.Tensor) -> None:
+        """Begin tokens at those of `vectors` [V, D] that are not zero, before `fit`; new ones count too."""
+        known = vectors.any(1).nonzero()[:, 0]
+        self._known[known] = True
+        self._table.weight[known.to(self._table.device)] = vectors[known].to(self._table.weight)
+
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
         """Set IDF weights from document frequencies over at most `idf_rows` rows."""
         config = self._config
@@ -127,7 +143,7 @@ class BagEncoder(Encoder):
         weights = self._weights_by(frequency, documents)
         if documents < self._config.idf_rows:
             # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
-            weights[frequency == 0] = 0
+            weights[(frequency == 0) & ~self._known.numpy()] = 0
         self._weights *= torch.from_numpy(weights)
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:

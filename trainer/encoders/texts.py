@@ -5,7 +5,7 @@ Its files say all: modules, pooling, the longest text, prompts. No code of their
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,6 +31,7 @@ from trainer.stream.batch import pad_rows
 _FIRST = ("Transformer", "StaticEmbedding")
 _LATER = ("Pooling", "Normalize", "Dense", "Dropout")
 READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
+STATIC = ("embeddings", "embedding.weight")  # names of a static table, Model2Vec's and that of others
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names that each may have
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
@@ -47,22 +48,9 @@ class TextFiles:
     @classmethod
     def find(cls, name: str) -> "TextFiles":
         """Find the model `name`, a directory or a hub name. Raises InputError: none, pickled, or of unknown modules."""
-        folder = Path(name)
-        if not folder.is_dir():
-            from huggingface_hub import snapshot_download
-
-            try:
-                with Wait(f"the hub to give the model {name}"):
-                    folder = Path(snapshot_download(name, allow_patterns=[*READ, *(f"*/{each}" for each in READ)]))
-            except Exception as error:
-                cause = (str(error) or type(error).__name__).splitlines()[0]
-                raise InputError(
-                    f"{name}: no such directory, and not to be had from the hub ({cause}). "
-                    "Give a directory with a model, or a hub name that this machine can reach."
-                ) from None
-        files = cls(name, folder)
+        files = cls(name, find_folder(name))
         for kind, path in files.modules:
-            require_files(kind, folder / path)
+            require_files(kind, files.folder / path)
         return files
 
     @cached_property
@@ -129,6 +117,24 @@ class TextFiles:
                 "Save the model again with the library that made it."
             ) from error
         return TextModel(reader, steps, device, prompt)
+
+
+def find_folder(name: str) -> Path:
+    """Find the files of the model `name`: its directory, or what the hub gives. Raises InputError: there is none."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        with Wait(f"the hub to give the model {name}"):
+            return Path(snapshot_download(name, allow_patterns=[*READ, *(f"*/{each}" for each in READ)]))
+    except Exception as error:
+        cause = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{name}: no such directory, and not to be had from the hub ({cause}). "
+            "Give a directory with a model, or a hub name that this machine can reach."
+        ) from None
 
 
 def digest_of(folder: Path, places: Iterable[Path]) -> str:
@@ -205,9 +211,7 @@ class _Table:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         tensors = load_file(sorted(folder.glob("*.safetensors"))[0], str(device))
-        table = tensors["embedding.weight" if "embedding.weight" in tensors else "embeddings"].float()
-        table = table[tensors["mapping"].long()] if "mapping" in tensors else table
-        self._table = table * tensors["weights"].float()[:, None] if "weights" in tensors else table
+        self._table = static_rows(tensors)
         self._device = device
         # Model2Vec leaves out unknown tokens, and sentence-transformers does not.
         self._cut = not (files.folder / "modules.json").exists()
@@ -220,6 +224,13 @@ class _Table:
     def embed(self, tokens: Ragged) -> torch.Tensor:
         values, offsets = (torch.from_numpy(each).to(self._device) for each in tokens)
         return nn.functional.embedding_bag(values, self._table, offsets[:-1], mode="mean")
+
+
+def static_rows(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the rows [V, d] float32 of tokens by the tensors of a static table."""
+    table = next(tensors[name] for name in STATIC if name in tensors).float()
+    table = table[tensors["mapping"].long()] if "mapping" in tensors else table
+    return table * tensors["weights"].float()[:, None] if "weights" in tensors else table
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -1,0 +1,100 @@
+"""Vectors of tokens that a pretrained model has: what a bag's tokens begin with in place of random ones.
+
+They are rows of a static table (Model2Vec, sentence-transformers, WordLlama), or input embeddings of a transformer.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout, find_tokenizer
+from schemas.randomness import InitialWeights, Purpose
+from schemas.table import Table
+from trainer.device import torch_generator
+from trainer.encoders.texts import STATIC, find_folder, static_rows
+
+_OF_TRANSFORMER = tuple(
+    f"{name}.weight" for name in ("word_embeddings", "embed_tokens", "tok_embeddings", "wte", "shared")
+)
+
+
+class _Place(NamedTuple):
+    """Tensor `name` of so many columns in a file."""
+
+    columns: int
+    file: Path
+    name: str
+
+
+def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
+    """Return the vectors [V, d] float32 that the tokens of DATA have in the model `name`; zero of those it has not.
+
+    Raises InputError: no such directory or hub name, no vectors of tokens in it, or of another tokenizer; TableError.
+    """
+    what, folder = f"encoder.pretrained = {name!r}", find_folder(name)
+    tokens = require_tokenizer(what, name, folder, data)
+    places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
+    if not places:
+        raise InputError(
+            f"{what}: no vectors of tokens in it. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
+            "sentence-transformers, WordLlama), or with the input embeddings of a transformer."
+        )
+    widest = max(places)
+    with safe_open(widest.file, "pt") as file:
+        if widest.name in STATIC:
+            rows = static_rows({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        else:
+            rows = file.get_tensor(widest.name).float()
+    return torch.nn.functional.pad(rows[:tokens], (0, 0, 0, max(0, tokens - len(rows))))
+
+
+def _places_in(file: Path) -> list[_Place]:
+    with safe_open(file, "pt") as tensors:
+        names = [name for name in tensors.keys() if name in STATIC or name.endswith(_OF_TRANSFORMER)]  # noqa: SIM118
+        return [_Place(tensors.get_slice(name).get_shape()[1], file, name) for name in names]
+
+
+def require_tokenizer(what: str, name: str, folder: Path, data: DataLayout) -> int:
+    """Return V of DATA, whose ids of tokens are those of a model. Raises InputError where they are not, TableError."""
+    table = Table.open(data.tokenizer, "tokenizer")
+    own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
+    there = _vocabulary(what, folder)
+    same = sum(there.get(token) == number for token, number in own.items())
+    if same < len(own):
+        raise InputError(
+            f"{what}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id there: its vectors are "
+            f"of another tokenizer. Shard by that: extremis shard INPUT DATA --tokenizer {name}"
+        )
+    return int(table.parameters["vocabulary"])
+
+
+def _vocabulary(what: str, folder: Path) -> dict[str, int]:
+    try:
+        if place := find_tokenizer(folder):
+            return Tokenizer.from_file(str(place)).get_vocab()
+        from transformers import AutoTokenizer  # for forms without that file
+
+        return dict(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab())
+    except Exception as error:
+        raise InputError(f"{what}: no tokenizer could be loaded ({str(error).splitlines()[0]}).") from None
+
+
+def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:
+    """Return `rows` [V, d] as [V, D]: centred, turned, and scaled to a root mean square length of `scale`.
+
+    Fewer columns are the principal ones, more are an orthonormal map of all. Rows of zeros stay zero.
+    """
+    known, width = rows.any(1), rows.shape[1]
+    centred = torch.where(known[:, None], rows - rows[known].mean(0), 0)
+    if dimension < width:
+        _, directions = torch.linalg.eigh(centred.T @ centred)  # ascending
+        turn = directions[:, -dimension:]
+    else:
+        draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.PRETRAINED)
+        turn = torch.linalg.qr(torch.randn(dimension, width, generator=draw)).Q.T
+    turned = centred @ turn
+    return turned * (scale / turned[known].square().sum(1).mean().sqrt().clamp(min=1e-12))
