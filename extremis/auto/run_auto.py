@@ -25,6 +25,7 @@ from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step, drop_old_checkpoints
 from trainer.config.load import applicable_overrides, load_config, restore_recipe
 from trainer.device import open_device
+from trainer.encoders.token_vectors import find_token_vectors
 from trainer.evaluation.fitting import MISSED, FitOptions, describe_weights, fit_ranker, fit_weights
 from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import Resolved, facts_of, resolve
@@ -49,10 +50,12 @@ def run_auto(
     beam_options: Sequence[str] = (),
     resume: bool = False,
     began: float | None = None,
+    pretrained: str = "",
     **process: Any,
 ) -> dict[str, Any]:
     """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
 
+    `pretrained`: a model whose vectors of tokens are tried too, as `encoder.pretrained`.
     `began`: when their time began, by `time.perf_counter`; None: now. `process`: options of the final run's training,
     as of `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
@@ -66,11 +69,13 @@ def run_auto(
         survey = Survey.of(DataLayout(data))
         for line in survey.lines():
             say(line)
+        if pretrained:
+            find_token_vectors(pretrained, DataLayout(data))  # refuses a model of another tokenizer before any trial
         if is_there:
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
             report, epoch = read_json(join(run, REPORT)), 0.0
         else:
-            report, resolved, epoch = _choose(data, run, survey, overrides, minutes, remaining)
+            report, resolved, epoch = _choose(data, run, survey, pretrained, overrides, minutes, remaining)
             facts = facts_of(resolved.recipe, data)
             texts = f" and {facts.label_texts:,} labels' texts" if facts.label_texts else ""
             held_out = survey.facts.queries - facts.queries
@@ -117,14 +122,20 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 
 
 def _choose(
-    data: str, run: str, survey: Survey, overrides: Sequence[str], minutes: float, remaining: Remaining
+    data: str,
+    run: str,
+    survey: Survey,
+    pretrained: str,
+    overrides: Sequence[str],
+    minutes: float,
+    remaining: Remaining,
 ) -> tuple[dict[str, Any], Resolved, float]:
     """Try the contenders, then variations of the best: a report, the recipe of the winner, seconds of an epoch of it.
 
     Of `minutes` (0: no limit) trials have a share; contenders that find no time left are not tried.
     """
     rows, began = survey.facts.queries, time.perf_counter()
-    fitting = _fitting(data, contenders(survey), rows, overrides)
+    fitting = _fitting(data, contenders(survey, pretrained), rows, overrides)
     first = next(iter(fitting.values()))
     machine = first.train
     open_device(machine.device)  # raises InputError before anything is made

@@ -85,7 +85,8 @@ class Contender(NamedTuple):
     @property
     def name(self) -> str:
         """Name of its trial: the recipe and the values that are changed."""
-        return "-".join([self.recipe, *(change.partition(".")[2].replace("=", "-") for change in self.changes)])
+        stated = (change.partition(".")[2].split("=", 1) for change in self.changes)
+        return "-".join([self.recipe, *(f"{name}-{value.rstrip('/').rpartition('/')[2]}" for name, value in stated)])
 
     @property
     def dual(self) -> bool:
@@ -97,8 +98,11 @@ class Contender(NamedTuple):
         return self._replace(changes=(*self.changes, *changes))
 
 
-def contenders(survey: Survey) -> list[Contender]:
-    """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder."""
+def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
+    """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder.
+
+    Each is there twice where a model has `pretrained` vectors of the tokens: with these, and without.
+    """
     sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
     texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
     mined = (_NONE_MINED,) if few else ()
@@ -107,7 +111,8 @@ def contenders(survey: Survey) -> list[Contender]:
         changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
         kinds += [Contender("decoupled", mined), Contender("dexml-sampled", changes)]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
-    return [kind.changed(*read) for kind in kinds]
+    starts = [(f"encoder.pretrained={pretrained}",), ()] if pretrained else [()]
+    return [kind.changed(*read, *start) for start in starts for kind in kinds]
 
 
 def variations(best: Contender, weight: float) -> list[Contender]:

@@ -26,6 +26,7 @@ def run(
     grace: training.Grace = GRACE,
     metrics_host: training.MetricsHost = training.LOOPBACK,
     minutes: Annotated[float | None, Option(ge=0.1)] = None,
+    pretrained: Annotated[str | None, Option(metavar="MODEL")] = None,
     deterministic: bool = False,
     start_timeout: StartTimeout | None = None,
     beam_options: BeamOptions = (),
@@ -41,6 +42,7 @@ def run(
 
     Options:
         minutes: With `auto`: time for all of it. Default: no limit.
+        pretrained: With `auto`: a model of DATA's tokenizer (directory, hub name), whose vectors of tokens are tried.
         deterministic: Wait for each table: two runs with as many --threads give the same bytes.
 
     Examples:
@@ -60,6 +62,8 @@ def run(
     if source != "auto":
         if minutes is not None:
             raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
+        if pretrained is not None:
+            raise InputError("--pretrained is of `extremis run auto`: give --set encoder.pretrained=MODEL.")
         waits = applicable_overrides(source, [WAITS]) if deterministic else []
         return training.train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None:
@@ -67,4 +71,5 @@ def run(
     from extremis.auto.run_auto import run_auto
 
     overrides = (*overrides, WAITS) if deterministic else overrides
+    process["pretrained"] = fspath(pretrained or "")
     return run_auto(data, run, minutes or 0.0, overrides, beam_options, began=began, **process)

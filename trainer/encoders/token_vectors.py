@@ -33,14 +33,13 @@ class _Place(NamedTuple):
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     """Return the vectors [V, d] float32 that the tokens of DATA have in the model `name`; zero of those it has not.
 
-    Raises InputError: no such directory or hub name, no vectors of tokens in it, or of another tokenizer; TableError.
+    Raises InputError: as `find_token_vectors`, or there are none in it; TableError.
     """
-    what, folder = f"encoder.pretrained = {name!r}", find_folder(name)
-    tokens = require_tokenizer(what, name, folder, data)
+    folder, tokens = find_token_vectors(name, data)
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         raise InputError(
-            f"{what}: no vectors of tokens in it. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
+            f"{_of(name)}: no vectors of tokens in it. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
             "sentence-transformers, WordLlama), or with the input embeddings of a transformer."
         )
     widest = max(places)
@@ -52,27 +51,34 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     return torch.nn.functional.pad(rows[:tokens], (0, 0, 0, max(0, tokens - len(rows))))
 
 
+def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
+    """Return the folder of a model whose ids of tokens are those of DATA, and the number V of these.
+
+    Raises InputError: no such directory or hub name, or a model of another tokenizer; TableError.
+    """
+    folder, table = find_folder(name), Table.open(data.tokenizer, "tokenizer")
+    own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
+    there = _vocabulary(name, folder)
+    same = sum(there.get(token) == number for token, number in own.items())
+    if same < len(own):
+        raise InputError(
+            f"{_of(name)}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id there: its vectors "
+            f"are of another tokenizer. Shard by that: extremis shard INPUT DATA --tokenizer {name}"
+        )
+    return folder, int(table.parameters["vocabulary"])
+
+
+def _of(name: str) -> str:
+    return f"encoder.pretrained = {name!r}"
+
+
 def _places_in(file: Path) -> list[_Place]:
     with safe_open(file, "pt") as tensors:
         names = [name for name in tensors.keys() if name in STATIC or name.endswith(_OF_TRANSFORMER)]  # noqa: SIM118
         return [_Place(tensors.get_slice(name).get_shape()[1], file, name) for name in names]
 
 
-def require_tokenizer(what: str, name: str, folder: Path, data: DataLayout) -> int:
-    """Return V of DATA, whose ids of tokens are those of a model. Raises InputError where they are not, TableError."""
-    table = Table.open(data.tokenizer, "tokenizer")
-    own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
-    there = _vocabulary(what, folder)
-    same = sum(there.get(token) == number for token, number in own.items())
-    if same < len(own):
-        raise InputError(
-            f"{what}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id there: its vectors are "
-            f"of another tokenizer. Shard by that: extremis shard INPUT DATA --tokenizer {name}"
-        )
-    return int(table.parameters["vocabulary"])
-
-
-def _vocabulary(what: str, folder: Path) -> dict[str, int]:
+def _vocabulary(name: str, folder: Path) -> dict[str, int]:
     try:
         if place := find_tokenizer(folder):
             return Tokenizer.from_file(str(place)).get_vocab()
@@ -80,7 +86,7 @@ def _vocabulary(what: str, folder: Path) -> dict[str, int]:
 
         return dict(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab())
     except Exception as error:
-        raise InputError(f"{what}: no tokenizer could be loaded ({str(error).splitlines()[0]}).") from None
+        raise InputError(f"{_of(name)}: no tokenizer could be loaded ({str(error).splitlines()[0]}).") from None
 
 
 def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:
