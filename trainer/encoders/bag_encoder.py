@@ -121,10 +121,13 @@ class BagEncoder(Encoder):
         return 4 * config.dimension * (rows + layer)
 
     def begin_with(self, vectors: torch.Tensor) -> None:
-        """Begin tokens at those of `vectors` [V, D] that are not zero, before `fit`; new ones count too."""
-        known = vectors.any(1).nonzero()[:, 0]
-        self._known[known] = True
-        self._table.weight[known.to(self._table.device)] = vectors[known].to(self._table.weight)
+        """Begin tokens at `vectors` [V, D], before `fit`, and n-grams at zero: random ones would drown what is known.
+
+        A token that no training row has counts then, where its vector is not zero.
+        """
+        self._known[: self._vocabulary] = vectors.any(1)
+        self._table.weight[: self._vocabulary] = vectors.to(self._table.weight)
+        self._table.weight[self._vocabulary : self._sparse_from] = 0
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
         """Set IDF weights from document frequencies over at most `idf_rows` rows."""
