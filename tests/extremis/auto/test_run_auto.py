@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from tests.bert import write_bert
 from tests.command import ROOT, Done, call, command, environment, refused
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
@@ -116,6 +119,11 @@ def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     assert (run / "auto.json").read_bytes() == before
     refused(call("run", "astra", data, tmp_path / "r", "--minutes", "3"), "--minutes is of", "train.minutes=10")
     refused(call("run", "auto", data, tmp_path / "r", "--minutes", "0"), "--minutes", "0")
+    refused(call("run", "astra", data, tmp_path / "r", "--pretrained", "m"), "--set encoder.pretrained=MODEL")
+    write_bert(tmp_path / "bert", 40)
+    Tokenizer(WordLevel({"a": 0, "ship": 1})).save(str(tmp_path / "bert" / "tokenizer.json"))
+    wrong = call("run", "auto", data, tmp_path / "r", "--pretrained", tmp_path / "bert")
+    refused(wrong, "have the same id there", f"--tokenizer {tmp_path / 'bert'}")
     refused(call("run", "auto", tmp_path / "nowhere", tmp_path / "r"), "nowhere")
     refused(call("run", "auto", data, tmp_path / "r", "--set", "encoder.dimensions=3"), "did you mean 'dimension'")
     assert not (tmp_path / "r").exists()  # before any trial

@@ -40,6 +40,13 @@ def test_of_symmetric_data_a_label_is_not_a_point_twice() -> None:
     assert contenders(survey(labels=100))[0].recipe == "renee"
 
 
+def test_each_kind_is_tried_with_a_models_vectors_of_tokens_and_without() -> None:
+    plain, tried = contenders(survey()), contenders(survey(), "models/words/")
+    known = [each.changed("encoder.pretrained=models/words/") for each in plain]
+    assert tried == [*known, *plain]
+    assert {each.name for each in known} == {f"{each.name}-pretrained-words" for each in plain}  # names of folders
+
+
 @pytest.mark.parametrize(
     ("weight", "tried"), [(0.1, {0.4, 1.0}), (0.3, {0.1, 1.0}), (0.9, {0.1, 0.4}), (0, {0.4, 1.0})]
 )
