@@ -31,9 +31,11 @@ from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
 from trainer.config.load import read_recipe
+from trainer.evaluation.fitting import FitOptions, fit_weights
 from trainer.settings.resolve import resolve
 
 Point = dict[str, Any]
+_HELD_OUT = 0.05
 
 
 def main() -> None:
@@ -47,12 +49,15 @@ def main() -> None:
     parser.add_argument("--refresh-set", dest="more", action="append", default=[], help="of the refreshed runs alone")
     parser.add_argument("--sample", type=int, default=1, help="every so many documents of the training file alone")
     parser.add_argument("--label-sample", type=int, default=1, help="every so many labels, and documents with any")
+    parser.add_argument("--memory", action="store_true", help="score with a memory of the training points, fused")
     parser.add_argument("--out", help="keep data and runs here")
     parser.add_argument("--quick", action="store_true", help="one year, two epochs, 64 dimensions")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.last = arguments.first + 1
         arguments.overrides += ["train.epochs=2", "encoder.dimension=64", "encoder.hidden=128"]
+    if arguments.memory:
+        arguments.overrides.append("validation.split=")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(arguments.out or scratch)
         out.mkdir(parents=True, exist_ok=True)
@@ -86,18 +91,19 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
         data = str(out / f"data-{year}")
         start = time.perf_counter()
         if not before:
-            options = ShardOptions(propensity_a=0.55, propensity_b=1.5, part=str(year))
+            held_out = _HELD_OUT if arguments.memory else 0.0  # of a part, for the weights of the scores
+            options = ShardOptions(propensity_a=0.55, propensity_b=1.5, part=str(year), validation_share=held_out)
         else:
             options = ShardOptions(onto=before, part=str(year), labels="new" if new else None)
         shard(str(out / f"raw-{year}"), data, options)
         sharding = time.perf_counter() - start
-        scratch = timed_run(data, str(out / f"retrained-{year}"), recipe, (), str(year))
+        scratch = timed_run(data, str(out / f"retrained-{year}"), recipe, (), str(year), arguments.memory)
         if not before:
             run = str(out / f"retrained-{year}")
         else:
             target = str(out / f"refreshed-{year}")
             changes = [*arguments.more, f"train.start_from={json.dumps(run)}"]
-            refreshed = timed_run(data, target, recipe, changes, str(year))
+            refreshed = timed_run(data, target, recipe, changes, str(year), arguments.memory)
             yield {
                 "year": year,
                 "train": len(of_year["train"]),
@@ -110,11 +116,13 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
         before = data
 
 
-def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: str) -> dict[str, Any]:
+def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: str, memory: bool) -> dict[str, Any]:
     """Train a run, and return its seconds and its metrics on all documents, those of `year`, and its new labels."""
     start, cpu = time.perf_counter(), processor_seconds()
     resolved = resolve(recipe, overrides, data)
     train(data, run, resolved.recipe, beam_options=() if resolved.recipe.table_epochs() else None)
+    if memory:
+        fit_weights(data, run, FitOptions(split="val"), ranker_budget=0)
     picked: dict[str, Any] = {
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(processor_seconds() - cpu, 1),

@@ -7,16 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import wordllama
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch.nn.functional import normalize
 
 from pipelines.options import ShardOptions
 from pipelines.shard import shard
 from pipelines.sharding.tokenizer import train_wordpiece
 from schemas.errors import InputError
-from schemas.layout import DataLayout
+from schemas.layout import DataLayout, find_tokenizer
 from tests.bert import write_bert
 from trainer.config.load import load_recipe
 from trainer.encoders.token_vectors import fit_columns, read_token_vectors
@@ -70,6 +72,15 @@ def sharded(folder: Path, tokenizer: str) -> DataLayout:
     (folder / "raw/labels.jsonl").write_text("\n".join(labels))
     shard(str(folder / "raw"), str(folder / "data"), ShardOptions(tokenizer=tokenizer))
     return DataLayout(str(folder / "data"))
+
+
+def test_the_package_of_wordllama_is_a_model(tmp_path: Path) -> None:
+    model = str(Path(wordllama.__file__).parent)
+    rows = read_token_vectors(model, sharded(tmp_path, model))
+    assert rows.shape == (32_000, 256)
+    tokens = Tokenizer.from_file(str(find_tokenizer(Path(model))))
+    ship, boat, paper = (normalize(rows[tokens.token_to_id(f"▁{word}")], dim=0) for word in ("ship", "boat", "paper"))
+    assert ship @ boat > ship @ paper + 0.2
 
 
 @pytest.mark.parametrize("form", ["wordllama", "model2vec", "sentence-transformers", "bert"])
