@@ -106,6 +106,25 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
     ]
 
 
+MOST_HALF = float(np.finfo(np.float16).max)  # of a dense vector's numbers
+
+
+def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    """Return the column of dense vectors [B, d] of numbers; beyond MOST_HALF they are zeros, in rows that are rejects."""
+    kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
+    return parquet.matrix_array(kept, pa.float16())
+
+
+def wrong_length(name: str, length: int, dense: int) -> str:
+    """Say that a row's vector is not as long as the first."""
+    return f"{name} has {length:,} numbers, and the first row's has {dense:,}"
+
+
+def not_half(name: str) -> str:
+    """Say that a row's vector cannot be stored."""
+    return f"{name} holds a value that no finite 16-bit float holds"
+
+
 def _again(ragged: SparseRows) -> np.ndarray:
     """Mark entries of sorted rows [V] that have the index of the one before in their row."""
     again = np.zeros(len(ragged.ids), bool)
