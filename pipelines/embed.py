@@ -12,10 +12,9 @@ block of rows, and a batch a thread, whatever the number of rows and labels.
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import pyarrow as pa

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipelines.runners.runner import for_workers
 from schemas.arrow import dense_type
+from schemas.cores import cores
 from schemas.errors import InputError
 from schemas.shard_files.parquet import matrix_array
 from schemas.text_model import DenseModel, TextEmbedder
@@ -49,8 +50,8 @@ def find_dense_model(name: str, beam_options: Sequence[str] = ()) -> DenseModel:
     """Return the model of texts `name` as a data set states it, with its own prompts. Raises InputError."""
     name = for_workers(beam_options, name) if os.path.isdir(name) else name
     files = TextFiles.find(name)
-    prompts = (files.prompt(what, None) for what in ("queries", "documents"))
-    return DenseModel(name, files.digest, *prompts, choose_compute(_AUTO, open_device(_AUTO)))
+    queries, labels = (files.prompt(what, None) for what in ("queries", "documents"))
+    return DenseModel(name, files.digest, queries, labels, choose_compute(_AUTO, open_device(_AUTO)))
 
 
 def dimension_of(model: DenseModel) -> int:
@@ -58,9 +59,9 @@ def dimension_of(model: DenseModel) -> int:
     return int(_embed(model.embedder("queries"), [""]).shape[1])
 
 
-def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, threads: int) -> pa.Array:
-    """Return the column of dense vectors [d] of `texts`. Raises InputError."""
-    x = _embed(embedder, texts.to_pylist(), threads) if len(texts) else np.empty((0, dimension), np.float32)
+def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, threads: int = 0) -> pa.Array:
+    """Return the column of dense vectors [d] of `texts`, on `threads` threads (0: a core each). Raises InputError."""
+    x = _embed(embedder, texts.to_pylist(), threads or cores()) if len(texts) else np.empty((0, dimension), np.float32)
     vectors = narrow(x, "float16", f"{embedder.name}: the vector of a text", "Choose another model.")
     return matrix_array(vectors, dense_type(dimension).value_type)
 

@@ -115,7 +115,9 @@ def shard(
             with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
                 runner.check(resume.files_of(inputs)[:1], watch.staging, say)
                 job = build, runner, watch
-                attempt = Attempt(*job, source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense)
+                attempt = Attempt(
+                    *job, source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+                )
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")
@@ -152,8 +154,8 @@ def _find_dense_model(
     given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has vectors of its own, of {given.holds.dense:,} numbers. Leave --embed out, or take "
-            "the field out of INPUT."
+            f"--embed: {given.name} has vectors of its own, of {given.holds.dense:,} numbers. Leave --embed out, or "
+            "take the field out of INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
@@ -162,8 +164,8 @@ def _find_dense_model(
         had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
-                f"--onto: dense vectors of {base.url}: {had or 'none'}; of INPUT: {has or 'none'}. Give INPUT of the same "
-                "form."
+                f"--onto: dense vectors of {base.url}: {had or 'none'}; of INPUT: {has or 'none'}. Give INPUT of the "
+                "same form."
             )
     if name is None:
         return None
@@ -236,7 +238,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
     meter, threads = attempt.watch.meter, cores() if attempt.runner.alone else 1
     made = _open_dense(attempt, raw)
-    basis = Basis(inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads)
+    basis = Basis(
+        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads
+    )
     labels = plans.plan_labels(basis)
     queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:

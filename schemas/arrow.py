@@ -96,9 +96,9 @@ def dense_type(dimension: int) -> pa.DataType:
 
 
 def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str, pa.DataType]:
-    """Return token ids; sparse features: ids in [0, F), sorted and unique within a row, each with its value; a vector."""
+    """Return token ids; sparse features: ids in [0, F), sorted and unique within a row, with values; and a vector."""
     if tokens is None and not features and not dense:
-        raise ValueError("a row has token ids, features or a vector; got none of them")
+        raise ValueError("a row has token ids, features or a vector; got neither")
     types = {} if tokens is None else {"input_ids": pa.list_(tokens)}
     if features:
         types |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}

@@ -63,9 +63,9 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows, with vectors of `dense` numbers, whose scratch files TMPDIR has no room for, of all ranks of this machine.
+    """Refuse a run on `rows` training rows whose scratch files TMPDIR has no room for, of all ranks of this machine.
 
-    Raises InputError.
+    `dense`: numbers of a row's vector. Raises InputError.
     """
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
@@ -86,7 +86,9 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return the least bytes of the parameters of a recipe's encoders."""
-    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense)
+    least: int = recipe.encoder.implementation.least_bytes(
+        recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
+    )
     return least * recipe.encoders
 
 

@@ -11,11 +11,11 @@ from schemas.errors import InputError
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
+from schemas.text_model import DENSE
 
 Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # by an encoder
 Kind = Literal[Read, "none"]
 Part = Literal["tokens", "features", "dense"]
-DENSE = "dense"
 _COLUMNS: Mapping[Part, tuple[str, ...]] = {
     "tokens": ("input_ids",),
     "features": ("feature_ids", "feature_values"),
@@ -52,7 +52,9 @@ class Inputs:
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
         """Pick the inputs out of `columns` by their names, beside vectors `dense`."""
         tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
-        return cls(tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense)
+        return cls(
+            tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
+        )
 
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""

@@ -10,6 +10,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.table import Table
+from schemas.text_model import DENSE
 from schemas.version import open_whole, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config.load import load_config, restore_recipe
@@ -19,7 +20,7 @@ from trainer.group import ALONE, Group
 from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
-from trainer.inputs import DENSE, Inputs, Kind, columns_of, reads
+from trainer.inputs import Inputs, Kind, columns_of, reads
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 
@@ -126,10 +127,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, its number of labels L, its vocabulary and numbers of sparse features and of a row's dense vector.
-
-    0 where it has none.
-    """
+    """DATA's manifest, its labels L, its vocabulary, sparse features and numbers of a dense vector; 0: it has none."""
 
     manifest: Manifest
     labels: int

@@ -67,7 +67,7 @@ class Holds:
     """What the rows of a part with string keys hold.
 
     keys: or a point's key is a hash of its text. labels: or they are in a file of pairs. single: a row names one label.
-    derived: of a part of labels, which are those that its points name. dense: numbers of a row's vector; 0: it has none.
+    derived: of a part of labels, which are those that its points name. dense: numbers of a row's vector; 0: none.
     """
 
     features: bool = False

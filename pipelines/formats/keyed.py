@@ -70,7 +70,11 @@ class Keyed:
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if holds.derived:
             return _labels_of(parsed)
-        return Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects) if labels else parsed
+        return (
+            Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects)
+            if labels
+            else parsed
+        )
 
 
 @dataclass(frozen=True)

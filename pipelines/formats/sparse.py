@@ -110,14 +110,14 @@ MOST_HALF = float(np.finfo(np.float16).max)  # of a dense vector's numbers
 
 
 def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    """Return the column of dense vectors [B, d] of numbers; beyond MOST_HALF they are zeros, in rows that are rejects."""
+    """Return the column of dense vectors [B, d]; numbers beyond MOST_HALF, of rows that are rejects, are zeros."""
     kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
 
 
 def wrong_length(name: str, length: int, dense: int) -> str:
-    """Say that a row's vector is not as long as the first."""
-    return f"{name} has {length:,} numbers, and the first row's has {dense:,}"
+    """Say that a row's vector is not as long as others."""
+    return f"{name} has {length:,} numbers, expected {dense:,}, as others have"
 
 
 def not_half(name: str) -> str:

@@ -70,7 +70,11 @@ class TablePlan:
     @property
     def tokens(self) -> pa.DataType | None:
         """The type of a token id; None where the rows have features or a vector alone."""
-        return None if self.vocabulary is None and (self.features or self.dense) else arrow.token_type(self.vocabulary or 0)
+        return (
+            None
+            if self.vocabulary is None and (self.features or self.dense)
+            else arrow.token_type(self.vocabulary or 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,8 @@ class QueriesPlan(TablePlan):
     def schema(self) -> pa.Schema:
         """Columns of the table."""
         label, filters = arrow.label_type(self.labels), self.filters is not None
-        inputs = {"features": self.features, "dense": self.dense}
-        return arrow.queries(self.tokens, label, text=self.keep_text, filters=filters, **inputs)
+        given = {"text": self.keep_text, "filters": filters, "features": self.features}
+        return arrow.queries(self.tokens, label, **given, dense=self.dense)
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -162,8 +166,8 @@ class MadeDense(NamedTuple):
 class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `dense`: numbers of a vector that a model makes, and the model. `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
-    `bulk`, `files`, `meter`: as in plans.
+    `dense`: vectors that a model makes. `tables`: where the tables go, DATA or the part of a version. `labels_before`,
+    `shards_before`: those that it has. `bulk`, `files`, `meter`, `threads`: as in plans.
     """
 
     inputs: Inputs

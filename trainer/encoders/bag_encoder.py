@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens, hashed n-grams and sparse features, beside a dense vector: trains from scratch on a CPU in minutes."""
+"""A bag of embeddings over tokens, n-grams and sparse features, beside a dense vector: trains on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 

@@ -83,7 +83,6 @@ class Decoding:
         columns = {name: Ragged.join([list_column(each, name) for each in lists]) for name in like.column_names}
         return Window(columns, matrices, self._buffers, positions, rows, offsets, int(missing.sum()))
 
-
     def _lend(self, table: pa.Table, names: list[str], rows: int) -> dict[str, np.ndarray]:
         return {name: self._buffers.take(rows, table.schema.field(name).type) for name in names}
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.ragged import Ragged, offsets_of
-from trainer.inputs import DENSE, Inputs
+from schemas.text_model import DENSE
+from trainer.inputs import Inputs
 from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
 
