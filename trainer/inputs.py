@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,21 +11,12 @@ from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
 from schemas.text_model import DENSE
+from trainer.input_kinds import Kind, Part, reads
 
-Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # by an encoder
-Kind = Literal[Read, "none"]
-Part = Literal["tokens", "features", "dense"]
 _COLUMNS: Mapping[Part, tuple[str, ...]] = {
     "tokens": ("input_ids",),
     "features": ("feature_ids", "feature_values"),
     "dense": (DENSE,),
-}
-_SEVERAL: Mapping[str, tuple[Part, ...]] = {
-    "both": ("tokens", "features"),
-    "tokens+dense": ("tokens", "dense"),
-    "features+dense": ("features", "dense"),
-    "all": ("tokens", "features", "dense"),
-    "none": (),
 }
 
 
@@ -71,17 +61,6 @@ class Inputs:
             self.features and self.features.take(rows),
             None if self.dense is None else self.dense[rows],
         )
-
-
-def reads(kind: Kind) -> tuple[Part, ...]:
-    """Return what `encoder.inputs` reads; `none` is of streams without an encoder."""
-    return _SEVERAL.get(kind) or ((kind,) if kind in _COLUMNS else ())  # type: ignore[return-value]
-
-
-def kind_of(parts: Mapping[Part, bool]) -> Kind:
-    """Return the kind that reads those of `parts` that there are."""
-    kinds: tuple[Kind, ...] = ("tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all")
-    return next((kind for kind in kinds if {*reads(kind)} == {part for part, there in parts.items() if there}), "none")
 
 
 def columns_of(kind: Kind) -> list[str]:

@@ -20,7 +20,8 @@ from trainer.group import ALONE, Group
 from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
-from trainer.inputs import Inputs, Kind, columns_of, reads
+from trainer.input_kinds import Kind, reads
+from trainer.inputs import Inputs, columns_of
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 

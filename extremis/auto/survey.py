@@ -11,7 +11,7 @@ from extremis.inspecting.data_summary import repeated, texts_of
 from schemas.layout import DataLayout
 from schemas.table import Table
 from schemas.text_model import DENSE
-from trainer.inputs import Kind, kind_of, reads
+from trainer.input_kinds import Kind, kind_of, reads
 from trainer.model import DataSizes
 from trainer.settings.facts import Facts, measure
 from trainer.stream import open_queries

@@ -24,7 +24,8 @@ from trainer.encoders.features import (
     scale_features,
 )
 from trainer.group import ALONE, Group
-from trainer.inputs import Inputs, reads
+from trainer.input_kinds import reads
+from trainer.inputs import Inputs
 from trainer.methods import rules
 from trainer.methods.kinds import EncoderSection
 from trainer.methods.rules import FromData

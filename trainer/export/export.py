@@ -36,7 +36,8 @@ from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTOR
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
-from trainer.inputs import reads, scored_columns
+from trainer.input_kinds import reads
+from trainer.inputs import scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries

@@ -15,7 +15,8 @@ from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key
-from trainer.inputs import Inputs, Kind, columns_of, require_inputs
+from trainer.input_kinds import Kind
+from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import Recipe
 from trainer.negatives.candidates import every_query_with, labels_of

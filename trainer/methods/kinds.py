@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from schemas.options import MOST_RATE, Options
-from trainer.inputs import Read
+from trainer.input_kinds import Read
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
