@@ -84,8 +84,7 @@ def shard(
     least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
-    facts = None if dense is None else {name: value for name, value in dense.facts().items() if name != "name"}
-    recorded = options.recorded(_tokenizer_identity(options, frozen, base), facts)
+    recorded = options.recorded(_tokenizer_identity(options, frozen, base), None if dense is None else dense.identity())
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
@@ -174,10 +173,10 @@ def _find_dense_model(
     found = find_dense_model(name, beam_options)
     if before is not None:
         found = replace(found, compute=before.compute)
-        if differences := found.differences(before):
+        if differing := {*found.identity().items()} - {*before.identity().items()}:
             raise InputError(
-                f"--onto: {base.url if base else ''} has vectors by {before.name}, and {name} is another model: "
-                f"{differences}. Give that model with --embed."
+                f"--onto: its vectors are by {before.name}, and {name} is another model, by its "
+                f"{', '.join(name for name, _ in sorted(differing))}. Name the same one with --embed."
             )
     return found
 

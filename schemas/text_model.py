@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.errors import TableError
 
 DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of an export: d, and the model
 
 
-@dataclass(frozen=True)
-class TextEmbedder:
-    """What texts are embedded by: a model as `TextFiles` finds it, the digest of its files, a prompt, the numbers."""
+class TextEmbedder(NamedTuple):
+    """What embeds texts: a model as `TextFiles` finds it, the digest of its files, the numbers, and a prompt."""
 
     name: str
     digest: str
-    prompt: str
     compute: str
+    prompt: str
 
 
 @dataclass(frozen=True)
@@ -44,15 +43,10 @@ class DenseModel:
         """Return what a manifest states."""
         return asdict(self)
 
+    def identity(self) -> dict[str, str]:
+        """Return what decides the vectors: all but the name."""
+        return {name: value for name, value in self.facts().items() if name != "name"}
+
     def embedder(self, what: str) -> TextEmbedder:
         """Return what embeds the texts of `what`, queries or labels."""
-        return TextEmbedder(self.name, self.digest, getattr(self, what), self.compute)
-
-    def differences(self, other: "DenseModel") -> str:
-        """Say what differs but for the name: empty for the same vectors."""
-        others = other.facts()
-        return ", ".join(
-            f"{name} is {value!r:.40}, not {others[name]!r:.40}"
-            for name, value in self.facts().items()
-            if name != "name" and value != others[name]
-        )
+        return TextEmbedder(self.name, self.digest, self.compute, getattr(self, what))

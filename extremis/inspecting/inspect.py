@@ -178,7 +178,9 @@ def sharding_command(url: str, data: Manifest) -> str:
     if a is not None:
         words += ["--propensity", f"{a},{b}"]
     for name, option in ShardOptions.model_fields.items():
-        value = data.parameters.get(DENSE_MODEL, {}).get("name") if name == "embed" else options.get(name)
+        value = options.get(name)
+        if name == "embed":  # recorded by its content
+            value = data.parameters.get(DENSE_MODEL, {}).get("name", value)
         if name not in _PROPENSITY and value not in (None, option.default):
             words.append("--" + (option.alias or name).replace("_", "-"))
             if value is not True:  # else the option says it all

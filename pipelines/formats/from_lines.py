@@ -17,7 +17,7 @@ from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.sparse import MOST_HALF, feature_columns, not_half, unite_keys, vector_column, wrong_length
+from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files.parquet import string_bytes
 
@@ -120,9 +120,9 @@ def _vector(record: Record, name: str, dense: int) -> list[float]:
     if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {records.shown(values)}")
     if len(values) != dense:
-        raise Bad(Reason.MALFORMED, wrong_length(name, len(values), dense))
+        raise Bad(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
     if any(not abs(value) <= MOST_HALF for value in values):
-        raise Bad(Reason.MALFORMED, not_half(name))
+        raise Bad(Reason.MALFORMED, NOT_HALF.format(name))
     return values
 
 

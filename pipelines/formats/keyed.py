@@ -8,6 +8,7 @@ differ in the kind of their files alone, and in whether labels may be those that
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -250,11 +251,13 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
     for url in urls:
         if is_csv(url) or name not in field_names(url):
             continue
-        first: pa.RecordBatch = next(Keyed(fields).read(Part("", url, {ROWS: url}, holds=Holds(dense=1)), _FIRST_ROWS))
-        if name in first.schema.names:
-            lengths = (len(value) for value in first[name].to_pylist() if isinstance(value, list))
-        else:
-            lengths = (records.length_of(line, name) for line in first["line"].to_pylist())
+        lengths: list[int] = []
+        for first in islice(Keyed(fields).read(Part("", url, {ROWS: url}, holds=Holds(dense=1)), _FIRST_ROWS), 1):
+            if name not in first.schema.names:
+                _, found, _ = records.each(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
+                lengths = [len(value) for value in found if isinstance(value, list)]
+            elif getattr(first[name].type, "value_type", None):  # of a list
+                lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
         if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
             raise InputError(f"{url}: a vector of {length:,} numbers; there can be {MOST_DENSE:,}. Shorten it.")
         if length:

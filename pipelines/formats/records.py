@@ -63,16 +63,6 @@ def field_names(line: bytes) -> list[str]:
     return list(record) if type(record) is dict else []
 
 
-def length_of(line: bytes, name: str) -> int:
-    """Return the length of the list that the field `name` of a raw line holds; 0 where it holds none."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return 0
-    value = record.get(name) if type(record) is dict else None
-    return len(value) if isinstance(value, list) else 0
-
-
 def required(record: Record, name: str) -> Any:
     """Return the field `name`. Raises Bad."""
     if name not in record:

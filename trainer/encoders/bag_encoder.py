@@ -75,8 +75,8 @@ class BagSection(EncoderSection):
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
-        if self.pretrained and self.inputs == "features":
-            raise ValueError("encoder.pretrained has vectors of tokens, and encoder.inputs = 'features' reads none")
+        if self.pretrained and "tokens" not in reads(self.inputs):
+            raise ValueError(f"encoder.pretrained is of tokens, and encoder.inputs = {self.inputs!r} reads none")
         return self
 
 
