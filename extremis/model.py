@@ -211,7 +211,7 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
     It makes a column of vectors of texts. None where there is none. Raises InputError: no such model, or another one.
     """
-    stated = exported.dense_model
+    stated = exported.dense_model if DENSE in exported.serving.model.columns else None
     if stated is None:
         if place is not None:
             raise InputError(f"--embedder {place}: {exported.table.url} needs no model of texts. Leave it out.")

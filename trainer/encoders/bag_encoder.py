@@ -92,7 +92,10 @@ class BagEncoder(Encoder):
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:
         reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in _PARTS)
-        super().__init__(config, Layers(config, dense if reads_dense else 0, seed), seed, config.dense_lr)
+        if reads_dense and not dense:
+            raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
+        self._dense = dense if reads_dense else 0
+        super().__init__(config, Layers(config, self._dense, seed), seed, config.dense_lr)
         self._vocabulary = vocabulary if reads_tokens else 0
         self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
         self._features = self._sparse_from + (features if reads_features else 0)
@@ -191,7 +194,12 @@ class BagEncoder(Encoder):
         if dropout_key is not None:
             first = before(rows.rows)
             rows = self._drop_features(rows, dropout_key, before)
-        dense = inputs.dense if "dense" in reads(self._config.inputs) else None
+        dense = inputs.dense if self._dense else None
+        if dense is not None and dense.shape[1] != self._dense:
+            raise TableError(
+                f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self._dense:,}. "
+                "Shard the data again."
+            )
         return BagInputs.of(rows, first, self.device, dense)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize, relu
 
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from tests.builders import tokens_of
 from tests.trainer.encoders.test_bag_encoder import KEY, VOCABULARY, batch
 from trainer.encoders.bag_encoder import BagEncoder
@@ -96,6 +96,14 @@ def test_checkpoints_without_vectors_keep_their_names_and_sizes_count_the_projec
 def test_a_transformer_refuses_vectors() -> None:
     with pytest.raises((ValueError, InputError), match="a transformer reads token ids only"):
         EncoderSection.model_validate({"kind": "transformer", "model": "m", "inputs": "tokens+dense"})
+
+
+def test_vectors_of_another_length_than_the_manifest_states_are_refused() -> None:
+    encoder = build(WIDE)
+    with pytest.raises(TableError, match="a vector of 4 numbers, but the data's manifest states 11"):
+        encoder.prepare(Inputs(batch(ROWS), dense=vectors(NARROW)))
+    with pytest.raises(ValueError, match="of 0 numbers"):
+        build(0)
 
 
 def test_rows_read_without_vectors_are_a_fault() -> None:
