@@ -1,8 +1,8 @@
 """An export as a model in this process: labels for texts, embeddings, and the labels themselves."""
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 
 import numpy as np
@@ -12,15 +12,19 @@ from tokenizers import Tokenizer
 from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
+from pipelines.models import dense_column
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.shard_files import parquet
+from schemas.text_model import DENSE
 from schemas.version import follow
 from trainer.device import open_device
+from trainer.encoders.texts import TextFiles
 from trainer.export.exported import ENCODER, Exported, use_threads
 
 _BATCH = 256  # texts at a time
+_EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,16 @@ class Labels(Sequence[Label]):
 class Model:
     """An export that is open: `predict`, `embed`, `labels`. It stays what it is, whatever becomes current later."""
 
-    def __init__(self, exported: Exported, place: str) -> None:
+    def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
         if "feature_ids" in exported.serving.model.columns:
             raise InputError(
                 f"{exported.table.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
+            )
+        self._embed = open_embedder(exported, embedder)
+        if self._embed is None and DENSE in exported.serving.model.columns:
+            raise InputError(
+                f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
             )
         self._tokenizer = tokenizer_of(exported)
 
@@ -165,17 +174,26 @@ class Model:
                 raise InputError(f"texts[{place}] is no string, but {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
-            yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url)})
+            dense = {} if self._embed is None else {DENSE: self._embed(pa.array(part, pa.string()))}
+            yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url), **dense})
 
 
 @naming_arguments()
-def load(export: str | PathLike[str], *, exact: bool = False, threads: int | None = None) -> Model:
+def load(
+    export: str | PathLike[str],
+    *,
+    exact: bool = False,
+    threads: int | None = None,
+    embedder: str | PathLike[str] | None = None,
+) -> Model:
     """Open the export at `export`, a directory or an object-store prefix, or the current one of a folder.
 
-    `exact`: score every label, without an index. `threads`: None is all cores.
-    Raises TableError: no export there, or a damaged one; StorageError.
+    `exact`: score every label, without an index. `threads`: None is all cores. `embedder`: another place of the model
+    that made the dense vectors of DATA.
+    Raises TableError: no export there, or a damaged one; InputError: no such model, or another one; StorageError.
     """
-    return Model(open_exported(str(export), exact, threads), str(export))
+    place = None if embedder is None else str(embedder)
+    return Model(open_exported(str(export), exact, threads), str(export), place)
 
 
 def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
@@ -186,6 +204,29 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
     exported = Exported.open(url, exact, open_device(device))
     use_threads(threads, bool(exported.serving.index))
     return exported
+
+
+def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.Array], pa.Array] | None:
+    """Open the model of the dense vectors that an export's encoder reads: by its name, or at `place`.
+
+    It makes a column of vectors of texts. None where there is none. Raises InputError: no such model, or another one.
+    """
+    stated = exported.dense_model if DENSE in exported.serving.model.columns else None
+    if stated is None:
+        if place is not None:
+            raise InputError(f"--embedder {place}: {exported.table.url} needs no model of texts. Leave it out.")
+        return None
+    url, model = exported.table.url, replace(stated, name=place or stated.name)
+    try:
+        files = TextFiles.find(model.name)
+    except InputError as error:
+        raise InputError(f"{url}: its encoder reads vectors of a model: {error} {_EMBEDDER}") from None
+    if files.digest != stated.digest:
+        raise InputError(
+            f"{url}: its encoder reads vectors of the model {stated.name} (digest {stated.digest[:12]}…), and "
+            f"{model.name} is another one (digest {files.digest[:12]}…). {_EMBEDDER}"
+        )
+    return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
 
 def tokenizer_of(exported: Exported) -> Tokenizer:

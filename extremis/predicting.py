@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 from extremis.console import Bar, print_file
-from extremis.model import token_column, tokenizer_of
+from extremis.model import open_embedder, token_column, tokenizer_of
 from pipelines.formats.texts import Texts
 from schemas import PAD, arrow, storage
 from schemas.errors import InputError
@@ -28,6 +28,7 @@ from schemas.layout import DataLayout
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from schemas.text_model import DENSE
 from trainer.export.exported import Exported, iterate_ranked
 from trainer.inputs import require_inputs
 from trainer.stream import open_queries
@@ -75,15 +76,22 @@ def write_predictions(
     return {"out": out, "export": exported.table.url, **counts}
 
 
-def rows_of_texts(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
-    """Yield texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError."""
+def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
+    """Yield texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
+
+    `embedder`: another place of the model that made the dense vectors of DATA.
+    """
     columns = exported.serving.model.columns
     tokenizer = tokenizer_of(exported) if "input_ids" in columns else None
-    for rows in texts.batches(batch, "feature_ids" in columns):
+    embed = open_embedder(exported, embedder)
+    given = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
+    for rows in texts.batches(batch, "feature_ids" in columns, given):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
             tokens = token_column(tokenizer, rows["text"].to_pylist(), exported.table.url)
             table = table.append_column("input_ids", tokens)
+        if embed is not None:
+            table = table.append_column(DENSE, embed(rows["text"]))
         yield table
 
 

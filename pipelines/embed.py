@@ -11,12 +11,10 @@ block of rows, and a batch a thread, whatever the number of rows and labels.
 
 import functools
 import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +27,7 @@ from pipelines.formats import lines
 from pipelines.formats.names import parse_fields
 from pipelines.formats.texts import STANDARD, Texts
 from pipelines.job import REMEDY, Job, make_table
+from pipelines.models import load_texts_model, narrow, once_a_process
 from pipelines.options import EmbedOptions, EmbedTextsOptions
 from pipelines.runners.runner import choose_runner, for_workers
 from pipelines.sharding.resume import Phases
@@ -43,7 +42,7 @@ from schemas.shard_files.parquet import matrix_array, writing_shard
 from schemas.storage import join
 from schemas.table import Table, rechunk
 from trainer.device import describe_device, open_device
-from trainer.encoders.texts import TextFiles, TextModel, choose_compute
+from trainer.encoders.texts import TextFiles, choose_compute
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.rows.threads import one_thread
@@ -53,22 +52,7 @@ KIND = "embeddings"
 BLOCK_ROWS = 1 << 13
 _READ, _EMBED, _SHARDS = "read", "embed", "shards"
 _AS_JSON = TypeAdapter(Summary)
-T = TypeVar("T")
-
-
-def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
-    """Return `load` that loads a model once, however many threads and shards there are; an earlier one is let go."""
-    lock, loaded = threading.Lock(), dict[tuple[Any, ...], T]()
-
-    @functools.wraps(load)
-    def shared(*named: Any) -> T:
-        with lock:
-            if named not in loaded:
-                loaded.clear()
-                loaded[named] = load(*named)
-            return loaded[named]
-
-    return shared
+_NARROW = "Embed with --dtype float32, or with another checkpoint."
 
 
 @dataclass(frozen=True)
@@ -102,7 +86,7 @@ class Plan:
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
-                vectors = matrix_array(narrow(x, self.dtype, what), schema.field("vector").type.value_type)
+                vectors = matrix_array(narrow(x, self.dtype, what, _NARROW), schema.field("vector").type.value_type)
                 out.write(pa.table([*columns, vectors], schema=schema))
                 self.meter.count(_EMBED, len(x))
         return out.entry
@@ -196,18 +180,6 @@ def embed_shard(shard: int, plan: RunPlan) -> Summary:
 def load_run(data: str, run: str, step: int, checkpoint: str, device: str) -> Model:
     """Load the encoder of the checkpoint with this digest."""
     return load_encoder(DataLayout(data), RunLayout(run), step, open_device(device))
-
-
-def narrow(x: np.ndarray, dtype: str, what: str) -> np.ndarray:
-    """Return x [B, D] as `dtype`. Raises InputError about `what` where a value does not fit."""
-    with np.errstate(over="ignore"):
-        narrowed = x.astype(dtype)
-    if not np.isfinite(narrowed).all():
-        raise InputError(
-            f"{what} has a value of {np.abs(x).max():g}, which {dtype} does not hold. "
-            "Embed with --dtype float32, or with another checkpoint."
-        )
-    return narrowed
 
 
 def _written(plan: Plan, kind: str, entry: Shard) -> Summary:
@@ -332,15 +304,6 @@ def _write_texts(shard: int, plan: TextsPlan) -> Shard:
         for rows in plan.blocks_of(shard)
     )
     return plan.write(shard, schema, embedded)
-
-
-@once_a_process
-def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: str) -> TextModel:
-    """Open a model of texts. Raises InputError: not the one with this digest."""
-    files = TextFiles.find(name)
-    if files.digest != digest:
-        raise InputError(f"{name}: on a worker this is another model than at the start. Give all the same files.")
-    return files.open(open_device(device), compute, prompt)
 
 
 def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:

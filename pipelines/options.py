@@ -3,7 +3,7 @@
 A field's description is the option's help, here and in Python.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Text = Literal["title+content", "title"]
-_NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effect, or recorded with the version
+# Without effect, or recorded with the version, or by its content.
+_NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
 
 MIN_SHARDS = 4  # of small data, so that it spreads over readers
 
@@ -41,6 +42,9 @@ class ShardOptions(Options):
     seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
+    embed: str | None = Field(
+        default=None, description="Model of texts, whose vectors are stored beside tokens: a directory or a hub name."
+    )
     keep_text: bool = Field(default=False, description="Store the queries' text beside their tokens.")
     validation_share: float = Field(
         default=0.0, ge=0, lt=1, alias="validation", description="Share of train to cut out as split val."
@@ -119,10 +123,14 @@ class ShardOptions(Options):
             raise ValueError("--labels and --again are about a version: name the data set that it adds to with --onto")
         return self
 
-    def recorded(self, tokenizer_identity: str) -> dict[str, Any]:
-        """Return the options as the manifest keeps them, without paths: the same input gives the same manifest."""
+    def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the options as the manifest keeps them, without paths: the same input gives the same manifest.
+
+        embed: facts of the model of dense vectors, but for its name.
+        """
         unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions have no such option
-        return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity}
+        stated = {} if embed is None else {"embed": dict(embed)}
+        return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity, **stated}
 
 
 def vocabulary_size(name: str) -> int | None:

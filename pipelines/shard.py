@@ -28,7 +28,7 @@ from pipelines.runners.runner import absolute_path, choose_runner, for_workers
 from pipelines.sharding import dataset, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
-from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.plans import Basis, LabelsPlan, MadeDense, QueriesPlan, ReadPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, Group
 from pipelines.sharding.resume import Finished, Phases
 from pipelines.sharding.steps import keep, reopen
@@ -37,6 +37,7 @@ from pipelines.sharding.versions import changes
 from pipelines.sharding.versions.earlier import EarlierData, older_shards
 from pipelines.sharding.versions.publish import publish_version, require_most_labels
 from schemas import storage
+from schemas.cores import cores
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
 from schemas.layout import phases as phases_of
@@ -46,6 +47,7 @@ from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
 from schemas.storage import join
+from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
 from schemas.version import open_whole
 
 __all__ = ["ShardOptions", "shard"]
@@ -81,7 +83,8 @@ def shard(
     plans.check(inputs, options)
     least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
-    recorded = options.recorded(_tokenizer_identity(options, frozen, base))
+    dense = _find_dense_model(options, inputs, base, beam_options)
+    recorded = options.recorded(_tokenizer_identity(options, frozen, base), None if dense is None else dense.identity())
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
@@ -111,7 +114,9 @@ def shard(
             with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
                 runner.check(resume.files_of(inputs)[:1], watch.staging, say)
                 job = build, runner, watch
-                attempt = Attempt(*job, source, data, form, inputs, options, recorded, say, phases, overwrite, base)
+                attempt = Attempt(
+                    *job, source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+                )
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")
@@ -138,6 +143,44 @@ def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, b
     return f"directory:{frozen.sha256}" if frozen else options.tokenizer
 
 
+def _find_dense_model(
+    options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
+) -> DenseModel | None:
+    """Return the model that makes dense vectors of texts: that of the earlier data, or of the options, or none.
+
+    Raises InputError: INPUT has vectors of its own, or vectors of the earlier data are others.
+    """
+    given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
+    if options.embed and given:
+        raise InputError(
+            f"--embed: {given.name} has vectors of its own, of {given.holds.dense:,} numbers. Leave --embed out, or "
+            "take the field out of INPUT."
+        )
+    before = base.dense_model if base else None
+    name = options.embed or (before.name if before and not given else None)
+    if base is not None:
+        has = "made by a model" if name else given.holds.dense if given else 0
+        had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
+        if has != had:
+            raise InputError(
+                f"--onto: dense vectors of {base.url}: {had or 'none'}; of INPUT: {has or 'none'}. Give INPUT of the "
+                "same form."
+            )
+    if name is None:
+        return None
+    from pipelines.models import find_dense_model  # the trainer's packages, which others need not have
+
+    found = find_dense_model(name, beam_options)
+    if before is not None:
+        found = replace(found, compute=before.compute)
+        if differing := {*found.identity().items()} - {*before.identity().items()}:
+            raise InputError(
+                f"--onto: its vectors are by {before.name}, and {name} is another model, by its "
+                f"{', '.join(name for name, _ in sorted(differing))}. Name the same one with --embed."
+            )
+    return found
+
+
 @dataclass(frozen=True)
 class Attempt(Job):
     """One attempt at a data set: the input, the options, and what finished phases left."""
@@ -152,6 +195,7 @@ class Attempt(Job):
     phases: Phases
     anew: bool  # whatever an earlier run left
     base: EarlierData | None = None  # of a version
+    dense: DenseModel | None = None  # that makes dense vectors of texts
 
     @property
     def tables(self) -> str:
@@ -191,8 +235,11 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
-    meter = attempt.watch.meter
-    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, attempt.bulk, files, meter)
+    meter, threads = attempt.watch.meter, cores() if attempt.runner.alone else 1
+    made = _open_dense(attempt, raw)
+    basis = Basis(
+        inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads
+    )
     labels = plans.plan_labels(basis)
     queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
@@ -217,7 +264,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         require_most_labels(base, summary)
     rejects = dataset.write_rejects(data, summary.rejected, attempt.files("sorted"))
-    parameters = _parameters(attempt, summary, queries, filter_pairs)
+    parameters = _parameters(attempt, summary, queries, filter_pairs, max(plan.dense for plan in (*queries, labels)))
     if base is not None:
         say(_changes(base, summary))
         if open_whole(base.url)[0].digest != base.manifest.digest:
@@ -357,6 +404,20 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return frozen.cut_at(limit)
 
 
+def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
+    """Load the model of dense vectors, and return it with their numbers. Raises InputError: nothing has a text."""
+    model = attempt.dense
+    if model is None:
+        return None
+    if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
+        raise InputError(f"--embed: nothing at {attempt.source} has a text. Leave it out.")
+    from pipelines.models import dimension_of
+
+    dimension = dimension_of(model)
+    attempt.say(f"{model.name}: vectors of {dimension} numbers, computed in {model.compute}")
+    return MadeDense(model, dimension)
+
+
 def _changes(base: EarlierData, summary: Summary) -> str:
     """Say what the version adds to `base`, and what it changes there."""
     counts = summary.counters.get(LABELS, Counter())
@@ -367,7 +428,7 @@ def _changes(base: EarlierData, summary: Summary) -> str:
 
 
 def _parameters(
-    attempt: Attempt, summary: Summary, queries: Sequence[QueriesPlan], filter_pairs: Mapping[str, int]
+    attempt: Attempt, summary: Summary, queries: Sequence[QueriesPlan], filter_pairs: Mapping[str, int], dense: int
 ) -> dict[str, Any]:
     inputs, options = attempt.inputs, attempt.options
     has_propensity = options.propensity_a is not None
@@ -383,6 +444,8 @@ def _parameters(
         "propensity": {"a": options.propensity_a, "b": options.propensity_b} if has_propensity else None,
         "filters": filters,
         "features": inputs.features or summary.features or None,
+        **({DENSE: dense} if dense else {}),
+        **({DENSE_MODEL: attempt.dense.facts()} if attempt.dense else {}),
         "labels": sum(shard.rows for shard in summary.shards_of("labels")),
         "rows": {plan.split: summary.count(plan.name, "rows_out") for plan in queries},
     }

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
-from pipelines.embed import once_a_process
 from pipelines.mining.candidates import has_margin, limits, rows_of_table
 from pipelines.mining.derived import Derived, keep_first, make_derived, open_tables, write_derived
+from pipelines.models import once_a_process
 from pipelines.options import TeachOptions
 from pipelines.runners.runner import for_workers
 from schemas import arrow

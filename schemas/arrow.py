@@ -28,13 +28,15 @@ def queries(
     text: bool = False,
     filters: bool = False,
     features: bool = False,
+    dense: int = 0,
 ) -> pa.Schema:
     """One point a row. `filter_label_ids` are predictions to remove before top-k; positives stay as they are.
 
-    An encoder reads `input_ids` (absent where `tokens` is None), or `features`, or both.
-    Raises ValueError where a row would have neither.
+    An encoder reads `input_ids` (absent where `tokens` is None), `features`, and the vector `dense` [d] (0: absent), or
+    some of these. Raises ValueError where a row would have none.
     """
-    fields = {"query_id": pa.int64(), "key": pa.string(), **_inputs(tokens, features), "label_ids": pa.list_(labels)}
+    inputs = _inputs(tokens, features, dense)
+    fields = {"query_id": pa.int64(), "key": pa.string(), **inputs, "label_ids": pa.list_(labels)}
     if filters:
         fields["filter_label_ids"] = pa.list_(labels)
     if text:
@@ -42,13 +44,13 @@ def queries(
     return without_nulls(fields)
 
 
-def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
+def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0) -> pa.Schema:
     """One label a row, `label_id` dense in [0, L); `frequency` counts its training points.
 
-    `tokens` and `features` as in `queries`. Raises ValueError where a row would have neither.
+    `tokens`, `features` and `dense` as in `queries`. Raises ValueError where a row would have none.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
-    return without_nulls({**names, **_inputs(tokens, features), "frequency": pa.int64()})
+    return without_nulls({**names, **_inputs(tokens, features, dense), "frequency": pa.int64()})
 
 
 def rejects() -> pa.Schema:
@@ -88,12 +90,19 @@ def without_nulls(types: Mapping[str, pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
 
 
-def _inputs(tokens: pa.DataType | None, features: bool) -> dict[str, pa.DataType]:
-    """Return token ids, and sparse features: ids in [0, F), sorted and unique within a row, each with its value."""
-    if tokens is None and not features:
-        raise ValueError("a row has token ids, features or both; got neither")
+def dense_type(dimension: int) -> pa.DataType:
+    """Return the type of a column of dense vectors [d]."""
+    return pa.list_(pa.float16(), dimension)
+
+
+def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str, pa.DataType]:
+    """Return token ids; sparse features: ids in [0, F), sorted and unique within a row, with values; and a vector."""
+    if tokens is None and not features and not dense:
+        raise ValueError("a row has token ids, features or a vector; got neither")
     types = {} if tokens is None else {"input_ids": pa.list_(tokens)}
-    return types | ({"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())} if features else {})
+    if features:
+        types |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
+    return types | ({"dense": dense_type(dense)} if dense else {})
 
 
 def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:

@@ -31,6 +31,7 @@ MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 _LONGEST_PLACE = 4096  # characters
 MOST = 1 << 48  # of any count: more rows than there are
+MOST_DENSE = 1 << 16  # numbers of a row's dense vector
 
 
 class _Number(NamedTuple):
@@ -45,10 +46,11 @@ class _Number(NamedTuple):
 _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     "tokenizer": {"vocabulary": _Number(1, 1 << 32, optional=False), "max_tokens": _Number(1, 1 << 31)},
     "labels": {"training_points": _Number(0)},
-    "data": {"features": _Number(0, 1 << 31), "labels": _Number(0)},
+    "data": {"features": _Number(0, 1 << 31), "dense": _Number(1, MOST_DENSE), "labels": _Number(0)},
     "export": {
         "vocabulary": _Number(0, 1 << 32, optional=False),
         "features": _Number(0, 1 << 31, optional=False),
+        "dense": _Number(1, MOST_DENSE),
         "max_tokens": _Number(1, 1 << 31, optional=False),
         "dimension": _Number(1, 1 << 31, optional=False),
         "shortlist": _Number(1, 1 << 31),

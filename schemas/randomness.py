@@ -43,6 +43,7 @@ class InitialWeights(IntEnum):
     DENSE = 2
     CLASSIFIER = 3
     PRETRAINED = 4
+    PROJECTION = 5
 
 
 class RandomPoolStream(IntEnum):

@@ -18,10 +18,10 @@ from trainer.rows.memory import IN_MEMORY, ON_HOST
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> Size:
+def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
     """Return the bytes of encoder and classifier. Raises InputError: a model that is not there."""
     label = label_bytes(recipe)
-    encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary)
+    encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
     encoders = recipe.encoders
     return Size(*(part * labels + encoders * whole for part, whole in zip(label, encoder, strict=True)))
 
@@ -62,10 +62,10 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     )
 
 
-def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
+def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
     """Refuse a run on `rows` training rows whose scratch files TMPDIR has no room for, of all ranks of this machine.
 
-    Raises InputError.
+    `dense`: numbers of a row's vector. Raises InputError.
     """
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
@@ -80,13 +80,15 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
     if recipe.encodes_labels:
-        needs["texts of labels"] = 8 * labels * here  # and their tokens
+        needs["texts of labels"] = (8 + 2 * dense) * labels * here  # and their tokens
     require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return the least bytes of the parameters of a recipe's encoders."""
-    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, sizes.vocabulary, sizes.features)
+    least: int = recipe.encoder.implementation.least_bytes(
+        recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
+    )
     return least * recipe.encoders
 
 

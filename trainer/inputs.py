@@ -1,55 +1,71 @@
-"""Inputs of an encoder: token ids, sparse features with values, or both."""
+"""Inputs of an encoder: token ids, sparse features with values, a dense vector, or some of these."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged, SparseRows
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
+from schemas.text_model import DENSE
+from trainer.input_kinds import Kind, Part, reads
 
-Kind = Literal["tokens", "features", "both", "none"]
-_TOKENS = ("input_ids",)
-_FEATURES = ("feature_ids", "feature_values")
+_COLUMNS: Mapping[Part, tuple[str, ...]] = {
+    "tokens": ("input_ids",),
+    "features": ("feature_ids", "feature_values"),
+    "dense": (DENSE,),
+}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows of token ids, and of int32 feature ids, sorted and unique within a row; what is not read is None."""
+    """B rows of token ids, of int32 feature ids, sorted and unique within a row, and of vectors `dense` [B, d] float16.
+
+    What is not read is None.
+    """
 
     tokens: Ragged | None = None
     features: SparseRows | None = None
+    dense: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: pa.Table) -> "Inputs":
         """Read the columns that are inputs."""
-        names = (name for name in (*_TOKENS, *_FEATURES) if name in rows.column_names)
-        return cls.from_columns({name: list_column(rows, name) for name in names})
+        names = {name for columns in _COLUMNS.values() for name in columns} & {*rows.column_names}
+        lists = {name: list_column(rows, name) for name in names - {DENSE}}
+        return cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Ragged]) -> "Inputs":
-        """Pick the inputs out of `columns` by their names."""
+    def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
+        """Pick the inputs out of `columns` by their names, beside vectors `dense`."""
         tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
-        return cls(tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None)
+        return cls(
+            tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
+        )
 
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""
         return Inputs(
-            self.tokens and self.tokens.slice(start, stop), self.features and self.features.slice(start, stop)
+            self.tokens and self.tokens.slice(start, stop),
+            self.features and self.features.slice(start, stop),
+            None if self.dense is None else self.dense[start:stop],
         )
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Return rows `rows` [B'] in that order."""
-        return Inputs(self.tokens and self.tokens.take(rows), self.features and self.features.take(rows))
+        return Inputs(
+            self.tokens and self.tokens.take(rows),
+            self.features and self.features.take(rows),
+            None if self.dense is None else self.dense[rows],
+        )
 
 
 def columns_of(kind: Kind) -> list[str]:
-    """Return the columns that `encoder.inputs` reads; `none` is of streams without an encoder."""
-    return [*(_TOKENS if kind in ("tokens", "both") else ()), *(_FEATURES if kind in ("features", "both") else ())]
+    """Return the columns that `encoder.inputs` reads."""
+    return [name for part in reads(kind) for name in _COLUMNS[part]]
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
@@ -57,13 +73,18 @@ def scored_columns(queries: Table, columns: list[str]) -> list[str]:
     return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
+_REMEDIES: Mapping[Part, str] = {
+    "tokens": "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)",
+    "features": "set encoder.inputs = 'tokens', or shard data that has features for these rows too",
+    "dense": "shard it with vectors of a model of texts, `extremis shard ... --embed MODEL`, or of your own for these "
+    "rows too; or set encoder.inputs = 'tokens'",
+}
+
+
 def require_inputs(table: Table, kind: Kind) -> None:
     """Refuse a table without the columns that `kind` reads. Raises InputError that says what it has."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
-    if missing[0] in _TOKENS:
-        remedy = "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)"
-    else:
-        remedy = "set encoder.inputs = 'tokens', or shard data that has features for these rows too"
+    remedy = next(_REMEDIES[part] for part in reads(kind) if missing[0] in _COLUMNS[part])
     raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} reads: {remedy}.")

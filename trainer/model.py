@@ -10,6 +10,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.table import Table
+from schemas.text_model import DENSE
 from schemas.version import open_whole, parts_since
 from trainer.checkpoints.checkpoint import Checkpoint, open_step
 from trainer.config.load import load_config, restore_recipe
@@ -19,7 +20,8 @@ from trainer.group import ALONE, Group
 from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
-from trainer.inputs import Inputs, Kind, columns_of
+from trainer.input_kinds import Kind, reads
+from trainer.inputs import Inputs, columns_of
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 
@@ -42,6 +44,7 @@ class Model:
         texts: Inputs | None = None,
         device: torch.device = CPU,
         bounds: Sequence[int] | None = None,
+        dense: int = 0,
     ) -> "Model":
         """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
@@ -49,7 +52,8 @@ class Model:
         """
 
         def encoder_of(seed: int) -> Encoder:
-            encoder: Encoder = recipe.encoder.build(vocabulary, seed, features)
+            read = {"dense": dense} if "dense" in reads(recipe.encoder.inputs) else {}
+            encoder: Encoder = recipe.encoder.build(vocabulary, seed, features, **read)
             encoder.move(device)
             return encoder
 
@@ -124,12 +128,13 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, its number of labels L, its vocabulary and number of sparse features (0 where it has none)."""
+    """DATA's manifest, its labels L, its vocabulary, sparse features and numbers of a dense vector; 0: it has none."""
 
     manifest: Manifest
     labels: int
     vocabulary: int
     features: int
+    dense: int = 0
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
@@ -138,7 +143,8 @@ class DataSizes:
         manifest = table.manifest
         labels = parts.get("labels") or Table.open(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
-        return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
+        features, dense = (int(manifest.parameters.get(name) or 0) for name in ("features", DENSE))
+        return cls(manifest, labels.rows, vocabulary, features, dense)
 
 
 def find_checkpoint(
@@ -183,7 +189,7 @@ def load_model(
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     sizes = DataSizes.of(data)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, sizes.vocabulary, sizes.labels, sizes.features, group, texts, device)
+    model = Model.build(recipe, sizes.vocabulary, sizes.labels, sizes.features, group, texts, device, dense=sizes.dense)
     model.load(checkpoint)
     return recipe, model, checkpoint
 
@@ -200,7 +206,7 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None
     """
     recipe, checkpoint = find_checkpoint(data, run, step)
     sizes = DataSizes.of(data)
-    model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device)
+    model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device, dense=sizes.dense)
     model.load_encoders(checkpoint)
     return model
 

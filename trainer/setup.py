@@ -94,10 +94,11 @@ def set_up(
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
     require_fleet(recipe, facts, group)
-    require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
+    require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks, facts.dense)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     bounds = bounds or [label_range(facts.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [facts.labels]
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, bounds)
+    sizes = facts.vocabulary, facts.labels, facts.features
+    model = Model.build(recipe, *sizes, group, texts, device, bounds, facts.dense)
     planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources and model.head.has_rows  # else a plan needs the model

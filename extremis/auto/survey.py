@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from extremis.inspecting.data_summary import repeated, texts_of
 from schemas.layout import DataLayout
 from schemas.table import Table
-from trainer.inputs import Kind
+from schemas.text_model import DENSE
+from trainer.input_kinds import Kind, kind_of, reads
 from trainer.model import DataSizes
 from trainer.settings.facts import Facts, measure
 from trainer.stream import open_queries
@@ -45,14 +46,16 @@ class Survey:
     def of(cls, data: DataLayout) -> "Survey":
         """Survey the training split. Raises InputError, TableError."""
         facts = measure(data, "train", ALL_ROWS, label_texts=False)
-        sizes = DataSizes.of(data)
-        if not sizes.vocabulary:
-            return cls(facts, "features")
-        labels, queries = (texts_of(t, _ROWS) for t in (Table.open(data.labels, "labels"), open_queries(data, "train")))
+        sizes, tables = DataSizes.of(data), (Table.open(data.labels, "labels"), open_queries(data, "train"))
+        has_dense = DENSE in tables[1].columns
+        inputs = kind_of({"tokens": bool(sizes.vocabulary), "features": bool(sizes.features), "dense": has_dense})
+        if not sizes.vocabulary or (has_dense and DENSE not in tables[0].columns):  # such labels are not encoded
+            return cls(facts, inputs)
+        labels, queries = (texts_of(table, _ROWS) for table in tables)
         filled = pc.sum(pc.greater(pc.binary_length(labels), 0)).as_py() or 0
         too = pc.sum(repeated(labels, queries)).as_py() or 0
         texts, symmetric = filled / max(1, len(labels)), too / max(1, filled)
-        return cls(facts, "both" if sizes.features else "tokens", texts, symmetric)
+        return cls(facts, inputs, texts, symmetric)
 
     @property
     def labels_have_texts(self) -> bool:
@@ -67,7 +70,8 @@ class Survey:
     def lines(self) -> Iterator[str]:
         """Say what was seen, a line each."""
         facts = self.facts
-        read = f"{facts.tokens:.0f} tokens" if facts.tokens else "sparse features"
+        named = {"tokens": f"{facts.tokens:.0f} tokens", "features": "sparse features", "dense": "a dense vector"}
+        read = " and ".join(named[part] for part in reads(self.inputs))
         yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
         each = facts.pairs / max(1, facts.queries)
         yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"

@@ -24,6 +24,7 @@ def predict(
     threshold: float | None = None,
     precision: float | None = None,
     exact: bool = False,
+    embedder: Place | None = None,
     no_filter: bool = False,
     safe_cells: bool = False,
     threads: Positive | None = None,
@@ -51,6 +52,7 @@ def predict(
         threshold: Leave out labels with a lower score.
         precision: Use the export's threshold for this precision.
         exact: Score every label, even where there is an index.
+        embedder: Another place of the model that made the dense vectors of DATA. Default: its name there.
         no_filter: With --data: keep the filter's pairs among the predictions.
         safe_cells: In CSV: an apostrophe before cells that a spreadsheet would take for a formula.
         threads: Default: all cores.
@@ -90,7 +92,7 @@ def predict(
     if texts is None:
         rows, total = rows_of_split(opened, str(data), split)
     else:
-        rows, total = rows_of_texts(opened, texts, batch), None
+        rows, total = rows_of_texts(opened, texts, batch, None if embedder is None else fspath(embedder)), None
     report = write_predictions(
         opened, rows, out, k=k, threshold=threshold, to=to, safe_cells=safe_cells, filter=not no_filter, total=total
     )

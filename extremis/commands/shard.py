@@ -43,6 +43,7 @@ def shard(
     row_group_rows: int | None = None,
     validation: float | None = None,
     test: float | None = None,
+    embed: Annotated[Place | None, Option(metavar="MODEL")] = None,
     keep_text: bool = False,
     max_reject_share: float | None = None,
     tokenizer_texts: int | None = None,
@@ -76,9 +77,11 @@ def shard(
       extremis shard examples/tate/ data/ --propensity 0.55,1.5
       extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
       extremis shard raw/2026-11-20/ data/2026-11-20/ --onto data/2026-11-19/ --part 2026-11-20
+      extremis shard raw/ data/ --embed sentence-transformers/all-MiniLM-L6-v2
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     a, b = propensity or (None, None)
+    embed = None if embed is None else fspath(embed)
     options = options_of(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
     from extremis.inspecting.data_summary import summarize, summary_lines
     from pipelines import shard as sharding

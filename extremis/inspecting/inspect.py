@@ -14,6 +14,7 @@ from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, names_manifest
 from schemas.storage import join
 from schemas.table import Table
+from schemas.text_model import DENSE_MODEL
 from schemas.version import Version
 from trainer.config.merging import flatten
 
@@ -178,6 +179,8 @@ def sharding_command(url: str, data: Manifest) -> str:
         words += ["--propensity", f"{a},{b}"]
     for name, option in ShardOptions.model_fields.items():
         value = options.get(name)
+        if name == "embed":  # recorded by its content
+            value = data.parameters.get(DENSE_MODEL, {}).get("name", value)
         if name not in _PROPENSITY and value not in (None, option.default):
             words.append("--" + (option.alias or name).replace("_", "-"))
             if value is not True:  # else the option says it all

@@ -16,6 +16,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.table import Table
+from schemas.text_model import DENSE
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.footprint import label_bytes, parameter_bytes
 from trainer.methods.recipe import Recipe
@@ -56,6 +57,7 @@ class Workload:
     key_bytes: float = 12.0
     text_bytes: float = 40.0  # of a label's text
     vocabulary: int = 30_000
+    dense: int = 0  # numbers of a row's vector
     ranks: int = 1
     workers: int = 1  # pipeline workers, of one core each
     memory: int = 8 << 30  # bytes of each process
@@ -117,8 +119,8 @@ class Workload:
         token = arrow.token_type(self.vocabulary).bit_width / 8
         label = arrow.label_type(self.labels).bit_width / 8
         return {
-            "queries": 20 + self.key_bytes + token * self.tokens + label * self.labels_per_query,
-            "labels": 28 + self.key_bytes + self.text_bytes + token * self.label_tokens,
+            "queries": 20 + self.key_bytes + token * self.tokens + 2 * self.dense + label * self.labels_per_query,
+            "labels": 28 + 2 * self.dense + self.key_bytes + self.text_bytes + token * self.label_tokens,
         }
 
     def like(self, data: str) -> "Workload":
@@ -134,6 +136,7 @@ class Workload:
             key_bytes=_mean(pc.binary_length(queries["key"])),
             text_bytes=_mean(pc.binary_length(labels["text"])),
             vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
+            dense=int(Table.open(data, "data").parameters.get(DENSE) or 0),
             stored={"queries": queries_bytes, "labels": labels_bytes},
         )
 
@@ -176,7 +179,7 @@ def estimate(workload: Workload) -> Estimate:
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # of one mining at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
-    parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels)
+    parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels, workload.dense)
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
     # A worker of sharding has the largest shard, a few times over.
@@ -238,7 +241,7 @@ def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
 def saved_bytes(workload: Workload) -> tuple[int, int]:
     """Return the bytes of a checkpoint: the encoder's, which rank 0 writes, and those of the labels of a rank."""
     own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
-    return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0)), own
+    return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), own
 
 
 def _train_memory(workload: Workload) -> int:
@@ -280,7 +283,8 @@ def step_bytes(workload: Workload) -> float:
         features = ngrams * tokens * (1 - options["feature_dropout"])
         gathered += 4 + 8 * features + 4 * encoder.dimension
         encoder = encoder.model_copy(update={"ngrams": 1})
-    dense = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary).parameters * recipe.encoders
+    size = encoder.implementation.size(encoder, 0 if ngrams else workload.vocabulary, workload.dense)
+    dense = size.parameters * recipe.encoders
     return (ranks - 1) / ranks * (recipe.order.batch * gathered + 2 * dense)
 
 

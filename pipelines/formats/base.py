@@ -67,7 +67,7 @@ class Holds:
     """What the rows of a part with string keys hold.
 
     keys: or a point's key is a hash of its text. labels: or they are in a file of pairs. single: a row names one label.
-    derived: of a part of labels, which are those that its points name.
+    derived: of a part of labels, which are those that its points name. dense: numbers of a row's vector; 0: none.
     """
 
     features: bool = False
@@ -75,6 +75,7 @@ class Holds:
     labels: bool = True
     single: bool = False
     derived: bool = False
+    dense: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,24 +193,26 @@ class Format(Protocol):
         """
 
 
-def points_schema(labels: str | None, features: bool) -> pa.Schema:
+def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Schema:
     """Return the columns of normalised points.
 
     row: 0-based row in the part. key: unique within the data set where rows are not duplicates. text: empty where the
     form has none. labels is `label_ids` (>= 0; the upper end is checked later, when the labels are counted) or
     `label_keys`, sorted and unique both, or None: labels come from pairs. merged: labels that the point named again.
-    features: feature_ids sorted and unique, feature_values beside them.
+    features: feature_ids sorted and unique, feature_values beside them. dense: numbers of the column of vectors, or 0.
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
     of_labels = [] if labels is None else [pa.field(labels, named)]
-    return pa.schema([*labels_schema(features), *of_labels, pa.field("merged", pa.int32())])
+    return pa.schema([*labels_schema(features, dense), *of_labels, pa.field("merged", pa.int32())])
 
 
-def labels_schema(features: bool) -> pa.Schema:
+def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
     """Return the columns of normalised labels, as those of points."""
     kinds = {"row": pa.int64(), "key": pa.string(), "text": pa.string()}
     if features:
         kinds |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
+    if dense:
+        kinds["dense"] = arrow.dense_type(dense)
     return pa.schema(list(kinds.items()))
 
 

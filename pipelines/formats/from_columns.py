@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.column_files import COUNT, too_large
 from pipelines.formats.names import Fields, Shape, text_key
-from pipelines.formats.sparse import feature_columns, unite_keys
+from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
@@ -24,11 +24,13 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
     columns = [rows.numbers, key, text]
     if shape.features:
         columns += rows.features(shape.fields)
+    if shape.dense:
+        columns.append(rows.vector(shape.fields.vector, shape.dense))
     if shape.labels:
         columns += rows.label(shape.fields.label) if shape.single else rows.labels(shape.fields.labels)
     else:
         columns.append(pa.array(np.zeros(raw.num_rows, np.int32)))
-    return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features))
+    return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features, shape.dense))
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
@@ -70,7 +72,7 @@ class _Rows(RawRows):
             else absent
             for name in fields.texts
         )
-        if not shape.features:
+        if shape.needs_text:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
             self._reject(missing, Reason.MISSING_FIELD, f"{fields.body} is null")
         rest = pc.if_else(has_body, body, content)
@@ -122,6 +124,22 @@ class _Rows(RawRows):
         good = ~(wrong | beyond)
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
         return feature_columns(SparseRows(*safe, offsets))
+
+    def vector(self, name: str, dense: int) -> pa.Array:
+        """Return the column of vectors [dense], of which each row has one."""
+        vectors, counts = np.zeros((self.raw.num_rows, dense), np.float64), np.zeros(self.raw.num_rows, np.int64)
+        missing = pa.array(np.ones(self.raw.num_rows, bool))
+        if name in self.raw.schema.names:
+            missing = self.raw[name].is_null()
+            offsets, flat = self._list(name, "a list of numbers", nulls=True)
+            counts = np.diff(offsets)
+            entries = self._numbers(flat, name, whole=False)
+            vectors[counts == dense] = entries[np.repeat(counts == dense, counts)].reshape(-1, dense)
+        self._reject(missing, Reason.MISSING_FIELD, f"{name} is missing or null")
+        for row in np.flatnonzero(counts != dense).tolist():
+            self.reject(row, Reason.MALFORMED, WRONG_LENGTH.format(name, counts[row], dense))
+        self._reject(pa.array(~(np.abs(vectors) <= MOST_HALF).all(axis=1)), Reason.MALFORMED, NOT_HALF.format(name))
+        return vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
         """Tell which numbers of a column are above 0: bool [B]."""

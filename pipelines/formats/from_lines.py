@@ -17,7 +17,7 @@ from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, Reason, decode_column, pairs_schema, points_schema
 from pipelines.formats.names import Fields, Shape, text_key
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.sparse import feature_columns, unite_keys
+from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_columns, unite_keys, vector_column
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files.parquet import string_bytes
 
@@ -31,15 +31,16 @@ _LARGEST = float(np.finfo(np.float32).max)
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
     """Parse raw lines to points with the columns of `shape`."""
     lines, fields = raw["line"].to_pylist(), shape.fields
-    plainest = shape.labels and not (shape.features or shape.keyless or shape.single)
+    plainest = shape.labels and shape.needs_text and not (shape.keyless or shape.single)
     if plainest and (plain := _read_plainest(lines, first_row, fields)) is not None:
         return Parsed(plain, [])
 
-    def read(record: Record, row: int) -> tuple[str, str, Any, list[str], int]:
+    def read(record: Record, row: int) -> tuple[str, str, Any, Any, list[str], int]:
         features = _feature_pair(record, fields) if shape.features else None
+        vector = _vector(record, fields.vector, shape.dense) if shape.dense else None
         text = _text(record, shape)
         key = text_key(text) if shape.keyless else _key(records.required(record, fields.key), fields.key)
-        point = key, text, features
+        point = key, text, features, vector
         if not shape.labels:
             return (*point, [], 0)
         named = [records.required(record, fields.label)] if shape.single else records.required(record, fields.labels)
@@ -52,9 +53,11 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
         return (*point, once, len(keys) - len(once))
 
     rows, good, rejects = records.each(lines, first_row, file, read, skip_blank=True)
-    keys, texts, features, named, merged = zip(*good, strict=True) if good else ((), (), (), (), ())
-    columns = [rows, keys, texts, *(_features(features) if shape.features else []), *([named] if shape.labels else [])]
-    schema = points_schema("label_keys" if shape.labels else None, shape.features)
+    keys, texts, features, vectors, named, merged = zip(*good, strict=True) if good else ((), (), (), (), (), ())
+    columns: list[Any] = [rows, keys, texts, *(_features(features) if shape.features else [])]
+    columns += [vector_column(np.array(vectors, np.float64).reshape(-1, shape.dense))] if shape.dense else []
+    columns += [named] if shape.labels else []
+    schema = points_schema("label_keys" if shape.labels else None, shape.features, shape.dense)
     return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
 
 
@@ -88,7 +91,7 @@ def _text(record: Record, shape: Shape) -> str:
     body = record.get(name)
     if title is None:
         if body is None:
-            return "" if shape.features else records.string(records.required(record, fields.body), fields.body)
+            return records.string(records.required(record, fields.body), fields.body) if shape.needs_text else ""
         return records.string(body, name)
     title = records.string(title, fields.title)
     if body is None or shape.text == "title":
@@ -110,6 +113,17 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
     if any(not abs(value) <= _LARGEST for value in values):
         raise Bad(Reason.MALFORMED, f"{fields.feature_values} holds a value beyond what a 32-bit float holds")
     return ids, values
+
+
+def _vector(record: Record, name: str, dense: int) -> list[float]:
+    values = records.required(record, name)
+    if not isinstance(values, list) or not {*map(type, values)} <= {int, float}:
+        raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of numbers, got {records.shown(values)}")
+    if len(values) != dense:
+        raise Bad(Reason.MALFORMED, WRONG_LENGTH.format(name, len(values), dense))
+    if any(not abs(value) <= MOST_HALF for value in values):
+        raise Bad(Reason.MALFORMED, NOT_HALF.format(name))
+    return values
 
 
 def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:

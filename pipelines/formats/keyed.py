@@ -8,6 +8,7 @@ differ in the kind of their files alone, and in whether labels may be those that
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,11 @@ from pipelines.formats.base import LABELS, PAIRS, SPLITS, Holds, Inputs, Parsed,
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, is_csv
 from pipelines.formats.names import Fields, Shape, in_use, listed, listing, one_of, single_file
 from schemas.errors import InputError
+from schemas.manifest import MOST_DENSE
 from schemas.storage import join
 
 ROWS = "rows"  # the role of a part's only file
+_FIRST_ROWS = 1 << 10  # that show how long vectors are
 JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
@@ -41,7 +44,8 @@ class Keyed:
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks with a column `line`, or of files of columns these as they are."""
-        (url,), names = part.files.values(), [*vars(self.fields_of(part)).values()]
+        (url,), fields = part.files.values(), self.fields_of(part)
+        names = [name for name in vars(fields).values() if part.holds.dense or name != fields.vector]
         if is_csv(url) and not part.table.startswith(PAIRS):
             return column_files.read_csv(url, block_rows)
         if url.endswith(f".{ARROW}"):
@@ -60,14 +64,18 @@ class Keyed:
         # Labels are points that name none.
         labels = part.table == LABELS
         named = holds.labels and (holds.derived or not labels)
-        shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single)
+        shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single, holds.dense)
         if is_csv(url) and named and not holds.single:
             place = raw.schema.get_field_index(fields.labels)
             raw = raw.set_column(place, fields.labels, column_files.split_lists(raw[place]))
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if holds.derived:
             return _labels_of(parsed)
-        return Parsed(parsed.batch.select(labels_schema(holds.features).names), parsed.rejects) if labels else parsed
+        return (
+            Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects)
+            if labels
+            else parsed
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class KeyedFiles(Keyed):
         for table in ("train", LABELS) if self.labels_needed else ("train",):
             if not any(part.table == table for part in parts):
                 raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {self.expects}.")
-        return Inputs(self.name, tuple(parts), keyed=True, shared_points=bool(shared and paired))
+        return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
         """Find a data set in `files` by split, whose labels are those of `of_labels`, or else those that points name.
@@ -147,11 +155,11 @@ class KeyedFiles(Keyed):
                 url = join(root, name)
                 holds = _require_points(url, self.fields)
                 parts.append(Part(split, name, {ROWS: url}, holds=holds))
-                derived.append(Part(LABELS, name, {ROWS: url}, holds=replace(holds, features=False, derived=True)))
+                derived.append(Part(LABELS, name, {ROWS: url}, holds=replace(holds, derived=True)))
         if of_labels:
             own = self.label_fields or self.fields
             derived = _parts(root, LABELS, of_labels, own, (own.key,))
-        return Inputs(self.name, (*parts, *derived), keyed=True)
+        return Inputs(self.name, _of_one_length([*parts, *derived]), keyed=True)
 
     def _alone(self, names: Sequence[str]) -> list[str]:
         """List the files of a saved data set without splits."""
@@ -237,6 +245,32 @@ def features_in(urls: Sequence[str], fields: Fields) -> bool:
     return any(fields.feature_ids in field_names(url) for url in urls)
 
 
+def vector_length(urls: Sequence[str], fields: Fields) -> int:
+    """Return the length of the first vector among the first rows of files; 0: there is none. Raises InputError."""
+    name = fields.vector
+    for url in urls:
+        if is_csv(url) or name not in field_names(url):
+            continue
+        lengths: list[int] = []
+        for first in islice(Keyed(fields).read(Part("", url, {ROWS: url}, holds=Holds(dense=1)), _FIRST_ROWS), 1):
+            if name not in first.schema.names:
+                _, found, _ = records.each(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
+                lengths = [len(value) for value in found if isinstance(value, list)]
+            elif getattr(first[name].type, "value_type", None):  # of a list
+                lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
+        if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
+            raise InputError(f"{url}: a vector of {length:,} numbers; there can be {MOST_DENSE:,}. Shorten it.")
+        if length:
+            return length
+    return 0
+
+
+def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return parts whose vectors are all as long as those of the first."""
+    dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
+    return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
+
+
 def field_names(url: str) -> Sequence[str]:
     """Return the names of the fields of a file, of JSON lines those of its first records.
 
@@ -255,9 +289,9 @@ def field_names(url: str) -> Sequence[str]:
 def _require_points(url: str, fields: Fields) -> Holds:
     """Return what the rows of a file of points with their labels hold. Raises InputError: no texts, or no labels."""
     names = field_names(url)
-    featured = fields.feature_ids in names
+    featured, dense = fields.feature_ids in names, vector_length([url], fields)
     of_labels = in_use(fields.label, fields.labels)
-    has_text, has_labels = featured or {*fields.texts} & {*names}, {*of_labels} & {*names}
+    has_text, has_labels = featured or dense or {*fields.texts} & {*names}, {*of_labels} & {*names}
     problems = [
         *([] if has_text else [f"no text ({fields.body})"]),
         *([] if has_labels else [f"no labels ({', '.join(of_labels)})"]),
@@ -275,7 +309,7 @@ def _require_points(url: str, fields: Fields) -> Holds:
             f"of them, below a header. If they are called otherwise, say so, as in --fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
-    return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names)
+    return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
@@ -298,8 +332,9 @@ def _parts(
             raise InputError(f"{root}: both {same} and {name} are here, for the same thing. Remove one.")
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
-    holds = Holds(features=not pairs and features_in(urls, fields), labels=labels)
-    groups = [[name] for name in required] + ([] if pairs or holds.features else [in_use(*fields.texts)])
+    dense = 0 if pairs else vector_length(urls, fields)
+    holds = Holds(features=not pairs and features_in(urls, fields), labels=labels, dense=dense)
+    groups = [[name] for name in required] + ([] if pairs or holds.features or dense else [in_use(*fields.texts)])
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     for url in urls:
         if not (pairs and is_csv(url)):  # pairs between tabs need no header

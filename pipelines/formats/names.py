@@ -92,7 +92,7 @@ class Fields:
     """Name of each field in the data. A point: key, text, labels, or one `label`; a label: key, text; a pair: the last
     three.
 
-    Where a record has `title`, the text is the title and then `text` or `content`; features are optional.
+    Where a record has `title`, the text is the title and then `text` or `content`; features and a vector are optional.
     """
 
     key: str = "key"
@@ -103,6 +103,7 @@ class Fields:
     content: str = "content"
     feature_ids: str = "feature_ids"
     feature_values: str = "feature_values"
+    vector: str = "vector"
     query_key: str = "query_key"
     label_key: str = "label_key"
     weight: str = "weight"
@@ -127,7 +128,7 @@ def in_use(*names: str) -> list[str]:
 
 
 class Shape(NamedTuple):
-    """Shape of points: the names of fields, the parts of a text, and whether there are features and labels."""
+    """Shape of points: the names of fields, the parts of a text, whether there are features and labels, and d."""
 
     fields: Fields
     text: Text
@@ -135,6 +136,12 @@ class Shape(NamedTuple):
     labels: bool
     keyless: bool = False  # a point's key is a hash of its text
     single: bool = False  # a row names one label, in the field `label`
+    dense: int = 0  # numbers of a row's vector; 0: there is none
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether a row without a text has nothing to be read."""
+        return not (self.features or self.dense)
 
 
 def text_key(text: str) -> str:

@@ -106,6 +106,17 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
     ]
 
 
+MOST_HALF = float(np.finfo(np.float16).max)  # of a dense vector's numbers
+WRONG_LENGTH = "{} has {:,} numbers, expected {:,}, as others have"
+NOT_HALF = "{} holds a value that no finite 16-bit float holds"
+
+
+def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
+    """Return the column of dense vectors [B, d]; numbers beyond MOST_HALF, of rows that are rejects, are zeros."""
+    kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
+    return parquet.matrix_array(kept, pa.float16())
+
+
 def _again(ragged: SparseRows) -> np.ndarray:
     """Mark entries of sorted rows [V] that have the index of the one before in their row."""
     again = np.zeros(len(ragged.ids), bool)

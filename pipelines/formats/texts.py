@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.formats import lines
 from pipelines.formats.base import Holds, Part, decode_column
 from pipelines.formats.column_files import ARROW, CSV, PARQUET, check_columns
-from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names
+from pipelines.formats.keyed import JSONL, ROWS, Keyed, features_in, field_names, vector_length
 from pipelines.formats.names import Fields, in_use, listed, listing
 from schemas import storage
 from schemas.errors import InputError
@@ -40,26 +40,27 @@ class Texts:
     fields: Fields = field(default_factory=Fields)
     title_only: bool = False
 
-    def batches(self, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
+    def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield `key`, `text`, and with `features` `feature_ids` and `feature_values`, up to `rows` rows at a time.
+
+        `dense`: also the column of vectors of so many numbers.
 
         Raises InputError at the first wrong row, and where there is no row at all; StorageError.
         """
         if self.source == STANDARD:
             with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
                 yield from replace(self, source=_copy_of_standard_input(folder, self.form or "text")).batches(
-                    rows, features
+                    rows, features, dense
                 )
             return
         seen = 0
         for url, form in self.files():
-            if form == "text" and features:
-                raise InputError(
-                    f"{url}: lines of text, but this encoder reads sparse features. Give JSON lines or Parquet."
-                )
+            if form == "text" and (features or dense):
+                read = "sparse features" if features else "vectors"
+                raise InputError(f"{url}: lines of text, but this encoder reads {read}. Give JSON lines or Parquet.")
             keyless = form == "text" or self.fields.key not in field_names(url)
-            read = self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, keyless, features)
-            for batch in read:
+            holds = Holds(features, keys=not keyless, labels=False, dense=dense)
+            for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, holds):
                 if keyless:  # rows are known by their numbers
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
                     batch = batch.set_column(0, "key", numbers)
@@ -106,16 +107,16 @@ class Texts:
             yield pa.record_batch({"key": pa.nulls(len(block), pa.string()), "text": text})
             first += len(block)
 
-    def _read_records(self, url: str, rows: int, keyless: bool, features: bool) -> Iterator[pa.RecordBatch]:
-        keyed = Keyed(self.fields)
-        if not features:
-            check_columns(url, in_use(*self.fields.texts))
-        elif not features_in([url], self.fields):
-            raise InputError(
-                f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."
-            )
-        # As a point whose labels are elsewhere: only key, text and features are read.
-        part = Part("test", url, {ROWS: url}, holds=Holds(features, keys=not keyless, labels=False))
+    def _read_records(self, url: str, rows: int, holds: Holds) -> Iterator[pa.RecordBatch]:
+        keyed, fields = Keyed(self.fields), self.fields
+        if not (holds.features or holds.dense):
+            check_columns(url, in_use(*fields.texts))
+        there = {fields.feature_ids: not holds.features or features_in([url], fields)}
+        there[fields.vector] = not holds.dense or vector_length([url], fields) > 0
+        for name in (name for name, is_there in there.items() if not is_there):
+            raise InputError(f"{url}: no {name}, which this encoder reads. Add them, or see --fields.")
+        # As a point whose labels are elsewhere: only key, text, features and vector are read.
+        part = Part("test", url, {ROWS: url}, holds=holds)
         first = 0
         for raw in keyed.read(part, rows):
             parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
@@ -123,10 +124,8 @@ class Texts:
                 reject = parsed.rejects[0]
                 raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix it, or leave the row out.")
             first += raw.num_rows
-            kept = [
-                name for name in ("key", "text", "feature_ids", "feature_values") if name in parsed.batch.schema.names
-            ]
-            yield parsed.batch.select(kept)
+            kept = ("key", "text", "feature_ids", "feature_values", "dense")
+            yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:

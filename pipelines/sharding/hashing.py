@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
-from schemas.shard_files.parquet import string_bytes
+from schemas.shard_files.parquet import matrix_column, string_bytes
 
 # A longer value is hashed by its BLAKE2b, so that no column takes as many steps as its longest value has words.
 _LONG = 512
@@ -19,6 +19,9 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
     """Hash each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if pa.types.is_fixed_size_list(column.type):
+        rows = matrix_column(pa.table({"rows": column}), "rows")
+        return hash_bytes(rows.reshape(-1).view(np.uint8), np.arange(len(rows) + 1) * rows[:1].nbytes, seed)
     if pa.types.is_list(column.type):
         content = column.values.to_numpy().view(np.uint8)
         return hash_bytes(content, column.offsets.to_numpy().astype(np.int64) * column.values.type.byte_width, seed)

@@ -157,14 +157,14 @@ def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.n
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:
-    """Count tokens and features of finished rows, and rows without either."""
+    """Count tokens and features of finished rows, and rows without either; a vector alone is not empty."""
     counts: Counter[str] = Counter()
-    empty = np.ones(table.num_rows, bool)
-    for name, counted in (("input_ids", "tokens"), ("feature_ids", "features")):
-        if name in table.column_names:
-            lengths = parquet.list_column(table, name).counts
-            counts[counted] = int(lengths.sum())
-            empty &= lengths == 0
+    counted = {"input_ids": "tokens", "feature_ids": "features"}
+    empty = np.full(table.num_rows, not counted.keys().isdisjoint(table.column_names))
+    for name in (name for name in counted if name in table.column_names):
+        lengths = parquet.list_column(table, name).counts
+        counts[counted[name]] = int(lengths.sum())
+        empty &= lengths == 0
     counts["empty_texts"] = int(empty.sum())
     return counts
 

@@ -18,6 +18,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
+from schemas.text_model import DenseModel, TextEmbedder
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class TablePlan:
     tokenizer: str  # URL of the file in staging, sealed
     tokenizer_name: str  # as the options have it
     features: bool
+    dense: int  # numbers of a row's vector; 0: it has none
+    embedder: TextEmbedder | None  # which makes it of the text
+    threads: int  # that embed
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
     bulk: Exchange  # within a flow
@@ -65,8 +69,12 @@ class TablePlan:
 
     @property
     def tokens(self) -> pa.DataType | None:
-        """The type of a token id; None where the rows have features alone."""
-        return None if self.vocabulary is None and self.features else arrow.token_type(self.vocabulary or 0)
+        """The type of a token id; None where the rows have features or a vector alone."""
+        return (
+            None
+            if self.vocabulary is None and (self.features or self.dense)
+            else arrow.token_type(self.vocabulary or 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,8 @@ class QueriesPlan(TablePlan):
     def schema(self) -> pa.Schema:
         """Columns of the table."""
         label, filters = arrow.label_type(self.labels), self.filters is not None
-        return arrow.queries(self.tokens, label, text=self.keep_text, filters=filters, features=self.features)
+        given = {"text": self.keep_text, "filters": filters, "features": self.features}
+        return arrow.queries(self.tokens, label, **given, dense=self.dense)
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -121,7 +130,7 @@ class LabelsPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return arrow.labels(self.tokens, features=self.features)
+        return arrow.labels(self.tokens, features=self.features, dense=self.dense)
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -132,8 +141,9 @@ class LabelsPlan(TablePlan):
 
     @property
     def raw_schema(self) -> pa.Schema:
-        """Columns before tokens are made."""
-        return pa.schema([field for field in self.row_schema if field.name not in ("truncated", "input_ids")])
+        """Columns before tokens, and vectors of texts, are made."""
+        made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
+        return pa.schema([field for field in self.row_schema if field.name not in made])
 
 
 def _place() -> list[pa.Field]:
@@ -142,15 +152,22 @@ def _place() -> list[pa.Field]:
 
 
 # Bytes on storage a unit, measured on WordPiece ids, random keys and Zipfian labels; text is a byte a byte before zstd.
-_BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "text": 0.5}
+_BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 2.0, "text": 0.5}
 _BYTES_A_TOKEN = 4.5  # of text
+
+
+class MadeDense(NamedTuple):
+    """Dense vectors [dimension] that `model` makes of texts."""
+
+    model: DenseModel
+    dimension: int
 
 
 class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
-    `bulk`, `files`, `meter`: as in plans.
+    `dense`: vectors that a model makes. `tables`: where the tables go, DATA or the part of a version. `labels_before`,
+    `shards_before`: those that it has. `bulk`, `files`, `meter`, `threads`: as in plans.
     """
 
     inputs: Inputs
@@ -158,22 +175,34 @@ class Basis(NamedTuple):
     data: str
     options: ShardOptions
     tokenizer: FrozenTokenizer | None
+    dense: MadeDense | None
     tables: str
     labels_before: int
     shards_before: int
     bulk: Exchange
     files: Mapping[str, Files]
     meter: Meter
+    threads: int
+
+    def dense_of(self, table: str) -> int:
+        """Return the numbers of a row's vector in the input table `table`; 0: it has none."""
+        if self.dense is not None:
+            return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
+        return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
         """Return what the plans of queries and labels share, of the input table `table` and all its `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
+        dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
         return {
             "row_group_rows": options.row_group_rows or default_row_group_rows(rows),
             "vocabulary": frozen.vocabulary if frozen else None,
             "tokenizer": tokenizer_url(self.data),
             "tokenizer_name": options.tokenizer,
             "features": self.raw.count_input(table, "with_features") > 0,
+            "dense": dense,
+            "embedder": self.dense.model.embedder(what) if self.dense and dense else None,
+            "threads": self.threads,
             "sources": {n: part.name for n, part in enumerate(self.inputs.parts) if part.table in (table, *sources)},
             "keyed": self.inputs.keyed,
             "bulk": self.bulk,
@@ -308,6 +337,7 @@ def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
         "key": raw.count_input(table, "key_bytes"),
         "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
         "features": raw.count_input(table, "features"),
+        "dense": raw.count_input(table, "rows") * basis.dense_of(table),
         "text": text * text_bytes,
     }
     return sum(_BYTES[name] * n for name, n in units.items())

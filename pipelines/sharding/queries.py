@@ -119,7 +119,7 @@ def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.Re
 FREQUENCIES, AGAIN = "frequencies", "again"
 ORDER, WRITE = "order", "write"  # steps
 _POSITION = "position"
-_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values")  # columns without a say in the order
+_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # columns without a say in the order
 
 
 class Shard(NamedTuple):

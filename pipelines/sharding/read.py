@@ -24,6 +24,7 @@ READ, PARSE = "read", "parse"  # steps
 # Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
 SAMPLED_SHARE = 1 / 16
 _FEATURES = ("feature_ids", "feature_values")
+CONTENT = ("text", *_FEATURES, "dense")  # columns that rows of one key have to share
 _LISTED = 5  # labels or features of a row that is shown
 _THREADS = 8  # readers wait for storage more than they work
 
@@ -129,9 +130,9 @@ def _count(others: int, rows: pa.RecordBatch) -> Counter[str]:
 
 
 def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Add `hash` (of the key: it chooses the shard) and `content` (hash of text and features), both uint64."""
+    """Add `hash` (of the key: it chooses the shard) and `content` (hash of text, features and vector), both uint64."""
     content = hash_strings(batch["text"], seed)
-    for name in _FEATURES:
+    for name in CONTENT[1:]:
         if name in batch.schema.names:
             content = combine(content, hash_strings(batch[name], seed))
     batch = batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))

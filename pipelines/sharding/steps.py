@@ -32,7 +32,7 @@ def _open_encoder(url: str, name: str) -> Encoder:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
-    """Return parsed rows with `input_ids` (unless they have features alone) and `truncated`."""
+    """Return parsed rows with `input_ids` (unless they have none), `truncated`, and where a model makes it `dense`."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
@@ -41,6 +41,11 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
     batch = batch.append_column("truncated", pa.array(truncated))
     if plan.tokens is not None:
         batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
+    if plan.embedder is not None:
+        from pipelines.models import dense_column  # the trainer's packages, which others need not have
+
+        column = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
+        batch = batch.append_column("dense", column)
     return batch
 
 

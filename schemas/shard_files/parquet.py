@@ -216,8 +216,10 @@ def _chunk(column: pq.ColumnChunkMetaData) -> Range:
 
 
 def list_column(table: pa.Table, name: str) -> Ragged:
-    """Return a list column as NumPy; offsets int64, starting at 0."""
+    """Return a column of lists, also of fixed size, as NumPy; offsets int64, starting at 0."""
     column = _array(table, name)
+    if pa.types.is_fixed_size_list(column.type):
+        return Ragged.from_matrix(matrix_column(table, name))
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.to_numpy(zero_copy_only=False)
     return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])

@@ -197,7 +197,10 @@ class TarShard(OpenShard):
         values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
         if self._verify and crc32(values.data) != group.facts["crc32"][name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
-        return _array(values, offsets, self.schema_arrow.field(name).type)
+        kind = self.schema_arrow.field(name).type
+        if pa.types.is_fixed_size_list(kind) and (group.counts[name] != kind.list_size).any():
+            raise ValueError(f"a row of {name} has not {kind.list_size} values")
+        return _array(values, offsets, kind)
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
@@ -228,6 +231,8 @@ def _ragged(rows: pa.Table, name: str) -> Ragged:
 
 def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:
     numbers = pa.array(offsets.astype(np.int32))
+    if pa.types.is_fixed_size_list(type):
+        return pa.FixedSizeListArray.from_arrays(pa.array(values, type.value_type), type=type)
     if pa.types.is_string(type):
         return pa.StringArray.from_buffers(len(offsets) - 1, numbers.buffers()[1], pa.py_buffer(values))
     return pa.ListArray.from_arrays(numbers, pa.array(values, type.value_type), type=type)
@@ -261,7 +266,8 @@ def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[
 
 
 def _member(field: pa.Field) -> Member:
-    value_type = field.type.value_type if pa.types.is_list(field.type) else pa.null()
+    is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+    value_type = field.type.value_type if is_list else pa.null()
     if pa.types.is_string(field.type):
         member = Member(field.name, np.dtype(np.uint8), 0)
     elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):

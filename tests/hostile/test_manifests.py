@@ -109,8 +109,8 @@ KINDS = {"tokenizer": "data/tokenizer", "queries": "data/queries/train", "labels
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "tokenizer": ("vocabulary",),
     "labels": ("training_points",),
-    "data": ("features",),
-    "export": ("vocabulary", "features", "max_tokens", "dimension", "recipe"),
+    "data": ("features", "dense"),
+    "export": ("vocabulary", "features", "dense", "max_tokens", "dimension", "recipe"),
 }
 VALUES: dict[str, Any] = {
     "text": "x",

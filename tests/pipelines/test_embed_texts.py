@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 import extremis
 from pipelines.embed import BLOCK_ROWS, embed_texts
 from pipelines.options import EmbedTextsOptions
-from pipelines.sharding.tokenizer import train_wordpiece
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import staging
@@ -25,6 +24,7 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
 from tests.builders import build_data
 from tests.command import ROOT
+from tests.static_model import write_static_model
 from trainer.device import CPU
 from trainer.encoders.texts import TextFiles
 
@@ -35,16 +35,7 @@ TEXTS = ["a ship in a storm", "", "étude 漢字", "the sea", "word " * 600]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A static table with prompts, which embeds thousands of texts in a second."""
-    folder = tmp_path_factory.mktemp("table")
-    made = train_wordpiece(pa.chunked_array([[*TEXTS, "query number 0 1 2 3 4 5 6 7 8 9"] * 2]), 150)
-    made.save(str(folder / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((made.get_vocab_size(), 6)).astype(np.float32)
-    save_file({"embedding.weight": torch.from_numpy(table)}, folder / "model.safetensors")
-    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}
-    (folder / "modules.json").write_text(json.dumps([module]))
-    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query ", "document": "the "}}')
-    return str(folder)
+    return write_static_model(tmp_path_factory.mktemp("table"), TEXTS)
 
 
 @pytest.fixture(scope="module")

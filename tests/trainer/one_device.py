@@ -54,7 +54,9 @@ def step_on_meta(
 
     def build(device: torch.device) -> Model:
         texts = open_texts(data, recipe)
-        return Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
+        return Model.build(
+            recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device, dense=facts.dense
+        )
 
     model, host = build(META), build(torch.device("cpu"))
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)

@@ -1,7 +1,6 @@
-"""A bag of embeddings over tokens, hashed n-grams and sparse features: trains from scratch on a CPU in minutes."""
+"""A bag of embeddings over tokens, n-grams and sparse features, beside a dense vector: trains on a CPU in minutes."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -25,11 +24,14 @@ from trainer.encoders.features import (
     scale_features,
 )
 from trainer.group import ALONE, Group
+from trainer.input_kinds import reads
 from trainer.inputs import Inputs
 from trainer.methods import rules
 from trainer.methods.kinds import EncoderSection
 from trainer.methods.rules import FromData
 from trainer.rows.matrix import RowMatrix, RowOptimizer
+
+_PARTS = "tokens", "features", "dense"
 
 
 class BagSection(EncoderSection):
@@ -59,6 +61,7 @@ class BagSection(EncoderSection):
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
     feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
     feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
+    dense_weight: float = Field(1.0, gt=0, description="factor on a row's dense vector, which has length 1")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
@@ -72,25 +75,27 @@ class BagSection(EncoderSection):
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
-        if self.pretrained and self.inputs == "features":
-            raise ValueError("encoder.pretrained has vectors of tokens, and encoder.inputs = 'features' reads none")
+        if self.pretrained and "tokens" not in reads(self.inputs):
+            raise ValueError(f"encoder.pretrained is of tokens, and encoder.inputs = {self.inputs!r} reads none")
         return self
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only.
+    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity or a residual layer; E is trained on touched rows only.
 
-    Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads.
+    Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads. P is
+    [D, d], for the dense vector d of unit length times `dense_weight`, where `inputs` reads one.
     """
 
     section = BagSection
     _config: BagSection
 
-    def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0) -> None:
-        draw_dense = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
-        layers = {"dense": Residual(config.dimension, config.hidden, draw_dense)} if config.residual else {}
-        super().__init__(config, nn.Sequential(OrderedDict(layers)), seed, config.dense_lr)
-        reads_tokens, reads_features = config.inputs != "features", config.inputs != "tokens"
+    def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:
+        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in _PARTS)
+        if reads_dense and not dense:
+            raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
+        self._dense = dense if reads_dense else 0
+        super().__init__(config, Layers(config, self._dense, seed), seed, config.dense_lr)
         self._vocabulary = vocabulary if reads_tokens else 0
         self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
         self._features = self._sparse_from + (features if reads_features else 0)
@@ -103,20 +108,22 @@ class BagEncoder(Encoder):
         self._gradients = BagGradients(self._table)
 
     @classmethod
-    def size(cls, config: BagSection, vocabulary: int) -> Size:
+    def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
         """Return the bytes of a bag, which is linear in its features, from those of bags with one and two of them."""
         changes = {"inputs": "tokens", "ngrams": 1}
+        projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
         row, row_state = second.parameters - first.parameters, second.state - first.state
-        dense = first.parameters - row
+        layers = first.parameters - row + projection
         features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
-        return Size(dense + features * row, 2 * dense + features * row_state)
+        return Size(layers + features * row, 2 * layers + features * row_state)
 
     @classmethod
-    def least_bytes(cls, config: BagSection, vocabulary: int, features: int) -> int:
-        """Return the bytes of the table and of the residual layer's weights."""
+    def least_bytes(cls, config: BagSection, vocabulary: int, features: int, dense: int = 0) -> int:
+        """Return the bytes of the table, of the residual layer's weights and of the projection."""
         tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
-        rows = tokens * (config.inputs != "features") + features * (config.inputs != "tokens")
+        sizes = zip(_PARTS, (tokens, features, dense), strict=True)
+        rows = sum(size for part, size in sizes if part in reads(config.inputs))
         layer = (2 * config.hidden or config.dimension) * config.residual
         return 4 * config.dimension * (rows + layer)
 
@@ -132,7 +139,7 @@ class BagEncoder(Encoder):
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
         """Set IDF weights from document frequencies over at most `idf_rows` rows."""
         config = self._config
-        if not config.idf and config.inputs == "tokens":
+        if not self._features or (not config.idf and "features" not in reads(config.inputs)):
             return
         frequency = np.zeros(self._features, np.int64)
         documents = 0
@@ -187,17 +194,25 @@ class BagEncoder(Encoder):
         if dropout_key is not None:
             first = before(rows.rows)
             rows = self._drop_features(rows, dropout_key, before)
-        return BagInputs.of(rows, first, self.device)
+        dense = inputs.dense if self._dense else None
+        if dense is not None and dense.shape[1] != self._dense:
+            raise TableError(
+                f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self._dense:,}. "
+                "Shard the data again."
+            )
+        return BagInputs.of(rows, first, self.device, dense)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        rows = self._table.gather(inputs.places)
+        rows, d = self._table.gather(inputs.places), inputs.dense
         with torch.no_grad():
             v = inputs.sums(rows)
+            if d is not None:
+                d = nn.functional.normalize(d.to(v.dtype), dim=1) * self._config.dense_weight
             if dropout_key is None:
-                return self._finish(self._modules(v), None)
+                return self._finish(self._modules(v, d), None)
         if torch.is_grad_enabled():
             self._gradients.add(inputs, rows, v.requires_grad_())
-        return self._finish(self._modules(v), dropout_key, inputs.first)
+        return self._finish(self._modules(v, d), dropout_key, inputs.first)
 
     def move(self, device: torch.device) -> None:
         super().move(device)
@@ -243,9 +258,10 @@ class BagEncoder(Encoder):
 
     def _features_of(self, inputs: Inputs) -> SparseRows:
         """Return the features of each row, with their weights before IDF."""
-        if self._config.inputs == "features":
-            return self._sparse_features(inputs)
-        if self._config.inputs == "tokens":
+        parts = reads(self._config.inputs)
+        if "tokens" not in parts:
+            return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
+        if "features" not in parts:
             return self._ngrams(inputs)
         return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
 
@@ -263,6 +279,33 @@ class BagEncoder(Encoder):
         assert inputs.tokens is not None, "these rows were read without tokens"
         config = self._config
         return count_ngrams(inputs.tokens, ngrams=config.ngrams, vocabulary=self._vocabulary, buckets=config.buckets)
+
+
+def _no_features(inputs: Inputs) -> SparseRows:
+    assert inputs.dense is not None, "these rows were read without dense vectors"
+    return SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(len(inputs.dense) + 1, np.int64))
+
+
+class Layers(nn.Module):
+    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is the residual layer."""
+
+    def __init__(self, config: BagSection, dense: int, seed: int) -> None:
+        super().__init__()
+        draw, projection = (
+            torch_generator(seed, Purpose.INITIAL_WEIGHTS, part)
+            for part in (InitialWeights.DENSE, InitialWeights.PROJECTION)
+        )
+        self.dense = Residual(config.dimension, config.hidden, draw) if config.residual else nn.Identity()
+        self.projection = nn.Linear(dense, config.dimension, bias=False) if dense else None
+        if self.projection is not None:  # rows are orthonormal where D < d, else columns are
+            nn.init.orthogonal_(self.projection.weight, config.initial_scale, projection)
+
+    def forward(self, v: torch.Tensor, d: torch.Tensor | None = None) -> torch.Tensor:
+        if self.projection is not None:
+            assert d is not None, "these rows were read without dense vectors"
+            v = v + self.projection(d)
+        x: torch.Tensor = self.dense(v)
+        return x
 
 
 class Residual(nn.Module):

@@ -42,7 +42,10 @@ class Encoder(ABC):
     device = CPU
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
-        """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
+        """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features).
+
+        Where the section's `inputs` read dense vectors, by their numbers too: dense=d.
+        """
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
         self._exchange: GradientExchange | None = None
@@ -53,7 +56,7 @@ class Encoder(ABC):
         self._modules.to(device)
 
     @classmethod
-    def size(cls, config: Any, vocabulary: int) -> Size:
+    def size(cls, config: Any, vocabulary: int, dense: int = 0) -> Size:
         """Return the bytes of such an encoder. Raises InputError: a model that is not there.
 
         By default one is built, and Adam's state is twice its parameters.
@@ -63,10 +66,10 @@ class Encoder(ABC):
         return Size(parameters, 2 * parameters)
 
     @classmethod
-    def least_bytes(cls, config: Any, vocabulary: int, features: int) -> int:
+    def least_bytes(cls, config: Any, vocabulary: int, features: int, dense: int = 0) -> int:
         """Return bytes that the parameters take at least, by arithmetic; one column of a matrix where no more is known.
 
-        `features`: sparse ones of the data.
+        `features`: sparse ones of the data. `dense`: numbers of its dense vectors.
         """
         return 4 * int(config.dimension)
 

@@ -22,8 +22,8 @@ _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `first`: rows of the whole batch that come before these. `bags`: the rows they were made of. On a CPU `places` are
-    `ids`, elsewhere a tensor; the tensors are on the device.
+    `first`: rows of the whole batch that come before these. `bags`: the rows they were made of. `dense`: vectors [B, d]
+    beside them. On a CPU `places` are `ids`, elsewhere a tensor; the tensors are on the device.
     """
 
     ids: np.ndarray
@@ -33,13 +33,16 @@ class BagInputs:
     offsets: torch.Tensor
     bags: SparseRows
     first: int = 0
+    dense: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, rows: SparseRows, first: int = 0, device: torch.device = CPU) -> "BagInputs":
+    def of(
+        cls, rows: SparseRows, first: int = 0, device: torch.device = CPU, dense: np.ndarray | None = None
+    ) -> "BagInputs":
         """Number the distinct features of B rows."""
         ids, column = np.unique(rows.ids, return_inverse=True)
-        places, columns, weight, offsets = send((ids, column, rows.values, rows.offsets), device)
-        return cls(ids, ids if device == CPU else places, columns, weight, offsets, rows, first)
+        places, columns, weight, offsets, vectors = send((ids, column, rows.values, rows.offsets, dense), device)
+        return cls(ids, ids if device == CPU else places, columns, weight, offsets, rows, first, vectors)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""

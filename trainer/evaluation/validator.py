@@ -11,7 +11,8 @@ from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.metrics import half_interval
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
-from trainer.inputs import Kind, require_inputs
+from trainer.input_kinds import Kind
+from trainer.inputs import require_inputs
 from trainer.methods.sections import Data, Validation
 from trainer.model import Model
 

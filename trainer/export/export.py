@@ -21,6 +21,7 @@ from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join, relative
 from schemas.table import Table
+from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
 from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -35,6 +36,7 @@ from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTOR
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
+from trainer.input_kinds import reads
 from trainer.inputs import scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
@@ -160,6 +162,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "recipe": recipe.model_dump(mode="json"),
             "vocabulary": facts.vocabulary,
             "features": facts.features,
+            **_dense_facts(facts, recipe, layout),
             "max_tokens": tokens,
             "dimension": serving.vectors.shape[1],
             "bias": has_bias(recipe),
@@ -170,6 +173,14 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
         },
     )
+
+
+def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[str, Any]:
+    """Return the numbers of a dense vector, where the encoder reads one, and the model that makes it, if one does."""
+    if DENSE not in reads(recipe.encoder.inputs):
+        return {}
+    model = DenseModel.stated(facts.manifest.parameters, layout.root)
+    return {DENSE: facts.dense, **({DENSE_MODEL: model.facts()} if model else {})}
 
 
 def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:

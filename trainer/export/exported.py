@@ -16,6 +16,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
+from schemas.text_model import DENSE, DenseModel
 from schemas.version import follow, require_needed
 from trainer.config.load import restore_recipe
 from trainer.device import CPU
@@ -144,7 +145,8 @@ class Exported:
         files.check_all()
         recipe = recipe.model_copy(update={"encoder": recipe.encoder.at_folder(str(folder / ENCODER))})
         # No rows: the vectors are those of the files.
-        model = Model.build(recipe, table.parameters["vocabulary"], 0, table.parameters["features"])
+        sizes = table.parameters["vocabulary"], 0, table.parameters["features"]
+        model = Model.build(recipe, *sizes, dense=table.parameters.get(DENSE) or 0)
         model.encoder.load(folder / ENCODER)
         model.encoder.move(device)
         if vectors.shape != (table.rows, table.parameters["dimension"]):
@@ -168,6 +170,11 @@ class Exported:
         has_retired = table.parameters.get(RETIRED)
         retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy() if has_retired else None
         return Serving(model, vectors, indexed, fused, rows, retired, files)
+
+    @property
+    def dense_model(self) -> DenseModel | None:
+        """Model of the dense vectors that the encoder reads; None: it reads none, or those of the user."""
+        return DenseModel.stated(self.table.parameters, self.table.url)
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""

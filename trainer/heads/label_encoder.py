@@ -10,11 +10,13 @@ from schemas.layout import DataLayout
 from schemas.mapped import ScratchRows
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from schemas.text_model import DENSE
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, dropout_key
-from trainer.inputs import Inputs, Kind, columns_of, require_inputs
+from trainer.input_kinds import Kind
+from trainer.inputs import Inputs, columns_of, require_inputs
 from trainer.methods.dexml import DualEncoder
 from trainer.methods.recipe import Recipe
 from trainer.negatives.candidates import every_query_with, labels_of
@@ -117,10 +119,10 @@ class LabelEncoderHead(Head):
 
 
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
-    """Open tokens, features or both of DATA's labels [0, L), decoded once into scratch files that are mapped.
+    """Open tokens, features and vectors, as `kind` says, of DATA's labels [0, L), decoded once.
 
-    The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
-    where the labels lack what `kind` reads, TableError, StorageError.
+    They lie in scratch files that are mapped: the system keeps of them in memory what it has room for. They are gone
+    when the process ends. Raises InputError where the labels lack what `kind` reads, TableError, StorageError.
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)
@@ -128,4 +130,6 @@ def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     for group in labels.batches(list(writers)):
         for name, writer in writers.items():
             writer.add(list_column(group, name))
-    return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})
+    columns = {name: writer.mapped() for name, writer in writers.items()}
+    dense = columns.pop(DENSE, None)
+    return Inputs.from_columns(columns, None if dense is None else dense.values.reshape(-1, labels.width(DENSE)))

@@ -16,6 +16,7 @@ from schemas.manifest import Shard, check_shard, write_file
 from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
+from schemas.text_model import DENSE
 from trainer.encoders.features import count_words, inverse_document_frequency, normalize_rows, scale_features
 from trainer.inputs import Inputs
 from trainer.linear.solver import best_labels, fit_labels
@@ -100,10 +101,13 @@ class LinearRanker:
         """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
 
         The first rows are taken, as many as `budget` bytes hold, and half and half again until they take no more than
-        `seconds`: any rows are random ones. None: it holds none. `held_out`: the rows that the run held out, too.
-        Raises TableError.
+        `seconds`: any rows are random ones. None: it holds none, or rows have dense vectors alone. `held_out`: the
+        rows that the run held out, too. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
+        columns = [name for name in columns if name != DENSE]
+        if not columns:
+            return None
         vocabulary = Table.open(data.tokenizer, "tokenizer").parameters["vocabulary"] if "input_ids" in columns else 0
         shares = [trained.trained, *([trained.held_out] if held_out else [])]
         rows = itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)

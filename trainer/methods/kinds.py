@@ -2,11 +2,12 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from schemas.options import MOST_RATE, Options
+from trainer.input_kinds import Read
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
@@ -88,7 +89,7 @@ class KindSection(OneOfKinds):
         return self.class_of(self.kind)
 
     def build(self, *facts: Any, **named: Any) -> Any:
-        """Build what this section configures: a loss, or of `vocabulary`, `seed`, `features` an encoder.
+        """Build what this section configures: a loss, or of `vocabulary`, `seed`, `features` and `dense` an encoder.
 
         Raises InputError.
         """
@@ -96,15 +97,17 @@ class KindSection(OneOfKinds):
 
 
 class EncoderSection(KindSection):
-    """Text or sparse features to x in R^D."""
+    """Text, sparse features or a dense vector to x in R^D."""
 
     PLACE = "encoder.kind"
     KINDS = ENCODERS
     # Options that may differ between an encoder and the one whose parameters it takes.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 
-    inputs: Literal["tokens", "features", "both"] = Field(
-        "tokens", description="what is read of a row: its token ids, its sparse features with values, or both"
+    inputs: Read = Field(
+        "tokens",
+        description="what is read of a row: its token ids, its sparse features with values, both, its dense vector, or "
+        "this beside them",
     )
     dimension: Annotated[int, FromData(rules.dimension)] = Field(
         256, ge=1, le=1 << 24, description="D; for a transformer the bottleneck, 0 < D"

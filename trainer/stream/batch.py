@@ -105,7 +105,7 @@ class Batch:
         T is 1 at least; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
         """
         if self.inputs.tokens is None:
-            raise ValueError("this batch has no tokens: the stream was opened with inputs='features'")
+            raise ValueError("this batch has no tokens: the stream was opened with other inputs")
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":

@@ -15,7 +15,7 @@ from schemas import arrow
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS
 from trainer.device import keep_freed_memory
-from trainer.inputs import Kind
+from trainer.input_kinds import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.by_source import OrderBySource

@@ -19,14 +19,13 @@ from trainer.stream.window import Buffers, Window
 
 Damaged = Literal["stop", "skip"]
 Task: TypeAlias = Callable[[], None]
-HARD = "hard"  # the column of joined negatives
 
 
 class Decoding:
     """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there.
 
-    Its rows are those of segments laid end to end, [n]. Lists of a row group are held as read; hard negatives are
-    copied.
+    Its rows are those of segments laid end to end, [n]. Lists of a row group are held as read; matrices, such as hard
+    negatives, are copied.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Decoding:
         self._segments = [segment for stream in streams for segment in order.segments(stream, window)]
         self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in self._segments)])
         self._lists: list[pa.Table | None] = [None] * len(self._segments)
-        self._hard: np.ndarray | None = None
+        self._matrices: dict[str, np.ndarray] = {}
         self._lock = threading.Lock()
         self.tasks: list[Task] = [self._arrange]
 
@@ -49,31 +48,29 @@ class Decoding:
 
     def add(self, group: int, table: pa.Table) -> None:
         """Add row group `group` wherever there are segments of it. Safe to call from several threads."""
-        if HARD in table.column_names:
+        if names := _matrices_of(table):
             with self._lock:
-                if self._hard is None:
-                    self._hard = self._buffers.take(int(self._starts[-1]), table.schema.field(HARD).type)
-            hard, table = table.select([HARD]), table.drop_columns(HARD)
+                if not self._matrices:
+                    self._matrices = self._lend(table, names, int(self._starts[-1]))
+        matrices, table = {name: matrix_column(table, name) for name in names}, table.drop_columns(names)
         for number, segment in enumerate(self._segments):
             if segment.group == group:
-                rows = segment.stop - segment.start
+                rows, start = segment.stop - segment.start, int(self._starts[number])
                 self._lists[number] = table.slice(segment.start, rows)
-                if self._hard is not None:
-                    start = int(self._starts[number])
-                    self._hard[start : start + rows] = matrix_column(hard.slice(segment.start, rows), HARD)
+                for name, values in matrices.items():
+                    self._matrices[name][start : start + rows] = values[segment.start : segment.stop]
 
     def result(self) -> Window:
         """Return the window; rows that were not read are in no batch. Raises TableError where no row group decodes."""
         self.tasks.clear()  # they hold this: a ring would keep the window until a collection
-        positions, rows, offsets, hard = self._positions, self._rows, self._offsets, self._hard
+        positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
         sizes = np.diff(self._starts)
         missing = np.repeat([segment is None for segment in self._lists], sizes).astype(bool)
         like = next((segment for segment in self._lists if segment is not None), None)
         if like is None:  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
             like = _read_no_rows(self._groups)
-            if HARD in like.column_names:
-                hard = self._buffers.take(0, like.schema.field(HARD).type)
-                like = like.drop_columns(HARD)
+            names = _matrices_of(like)
+            matrices, like = self._lend(like, names, 0), like.drop_columns(names)
             lists, positions, rows, offsets = [like], positions[:0], rows[:0], np.zeros_like(offsets)
         else:
             lists = [
@@ -84,7 +81,14 @@ class Decoding:
                 kept = ~missing[positions]
                 positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
         columns = {name: Ragged.join([list_column(each, name) for each in lists]) for name in like.column_names}
-        return Window(columns, hard, self._buffers, positions, rows, offsets, int(missing.sum()))
+        return Window(columns, matrices, self._buffers, positions, rows, offsets, int(missing.sum()))
+
+    def _lend(self, table: pa.Table, names: list[str], rows: int) -> dict[str, np.ndarray]:
+        return {name: self._buffers.take(rows, table.schema.field(name).type) for name in names}
+
+
+def _matrices_of(table: pa.Table) -> list[str]:
+    return [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
 
 
 def decodings(

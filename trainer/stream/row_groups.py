@@ -20,7 +20,8 @@ from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, Pieces, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
 from schemas.table import Table
-from trainer.inputs import Kind, columns_of
+from trainer.input_kinds import Kind
+from trainer.inputs import columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
 from trainer.stream.sources import ALL_ROWS, Source

@@ -13,7 +13,8 @@ from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_of_part
 from schemas.run_tables import run_tables
 from schemas.table import PartTable, Table
-from trainer.inputs import Kind, require_inputs
+from trainer.input_kinds import Kind
+from trainer.inputs import require_inputs
 from trainer.schedule import MOST_WEIGHT
 
 

@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.ragged import Ragged, offsets_of
+from schemas.text_model import DENSE
 from trainer.inputs import Inputs
 from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
 
 _AHEAD = 16  # rows that are fetched from memory while one is copied
 _NEXT = np.uint64(1)
+HARD = "hard"  # the column of joined negatives
 _BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 
 
@@ -61,18 +63,20 @@ class Buffers:
     """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._free: list[np.ndarray] = []
+        self._free: dict[int, list[np.ndarray]] = {}  # by the bytes of a row
         self._lock = threading.Lock()
 
     def take(self, rows: int, type: pa.FixedSizeListType) -> np.ndarray:
         """Lend `rows` rows of a fixed-size list column [n, K], of any content, until `give` takes them back."""
         dtype = pa.array([], type.value_type).to_numpy().dtype
-        size = rows * type.list_size * dtype.itemsize
+        width = type.list_size * dtype.itemsize
+        size = rows * width
         with self._lock:
-            number = next((n for n, buffer in enumerate(self._free) if len(buffer) >= size), None)
+            free = self._free.setdefault(width, [])
+            number = next((n for n, buffer in enumerate(free) if len(buffer) >= size), None)
             if number is None:
-                self._free = []  # too small for the windows of now
-            memory = np.empty(size, np.uint8) if number is None else self._free.pop(number)
+                free.clear()  # too small for the windows of now
+            memory = np.empty(size, np.uint8) if number is None else free.pop(number)
         return memory[:size].view(dtype).reshape(rows, type.list_size)
 
     def give(self, values: np.ndarray) -> None:
@@ -80,19 +84,19 @@ class Buffers:
         memory = values.base
         assert isinstance(memory, np.ndarray), "what was lent is a view of all memory"
         with self._lock:
-            self._free.append(memory)
+            self._free.setdefault(values.shape[1] * values.itemsize, []).append(memory)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a window in the order of reading; `hard` is lent by `buffers`.
+    """Columns of a window in the order of reading: lists, and matrices [n, K], lent by `buffers`.
 
     Batch i takes rows `order[offsets[i]:offsets[i + 1]]` of them; `rows` are the global ids of `order`'s. `skipped`
     rows did not decode and are in no batch.
     """
 
     lists: dict[str, Ragged]
-    hard: np.ndarray | None
+    matrices: dict[str, np.ndarray]
     buffers: Buffers
     order: np.ndarray
     rows: np.ndarray
@@ -101,8 +105,8 @@ class Window:
 
     def close(self) -> None:
         """Return the memory: no more batches will be asked for."""
-        if self.hard is not None:
-            self.buffers.give(self.hard)
+        for values in self.matrices.values():
+            self.buffers.give(values)
 
     def pieces(self, first_step: int, steps: range) -> list[range]:
         """Return those of `steps` (ascending) that are in this window, a few at a time; batch 0 is of `first_step`."""
@@ -121,12 +125,12 @@ class Window:
             picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
             order, rows = (np.concatenate([column[part] for part in picked]) for column in (self.order, self.rows))
         bounds = offsets_of(high - low)
-        hard = None if self.hard is None else self.hard.take(order, axis=0)
+        matrices = {name: values.take(order, axis=0) for name, values in self.matrices.items()}
         columns = {name: take_batches(column, order, bounds) for name, column in self.lists.items()}
         batches, bounds = [], bounds.tolist()
         for step, begin, end, *lists in zip(steps, bounds[:-1], bounds[1:], *columns.values(), strict=True):
             by_name = dict(zip(columns, lists, strict=True))
-            labels, drawn = by_name["label_ids"], None if hard is None else hard[begin:end]
-            inputs = Inputs.from_columns(by_name)
-            batches.append(Batch(epoch, step, rows[begin:end], inputs, labels.values, labels.offsets, drawn))
+            labels, own = by_name["label_ids"], {name: values[begin:end] for name, values in matrices.items()}
+            inputs = Inputs.from_columns(by_name, own.get(DENSE))
+            batches.append(Batch(epoch, step, rows[begin:end], inputs, labels.values, labels.offsets, own.get(HARD)))
         return batches

@@ -19,7 +19,7 @@ from pipelines.sharding import resume, rows
 from pipelines.sharding.labels import KEYS, ORDER, Ordered, count_labels, duplicates, send_ordered, sum_counts
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
-from pipelines.sharding.read import with_hashes
+from pipelines.sharding.read import CONTENT, with_hashes
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, open_tokens
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
@@ -70,7 +70,8 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
     """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
     entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
-    counted = [name for name in ("text", "feature_ids", "feature_values") if name in names and earlier.texts]
+    given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # what a model made follows from the text
+    counted = [name for name in CONTENT if name in names and name in given and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
     for group in iterate_shard(earlier.place(LABELS), entry, columns):
         (batch,) = group.combine_chunks().to_batches()

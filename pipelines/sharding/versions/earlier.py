@@ -19,6 +19,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, View
 from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
+from schemas.text_model import DenseModel
 from schemas.version import Version, moved, open_whole, part_name
 
 # Options that decide what a row looks like, and on which side of a cut it falls: those of the earlier.
@@ -79,6 +80,11 @@ class EarlierData:
     def version(self) -> Version:
         """Place of the earlier among versions."""
         return Version.of(self.manifest)
+
+    @cached_property
+    def dense_model(self) -> DenseModel | None:
+        """Model of its dense vectors; None: it has none, or the user gave them."""
+        return DenseModel.stated(self.manifest.parameters, self.url)
 
     @property
     def seed(self) -> int:

@@ -29,7 +29,7 @@ from tests.laws import (
     assert_same_global_batches,
     batch_rows,
 )
-from trainer.inputs import Kind
+from trainer.input_kinds import Kind
 from trainer.methods.astra import Negatives
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources

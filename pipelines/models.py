@@ -1,0 +1,79 @@
+"""Models that workers load, once a process: of texts, for vectors of them."""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runners.runner import for_workers
+from schemas.arrow import dense_type
+from schemas.cores import cores
+from schemas.errors import InputError
+from schemas.shard_files.parquet import matrix_array
+from schemas.text_model import DenseModel, TextEmbedder
+from trainer.device import open_device
+from trainer.encoders.texts import TextFiles, TextModel, choose_compute
+
+T = TypeVar("T")
+_AUTO = "auto"  # device of vectors beside tokens
+
+
+def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
+    """Return `load` that loads a model once, however many threads and shards there are; an earlier one is let go."""
+    lock, loaded = threading.Lock(), dict[tuple[Any, ...], T]()
+
+    @functools.wraps(load)
+    def shared(*named: Any) -> T:
+        with lock:
+            if named not in loaded:
+                loaded.clear()
+                loaded[named] = load(*named)
+            return loaded[named]
+
+    return shared
+
+
+@once_a_process
+def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: str) -> TextModel:
+    """Open a model of texts. Raises InputError: not the one with this digest."""
+    files = TextFiles.find(name)
+    if files.digest != digest:
+        raise InputError(f"{name}: on a worker this is another model than at the start. Give all the same files.")
+    return files.open(open_device(device), compute, prompt)
+
+
+def find_dense_model(name: str, beam_options: Sequence[str] = ()) -> DenseModel:
+    """Return the model of texts `name` as a data set states it, with its own prompts. Raises InputError."""
+    name = for_workers(beam_options, name) if os.path.isdir(name) else name
+    files = TextFiles.find(name)
+    queries, labels = (files.prompt(what, None) for what in ("queries", "documents"))
+    return DenseModel(name, files.digest, queries, labels, choose_compute(_AUTO, open_device(_AUTO)))
+
+
+def dimension_of(model: DenseModel) -> int:
+    """Return d of its vectors. Raises InputError."""
+    return int(_embed(model.embedder("queries"), [""]).shape[1])
+
+
+def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, threads: int = 0) -> pa.Array:
+    """Return the column of dense vectors [d] of `texts`, on `threads` threads (0: a core each). Raises InputError."""
+    x = _embed(embedder, texts.to_pylist(), threads or cores()) if len(texts) else np.empty((0, dimension), np.float32)
+    vectors = narrow(x, "float16", f"{embedder.name}: the vector of a text", "Choose another model.")
+    return matrix_array(vectors, dense_type(dimension).value_type)
+
+
+def narrow(x: np.ndarray, dtype: str, what: str, remedy: str) -> np.ndarray:
+    """Return x [B, D] as `dtype`. Raises InputError about `what` where a value does not fit."""
+    with np.errstate(over="ignore"):
+        narrowed = x.astype(dtype)
+    if not np.isfinite(narrowed).all():
+        raise InputError(f"{what} has a value of {np.abs(x).max():g}, which {dtype} does not hold. {remedy}")
+    return narrowed
+
+
+def _embed(by: TextEmbedder, texts: list[str], threads: int = 1) -> np.ndarray:
+    return load_texts_model(by.name, by.digest, _AUTO, by.compute, by.prompt).embed(texts, threads)

@@ -1,0 +1,52 @@
+"""A frozen model of texts, as manifests state who made the dense vectors of a data set."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+from schemas.errors import TableError
+
+DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of an export: d, and the model
+
+
+class TextEmbedder(NamedTuple):
+    """What embeds texts: a model as `TextFiles` finds it, the digest of its files, the numbers, and a prompt."""
+
+    name: str
+    digest: str
+    compute: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """Model of the dense vectors: `queries` and `labels` are the prompts before their texts."""
+
+    name: str
+    digest: str
+    queries: str
+    labels: str
+    compute: str
+
+    @classmethod
+    def stated(cls, parameters: Mapping[str, Any], url: str) -> "DenseModel | None":
+        """Read the model that the manifest at `url` states; None: the user gave the vectors. Raises TableError."""
+        stated = parameters.get(DENSE_MODEL)
+        if stated is None:
+            return None
+        names = {field.name for field in fields(cls)}
+        if not isinstance(stated, Mapping) or {*stated} != names or not {*map(type, stated.values())} <= {str}:
+            raise TableError(f"{url}: its parameter {DENSE_MODEL!r} does not state {', '.join(sorted(names))}.")
+        return cls(**stated)
+
+    def facts(self) -> dict[str, str]:
+        """Return what a manifest states."""
+        return asdict(self)
+
+    def identity(self) -> dict[str, str]:
+        """Return what decides the vectors: all but the name."""
+        return {name: value for name, value in self.facts().items() if name != "name"}
+
+    def embedder(self, what: str) -> TextEmbedder:
+        """Return what embeds the texts of `what`, queries or labels."""
+        return TextEmbedder(self.name, self.digest, self.compute, getattr(self, what))
