@@ -188,22 +188,23 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before
     ) -> BagInputs:
-        rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0  # weights stay on the host
+        rows = scale_features(self._features_of(inputs), self._weights.numpy())  # weights stay on the host
         if self._config.unit_features:
             rows = normalize_rows(rows)
-        if dropout_key is not None:
-            first = before(rows.rows)
-            rows = self._drop_features(rows, dropout_key, before)
         dense = inputs.dense if self._dense else None
         if dense is not None and dense.shape[1] != self._dense:
             raise TableError(
                 f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self._dense:,}. "
                 "Shard the data again."
             )
-        return BagInputs.of(rows, first, self.device, dense)
+        if dropout_key is None:
+            return BagInputs.of_table(rows, self.device, dense)
+        first = before(rows.rows)
+        return BagInputs.of(self._drop_features(rows, dropout_key, before), first, self.device, dense)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        rows, d = self._table.gather(inputs.places), inputs.dense
+        rows = self._table.weight if dropout_key is None else self._table.gather(inputs.places)
+        d = inputs.dense
         with torch.no_grad():
             v = inputs.sums(rows)
             if d is not None:

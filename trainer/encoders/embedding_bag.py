@@ -44,6 +44,12 @@ class BagInputs:
         places, columns, weight, offsets, vectors = send((ids, column, rows.values, rows.offsets, dense), device)
         return cls(ids, ids if device == CPU else places, columns, weight, offsets, rows, first, vectors)
 
+    @classmethod
+    def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
+        """Keep the features of B rows as they are: for `sums` of the whole table alone, without gradients."""
+        columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
+        return cls(rows.ids, rows.ids, columns, weight, offsets, rows, 0, vectors)
+
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
         return embedding_bag(
