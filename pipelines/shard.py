@@ -235,7 +235,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views[LABELS])) if base else (0, 0)
     files = {kind: attempt.files(kind) for kind in (resume.LABELS, resume.IDS, resume.ROWS, resume.REJECTS)}
-    meter, threads = attempt.watch.meter, cores() if attempt.runner.alone else 1
+    alone = isinstance(attempt.runner, LocalRunner) and attempt.runner.alone
+    meter, threads = attempt.watch.meter, cores() if alone else 1
     made = _open_dense(attempt, raw)
     basis = Basis(
         inputs, raw, data, options, frozen, made, attempt.tables, *before, attempt.bulk, files, meter, threads

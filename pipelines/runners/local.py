@@ -44,11 +44,10 @@ class Piece:
 class Runner:
     """Runner of flows, to be closed after the last one by a `with` block.
 
-    shuffles: it moves bulk data itself. far: each flow is a job elsewhere, which takes seconds to start. alone: one
-    piece of work at a time, in this process.
+    shuffles: it moves bulk data itself. far: each flow is a job elsewhere, which takes seconds to start.
     """
 
-    shuffles = far = alone = False
+    shuffles = far = False
 
     def __enter__(self) -> "Self":
         return self
@@ -85,7 +84,7 @@ class LocalRunner(Runner):
 
     def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
         self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
-        self.alone = mode == "in_memory"
+        self.alone = mode == "in_memory"  # in this process, a piece of work after the other
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._started: list[Worker] = []
 
