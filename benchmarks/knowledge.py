@@ -108,8 +108,9 @@ def mean(parts: list[Contributions]) -> Contributions:
 def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: float) -> None:
     common: dict[str, Any] = {"set": [f"train.seed={seed}", "logging.tensorboard=false"], "progress": False}
     if side != "minilm":
-        known = {"pretrained": model_of(SIDES[side])} if side == "static" else {}
-        extremis.run("auto", data, run, **common, **known, **({"minutes": minutes} if minutes else {}))
+        common["pretrained"] = model_of(SIDES[side]) if side == "static" else None
+        common["minutes"] = minutes or None
+        extremis.run("auto", data, run, **common)
         return
     common["set"] += [
         *("encoder.kind=transformer", f"encoder.model={model_of(SIDES[side])}", "encoder.lr=5e-5", "data.holdout=0.02"),

@@ -19,8 +19,6 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.waits import Say
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.encoders.bag_encoder import BagEncoder, BagSection
-from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.evaluation.ranking import embed_texts
 from trainer.evaluation.split import retired_labels
 from trainer.inputs import Inputs
@@ -52,17 +50,6 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
         raise InputError(f"{url}: its encoder is of another make: {'; '.join(differing)}. Set them alike.")
     model.encoder.load_tensors(checkpoint.tensors("encoder"))
     return True
-
-
-def begin_with_tokens(model: Model, data: DataLayout, recipe: Recipe) -> None:
-    """Begin the tokens of every bag with the vectors of `encoder.pretrained`, if any. Raises InputError, TableError."""
-    section = recipe.encoder
-    if isinstance(section, BagSection) and section.pretrained:
-        rows = read_token_vectors(section.pretrained, data)
-        vectors = fit_columns(rows, section.dimension, section.initial_scale, recipe.train.seed)
-        for encoder in model.encoders.values():
-            assert isinstance(encoder, BagEncoder)
-            encoder.begin_with(vectors)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from trainer.footprint import encoder_bytes, label_bytes, require_memory, requir
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
-from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run, begin_with_tokens
+from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.label_ranges import label_bounds
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
@@ -278,10 +278,9 @@ def initialise_model(parts: Parts) -> None:
     if begin_with_run(model, parts.data, recipe, parts.say):
         return
     began = begin_with_encoder(model, parts.data, recipe)
-    if not began:
-        begin_with_tokens(model, parts.data, recipe)
     for name, encoder in model.encoders.items():
         if not (began and name == "encoder"):
+            encoder.begin(parts.data)
             batches = open_stream(recipe, parts.tables, parts.labels, parts.group)
             queries = (batch.inputs for batch in batches)
             encoder.fit(itertools.chain(queries, model.head.label_inputs()), parts.group)

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from schemas.errors import TableError
+from schemas.layout import DataLayout
 from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
@@ -23,6 +24,7 @@ from trainer.encoders.features import (
     normalize_rows,
     scale_features,
 )
+from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.group import ALONE, Group
 from trainer.input_kinds import reads
 from trainer.inputs import Inputs
@@ -127,11 +129,16 @@ class BagEncoder(Encoder):
         layer = (2 * config.hidden or config.dimension) * config.residual
         return 4 * config.dimension * (rows + layer)
 
-    def begin_with(self, vectors: torch.Tensor) -> None:
-        """Begin tokens at `vectors` [V, D], before `fit`, and n-grams at zero: random ones would drown what is known.
+    def begin(self, data: DataLayout) -> None:
+        """Begin tokens at the vectors of `encoder.pretrained`, and n-grams at zero: random ones drown what is known.
 
-        A token that no training row has counts then, where its vector is not zero.
+        A token that no training row has counts then, where it has a vector. Raises InputError, TableError.
         """
+        config = self._config
+        if not config.pretrained:
+            return
+        known = read_token_vectors(config.pretrained, data)
+        vectors = fit_columns(known, config.dimension, config.initial_scale, self._seed)
         self._known[: self._vocabulary] = vectors.any(1)
         self._table.weight[: self._vocabulary] = vectors.to(self._table.weight)
         self._table.weight[self._vocabulary : self._sparse_from] = 0

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from schemas.layout import DataLayout
 from schemas.randomness import Purpose
 from trainer.device import CPU, torch_generator
 from trainer.encoders.gradient_exchange import GradientExchange
@@ -72,6 +73,9 @@ class Encoder(ABC):
         `features`: sparse ones of the data. `dense`: numbers of its dense vectors.
         """
         return 4 * int(config.dimension)
+
+    def begin(self, data: DataLayout) -> None:  # noqa: B027
+        """Take what a pretrained model knows of DATA's tokens, before `fit`; by default nothing. Raises InputError."""
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
         """Learn statistics of the training rows before the first step; by default none.

@@ -23,7 +23,6 @@ from tests.bert import write_bert
 from trainer.config.load import load_recipe
 from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.group import ALONE
-from trainer.initial import begin_with_tokens
 from trainer.model import DataSizes, Model
 from trainer.setup import open_stream
 from trainer.stream import open_sources
@@ -125,7 +124,7 @@ def test_a_bag_begins_at_them_and_counts_tokens_that_no_row_has(tmp_path: Path, 
     recipe = load_recipe("decoupled", [*settings, *stated, f"encoder.pretrained={model_at}"])
     sizes = DataSizes.of(data)
     model = Model.build(recipe, sizes.vocabulary, sizes.labels)
-    begin_with_tokens(model, data, recipe)
+    model.encoder.begin(data)
     batches = open_stream(recipe, open_sources(data, "train", False), sizes.labels, group=ALONE)
     model.encoder.fit(batch.inputs for batch in batches)
     tensors = model.encoder.tensors()
