@@ -13,11 +13,13 @@ from torch.nn.functional import normalize
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, publish
+from schemas.ragged import Ragged
 from schemas.table import Table
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.evaluation import memory as module
-from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE, Memory
+from trainer.evaluation.memory import NEIGHBOURS, Memory
+from trainer.evaluation.votes import TEMPERATURE
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import Model
@@ -45,6 +47,10 @@ def embedded(data: SmallData, model: Model, split: str) -> torch.Tensor:
     return model.embed(tokens_of(ragged(data.points[split].tokens, np.uint16)))
 
 
+def rows_of(labels: Ragged) -> list[list[int]]:
+    return [row.tolist() for row in np.split(labels.values, labels.offsets[1:-1])]
+
+
 def read(memory: Memory, url: str) -> Memory | None:
     return Memory.read(Table(url, publish(url, Manifest(kind="fusion", shards=tuple(memory.write(url))))))
 
@@ -53,7 +59,7 @@ def test_votes_are_those_of_the_nearest_of_all_points(data: SmallData, model: Mo
     memory, x = Memory.build(model, data.layout, Data()), embedded(data, model, "test")
     points = data.points["train"]
     assert len(memory.vectors) == len(points.tokens)
-    assert [row.tolist() for row in np.split(memory.labels.values, memory.labels.offsets[1:-1])] == points.positives
+    assert rows_of(memory.labels) == points.positives
     vectors = normalize(embedded(data, model, "train")[:, :D]).half().float()
     similarity = (normalize(x[:, :D]) @ vectors.T).numpy()
     votes = memory.votes(x)
@@ -77,11 +83,11 @@ def test_it_votes_the_same_after_it_was_written_and_read(
     memory, x = Memory.build(model, data.layout, Data()), embedded(data, model, "test")
     again = read(memory, str(tmp_path / "out"))
     assert again is not None
-    assert torch.equal(again.vectors, memory.vectors)
+    assert again.vectors.tobytes() == memory.vectors.tobytes()
     assert_equal(again.labels, memory.labels)
     assert_equal(again.votes(x), memory.votes(x))
     assert again.bytes == memory.bytes
-    assert len([*(tmp_path / "out" / "memory").iterdir()]) == math.ceil(150 / rows_a_file)
+    assert len([*(tmp_path / "out" / "memory").glob("*.parquet")]) == math.ceil(150 / rows_a_file)
 
 
 def test_where_a_manifest_names_no_memory_there_is_none(data: SmallData, tmp_path: Path) -> None:
@@ -114,22 +120,18 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
     assert (len(votes.ids) > 0) == (len(memory.vectors) > 0)
 
 
-def test_what_is_held_out_is_not_remembered(data: SmallData, model: Model) -> None:
+def test_what_is_held_out_is_behind_what_the_run_trained_on(data: SmallData, model: Model) -> None:
     options, points = Data(holdout=0.2), data.points["train"]
     memory, table = Memory.build(model, data.layout, options), open_queries(data.layout, "train")
     groups = options.held_out.batches(table, ["query_id"])
-    held_out = {row for group in groups for row in group["query_id"].to_pylist()}
-    assert (len(memory.vectors), len(held_out)) == (120, 30)
+    held_out = [row for group in groups for row in group["query_id"].to_pylist()]
+    assert (len(memory.vectors), memory.trained, len(held_out)) == (150, 120, 30)
     kept = [row for row in range(150) if row not in held_out]
-    assert [row.tolist() for row in np.split(memory.labels.values, memory.labels.offsets[1:-1])] == [
-        points.positives[row] for row in kept
-    ]
-    longer = memory.with_held_out(model, data.layout, options)
-    assert len(longer.vectors) == 150
-    assert torch.equal(longer.first(120).vectors, memory.vectors)
-    assert_equal(longer.first(120).votes(x := embedded(data, model, "test")), memory.votes(x))
+    assert rows_of(memory.labels) == [points.positives[row] for row in kept + held_out]
+    of_trained, x = memory.first(memory.trained), embedded(data, model, "test")
+    assert rows_of(of_trained.labels) == [points.positives[row] for row in kept]
+    assert_equal(of_trained.extended(memory).votes(x), memory.votes(x))
     whole = Memory.build(model, data.layout, Data())
-    assert_equal(longer.votes(x), whole.votes(x))
-    assert memory.with_held_out(model, data.layout, options, memory.bytes + 300).bytes <= memory.bytes + 300
+    assert_equal(memory.votes(x), whole.votes(x))
     with pytest.raises(InputError, match=r"data\.mix: a memory holds the training points of one split"):
         Memory.build(model, data.layout, Data(mix={"train": 1.0}))
