@@ -51,6 +51,7 @@ TUNED = 512  # queries that an index is tuned on; its recall is measured on up t
 _GROUP_ROWS = 1 << 14
 _LABEL_BYTES, _OFFSET_BYTES = 4, 8
 _SEED = 0
+_EXACT = Factory(EXACT)
 _HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
 _WHAT = "the embeddings of a memory"
 
@@ -107,7 +108,7 @@ class Memory:
     vectors: np.ndarray
     labels: Ragged
     trained: int
-    factory: Factory = Factory(EXACT)
+    factory: Factory = _EXACT
     index: Any = None
     refine: int = 1
     measured: Mapping[str, Any] = field(default_factory=dict)
@@ -157,7 +158,7 @@ class Memory:
         """
         unit, wide = self._unit(queries).cpu().numpy(), self.vectors.shape[1]
         if self.factory.exact or not len(unit):
-            return replace(self, factory=Factory(EXACT))._measure(queries)
+            return replace(self, factory=_EXACT)._measure(queries)
         from search.block import Block, search_exactly
         from search.candidates import unpack
         from search.index import SearchParams, apply, build, recall, set_up, tune
@@ -165,7 +166,7 @@ class Memory:
         set_up(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
         params = tune(block, SearchParams(), self.factory.lossy, unit[:TUNED], NEIGHBOURS, TARGET_RECALL)
-        exact = replace(self, factory=Factory(EXACT))
+        exact = replace(self, factory=_EXACT)
         if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, wide) and exact.bytes <= budget:
             return exact._measure(queries)
         others = slice(TUNED, 3 * TUNED) if len(unit) >= 2 * TUNED else slice(None)
