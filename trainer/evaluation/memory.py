@@ -4,10 +4,9 @@ Codes of an index, where one pays, and labels are in memory; embeddings lie in a
 what the index offers. Without an index all of them are read for each batch of queries.
 """
 
-import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,14 +133,14 @@ class Memory:
         factory = settle(len(counts), dimension, counts.mean() if len(counts) else 0.0, budget).factory
         ends = np.cumsum(_point_bytes(factory, dimension) + _LABEL_BYTES * counts)
         points = int(np.searchsorted(ends, budget - _fixed_bytes(factory, dimension), side="right"))
-        labels = [Ragged.empty(0)]
+        labels: list[Ragged] = []
 
         def embed() -> Iterator[np.ndarray]:
             for rows in _first(read(*model.columns), points):
                 labels.append(list_column(rows, "label_ids"))
                 yield normalize(model.embed_table(rows)[:, :dimension].float()).half().cpu().numpy()
 
-        vectors = _mapped(embed(), dimension)
+        vectors = _mapped(embed()).reshape(-1, dimension)
         return cls(vectors, _join(labels), min(points, trained.trained.rows(table.rows)), factory)
 
     def first(self, points: int) -> "Memory":
@@ -156,7 +155,7 @@ class Memory:
 
         The index is left out where a query would cost more than exact search by it, for which `budget` has room.
         """
-        unit, wide = self._unit(queries).cpu().numpy(), self.vectors.shape[1]
+        unit = self._unit(queries).cpu().numpy()
         if self.factory.exact or not len(unit):
             return replace(self, factory=_EXACT)._measure(queries)
         from search.block import Block, search_exactly
@@ -167,7 +166,7 @@ class Memory:
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
         params = tune(block, SearchParams(), self.factory.lossy, unit[:TUNED], NEIGHBOURS, TARGET_RECALL)
         exact = replace(self, factory=_EXACT)
-        if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, wide) and exact.bytes <= budget:
+        if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide) and exact.bytes <= budget:
             return exact._measure(queries)
         others = slice(TUNED, 3 * TUNED) if len(unit) >= 2 * TUNED else slice(None)
         nearest, _ = unpack(search_exactly(block, unit[others], self._voters))
@@ -191,39 +190,33 @@ class Memory:
         `trained`: the points alone that the run trained on. Raises TableError, StorageError.
         """
         files = {shard.path: shard for shard in table.shards}
-        shards = [number for number, path in enumerate(files) if path.startswith(f"{FOLDER}/")]
-        shards = [number for number in shards if table.shards[number].path not in (VECTORS, INDEX)]
-        if not shards:
+        tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
+        if not tables:
             return None
-        facts = table.parameters.get(FACTS) or {}
-        file = None
-        groups = itertools.chain.from_iterable(map(table.batches_of, shards))
-        labels = [Ragged.empty(0)]
+
+        def column(name: str, read: Callable[[pa.Table, str], Any]) -> Iterator[Any]:
+            return (read(rows, name) for number in tables for rows in table.batches_of(number))
+
+        facts, file = table.parameters.get(FACTS) or {}, None
         if VECTORS in files:
             vectors, file = _open(table.url, files[VECTORS])
-            labels += [list_column(rows, "label_ids") for rows in groups]
         else:  # of a version that kept both in one table
-            first = next(groups)
-
-            def read() -> Iterator[np.ndarray]:
-                for rows in itertools.chain([first], groups):
-                    labels.append(list_column(rows, "label_ids"))
-                    yield matrix_column(rows, "vector")
-
-            vectors = _mapped(read(), matrix_column(first, "vector").shape[1])
-        joined = _join(labels)
-        if joined.rows != len(vectors):
-            raise TableError(f"{table.url}: {joined.rows:,} rows of labels for {len(vectors):,} vectors. Fit it again.")
+            vectors = _mapped(column("vector", matrix_column))
+        labels = _join(column("label_ids", list_column))
+        if labels.rows != len(vectors):
+            raise TableError(f"{table.url}: {labels.rows:,} rows of labels for {len(vectors):,} vectors. Fit it again.")
         count = facts.get("trained", table.parameters.get(TRAINED, len(vectors)))
-        memory = cls(vectors, joined, int(count), file=file)
+        memory = cls(vectors, labels, int(count), file=file)
         if INDEX in files:
-            from search.index import read_index, set_up
+            from search.index import keep_first, read_index, set_up
 
             set_up(None)
             index = read_index(table.url, files[INDEX])
-            factory = Factory(facts["index"])
-            memory = replace(memory, index=index, factory=factory, refine=facts["refine"], measured=facts["measured"])
-        return memory._of_trained() if trained else memory
+            if trained:
+                keep_first(index, memory.trained)
+            more = {"factory": Factory(facts["index"]), "refine": facts["refine"], "measured": facts["measured"]}
+            return replace(memory.first(memory.trained) if trained else memory, index=index, **more)
+        return memory.first(memory.trained) if trained else memory
 
     def write(self, url: str) -> Iterator[Shard]:
         """Write files under `url`, and yield the entries that name them in a manifest."""
@@ -231,8 +224,7 @@ class Memory:
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
             labels = self.labels.slice(start, min(start + ROWS_A_FILE, rows))
-            column = list_array(labels.entries, labels.offsets, pa.int32())
-            table = pa.table({"label_ids": column})
+            table = pa.table({"label_ids": list_array(labels.entries, labels.offsets, pa.int32())})
             shard = write_shard(f"{url}/{FOLDER}", number, len(starts), table, _GROUP_ROWS)
             yield shard.model_copy(update={"path": f"{FOLDER}/{shard.path}"})
         with storage.writing(join(url, VECTORS)) as path:
@@ -255,12 +247,9 @@ class Memory:
     @property
     def bytes(self) -> int:
         """Bytes in memory."""
-        dimension, points = self.vectors.shape[1], len(self.vectors)
-        return int(
-            _fixed_bytes(self.factory, dimension)
-            + points * _point_bytes(self.factory, dimension)
-            + _LABEL_BYTES * len(self.labels.entries)
-        )
+        labels = _LABEL_BYTES * len(self.labels.entries)
+        points = len(self.vectors) * _point_bytes(self.factory, self._wide)
+        return int(_fixed_bytes(self.factory, self._wide) + points + labels)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -314,11 +303,15 @@ class Memory:
         return Block(0, self.vectors, self.index)
 
     @property
+    def _wide(self) -> int:
+        return int(self.vectors.shape[1])
+
+    @property
     def _voters(self) -> int:
         return min(NEIGHBOURS, len(self.vectors))
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        return normalize(x[:, : self.vectors.shape[1]].float())
+        return normalize(x[:, : self._wide].float())
 
     def _measure(self, queries: torch.Tensor) -> "Memory":
         """Return this memory with the milliseconds that one of `queries` takes here."""
@@ -326,14 +319,6 @@ class Memory:
         self.votes(queries)
         taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
         return replace(self, measured={"recall": 1.0, **self.measured, "milliseconds": round(taken, 3)})
-
-    def _of_trained(self) -> "Memory":
-        """Return the points that the run trained on; the index loses the others."""
-        from search.index import keep_first
-
-        if self.index is not None:
-            keep_first(self.index, self.trained)
-        return replace(self.first(self.trained), index=self.index)
 
 
 def describe_memory(facts: Mapping[str, Any]) -> str:
@@ -346,10 +331,11 @@ def describe_memory(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _mapped(parts: Iterable[np.ndarray], dimension: int) -> np.ndarray:
-    """Return rows [n, dimension] float16, one part after the other, mapped from a scratch file."""
-    file = ScratchFile(_WHAT)
+def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return rows [n, D] float16, one part after the other, mapped from a scratch file; of no part [0, 1]."""
+    file, dimension = ScratchFile(_WHAT), 1
     for part in parts:
+        dimension = part.shape[1]
         file.write(np.ascontiguousarray(part).view(np.uint8).data)
     return np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
 
@@ -360,24 +346,15 @@ def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
         file = Mapped(storage.filesystem(place)[1], shard.bytes)
         return np.frombuffer(file.whole, np.float16).reshape(shard.rows, -1), file
-    place = find_shard(url, shard)
-
-    def copy() -> tuple[ScratchFile, str]:
-        scratch, digest = ScratchFile(_WHAT), hashlib.sha256()
-        with storage.open_read(place) as source:
-            while piece := source.read(storage.READ_BYTES):
-                digest.update(piece)
-                scratch.write(memoryview(piece))
-        return scratch, digest.hexdigest()
-
-    scratch, digest = storage.read_matching(copy, lambda copied: copied[1] == shard.sha256)
-    if digest != shard.sha256:
-        raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. Fit it again.")
+    scratch = ScratchFile(_WHAT)
+    with storage.open_read(verify_shard(url, shard)) as source:
+        while piece := source.read(storage.READ_BYTES):
+            scratch.write(memoryview(piece))
     return np.frombuffer(scratch.map(), np.float16).reshape(shard.rows, -1), None
 
 
-def _join(labels: list[Ragged]) -> Ragged:
-    joined = Ragged.join(labels)
+def _join(labels: Iterable[Ragged]) -> Ragged:
+    joined = Ragged.join([Ragged.empty(0), *labels])
     return joined._replace(values=joined.values.astype(np.int32, copy=False))
 
 

@@ -13,8 +13,7 @@ from trainer.device import CPU
 from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
-_BATCH = 256  # queries whose labels' rows are gathered together, and on a CPU, whose scores of a block are held
-_GROUP = 16  # columns, of whose greatest values the k best groups are looked through
+_BATCH = 256  # queries whose labels' rows are gathered together
 
 
 class Rows(Protocol):
@@ -45,7 +44,11 @@ class LabelRows:
         """
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
-            return self.group.sum(self._score_in_place(x, ids, inside)).numpy()
+            from search.block import score  # reads rows where they lie: gathering them takes 30 times as long
+
+            places = np.where(inside.numpy(), ids - self.first, PAD)
+            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), places))
+            return self.group.sum(own.masked_fill(~inside, 0)).numpy()
         places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
         scores = torch.zeros(ids.shape)
         for low in range(0, len(ids) if inside.any() else 0, _BATCH):
@@ -54,15 +57,6 @@ class LabelRows:
             gathered = gathered.to(x.device).float().unflatten(0, places[part].shape)
             scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
         return self.group.sum(scores * inside).numpy()
-
-    def _score_in_place(self, x: torch.Tensor, ids: np.ndarray, inside: torch.Tensor) -> torch.Tensor:
-        """Do as `score` for rows in memory, which are read where they lie: gathering them takes 30 times as long."""
-        from search.block import score
-
-        assert isinstance(self.rows, torch.Tensor)
-        places = np.where(inside.numpy(), ids - self.first, PAD)
-        scores = score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), places)
-        return torch.from_numpy(scores).masked_fill(~inside, 0)
 
 
 class Scored(NamedTuple):
@@ -101,21 +95,16 @@ def top_k(
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries = queries.to(dtype)
-    step = _BATCH if queries.device == CPU else max(1, len(queries))
-    parts = queries.split(step)
-    found = [(part.new_empty(len(part), 0), part.new_empty((len(part), 0), dtype=torch.int64)) for part in parts]
-    room = queries.new_empty(min(step, len(queries)) * min(block_rows, len(vectors)))  # new memory has to be cleared
+    scores = queries.new_empty((len(queries), 0))
+    ids = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
     for start in range(0, len(vectors), block_rows):
         block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
-        for number, part in enumerate(parts):
-            products = torch.mm(part, block.T, out=room[: len(part) * len(block)].view(len(part), len(block)))
-            block_scores, block_ids = top_of_block(products, min(k, len(block)))
-            # What came before has lower ids: a stable sort by score alone keeps the order of ties.
-            scores = torch.cat([found[number][0], block_scores], dim=1)
-            ids = torch.cat([found[number][1], block_ids + start], dim=1)
-            scores, order = scores.sort(dim=1, descending=True, stable=True)
-            found[number] = scores[:, :k], ids.gather(1, order[:, :k])
-    scores, ids = (torch.cat(columns) for columns in zip(*found, strict=True))
+        block_scores, block_ids = top_of_block(queries @ block.T, min(k, len(block)))
+        # What came before has lower ids: a stable sort by score alone keeps the order of ties.
+        scores = torch.cat([scores, block_scores], dim=1)
+        ids = torch.cat([ids, block_ids + start], dim=1)
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
     if scores.isnan().any():
         raise ExtremisError(
             "a score is not a number: the queries or the vectors hold NaN or infinity. "
@@ -171,7 +160,7 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
 def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k greatest of each row of [B, R], equal ones by ascending column: values [B, k], columns [B, k]."""
     width = scores.shape[1]
-    values, columns = _greatest(scores, min(k + 1, width))
+    values, columns = scores.topk(min(k + 1, width), dim=1)
     # topk may keep any of several equal scores; which ones matters only where the cut at k falls between equals.
     tied = values[:, k - 1] == values[:, k] if 0 < k < width else scores.new_zeros(len(scores), dtype=torch.bool)
     cut = tied.nonzero().flatten()
@@ -180,20 +169,4 @@ def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
         columns[cut] = scores[cut].sort(dim=1, descending=True, stable=True).indices[:, :k]
         columns, _ = columns.sort(dim=1)
     values, order = scores.gather(1, columns).sort(dim=1, descending=True, stable=True)
-    return values, columns.gather(1, order)
-
-
-def _greatest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `topk` over columns; of many on a CPU, in the k groups of columns with the greatest maxima alone."""
-    groups = scores.shape[1] // _GROUP
-    if scores.device != CPU or groups <= 2 * k:
-        return scores.topk(k, dim=1)
-    # Column j is in group j modulo `groups`, the last few in none.
-    whole = scores[:, : groups * _GROUP]
-    maxima = whole.unflatten(1, (_GROUP, groups)).amax(1)
-    places = maxima.topk(k, dim=1, sorted=False).indices
-    columns = (places[:, :, None] + torch.arange(0, groups * _GROUP, groups)).flatten(1)
-    rest = torch.arange(groups * _GROUP, scores.shape[1]).expand(len(scores), -1)
-    columns = torch.cat([columns, rest], 1)
-    values, order = scores.gather(1, columns).topk(k, dim=1)
     return values, columns.gather(1, order)

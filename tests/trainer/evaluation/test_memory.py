@@ -137,6 +137,7 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
     whole = Memory.build(model, data.layout, Data())
     memory = Memory.build(model, data.layout, Data(), budget)
     assert memory.bytes <= max(budget, 8)
+    assert settle(150, D, len(whole.labels.entries) / 150).bytes == pytest.approx(whole.bytes, abs=1)
     if budget >= whole.bytes:
         assert memory.bytes == whole.bytes
     elif budget >= 1000:
