@@ -90,7 +90,8 @@ def main() -> None:
 def join(raw: Path, out: Path, points: int, test: int) -> None:
     """Write the data sets in folders of `raw` as one, of so many points and test queries."""
     out.mkdir(parents=True, exist_ok=True)
-    draw, labels, rows = random.Random(0), [], defaultdict[str, list[dict[str, Any]]](list)
+    draw, rows = random.Random(0), defaultdict[str, list[dict[str, Any]]](list)
+    labels: list[dict[str, Any]] = []
     for folder in sorted(place.parent for place in raw.glob("*/trn.json.gz")):
         for name in ("trn", "tst"):
             for record in read(folder / f"{name}.json.gz"):
@@ -162,7 +163,8 @@ def timed() -> Iterator[dict[str, Any]]:
         call = originals[name]
         wrapped = classmethod(clocked(name, call.__func__)) if isinstance(call, classmethod) else clocked(name, call)
         setattr(owner, attribute, wrapped)
-    began, parts = now(), {}
+    parts: dict[str, Any] = {}
+    began = now()
     try:
         yield parts
     finally:

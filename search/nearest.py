@@ -32,7 +32,8 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
         return faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
     scores = np.empty((len(queries), 0), np.float32)
     positions = np.empty((len(queries), 0), np.int64)
-    step = max(4 * count, (_WIDENED // vectors.shape[1]) if many else _SCORES // max(1, len(queries)))
+    most = len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1]
+    step = max(4 * count, most if many else min(most, _SCORES // max(1, len(queries))))
     for start, rows in widened(vectors, step):
         if many:
             best = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)

@@ -197,26 +197,31 @@ class Memory:
         def column(name: str, read: Callable[[pa.Table, str], Any]) -> Iterator[Any]:
             return (read(rows, name) for number in tables for rows in table.batches_of(number))
 
-        facts, file = table.parameters.get(FACTS) or {}, None
+        facts, file, index = table.parameters.get(FACTS) or {}, None, None
         if VECTORS in files:
             vectors, file = _open(table.url, files[VECTORS])
         else:  # of a version that kept both in one table
             vectors = _mapped(column("vector", matrix_column))
         labels = _join(column("label_ids", list_column))
-        if labels.rows != len(vectors):
-            raise TableError(f"{table.url}: {labels.rows:,} rows of labels for {len(vectors):,} vectors. Fit it again.")
-        count = facts.get("trained", table.parameters.get(TRAINED, len(vectors)))
-        memory = cls(vectors, labels, int(count), file=file)
+        factory = Factory(facts.get("index", EXACT))
         if INDEX in files:
             from search.index import keep_first, read_index, set_up
 
             set_up(None)
             index = read_index(table.url, files[INDEX])
-            if trained:
-                keep_first(index, memory.trained)
-            more = {"factory": Factory(facts["index"]), "refine": facts["refine"], "measured": facts["measured"]}
-            return replace(memory.first(memory.trained) if trained else memory, index=index, **more)
-        return memory.first(memory.trained) if trained else memory
+        rows, wide = vectors.shape
+        if labels.rows != rows or (index is not None and (index.ntotal, index.d) != (rows, factory.dimension(wide))):
+            raise TableError(
+                f"{table.url}: a memory whose labels, vectors and index do not fit together. Fit it again."
+            )
+        count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
+        measured = facts.get("measured", {})
+        memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file)
+        if not trained:
+            return memory
+        if index is not None:
+            keep_first(index, count)
+        return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
         """Write files under `url`, and yield the entries that name them in a manifest."""
@@ -276,8 +281,8 @@ class Memory:
         """
         unit, count = self._unit(x), self._voters
         if self.on_device is not None:
-            similarity, rows = top_k(unit, self.on_device, count)
-            return similarity.cpu().numpy(), rows.cpu().numpy()
+            best, points = top_k(unit, self.on_device, count)
+            return best.cpu().numpy(), points.cpu().numpy()
         from search.block import search, search_exactly
         from search.candidates import unpack
         from search.index import one_thread
@@ -342,6 +347,8 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
     """Map the vectors in a file of the table at `url`, or in a scratch copy of one that is on no local disk."""
+    if not shard.rows or shard.bytes % (2 * shard.rows):
+        raise TableError(f"{url}/{VECTORS}: {shard.bytes:,} bytes are no {shard.rows:,} vectors. Fit it again.")
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
         file = Mapped(storage.filesystem(place)[1], shard.bytes)

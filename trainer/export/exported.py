@@ -161,7 +161,7 @@ class Exported:
         if table.parameters.get("shortlist"):
             local = Table(str(folder), table.manifest)
             memory = Memory.read(local)
-            files.watch(memory and memory.file)
+            files.watch(memory.file if memory else None)
             scorers = Scorers(texts if len(texts) else None, memory, LinearRanker.read(local))
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
             parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse

@@ -25,7 +25,7 @@ from search.factory import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.evaluation import memory as module
-from trainer.evaluation.memory import FACTS, NEIGHBOURS, TARGET_RECALL, Memory, settle
+from trainer.evaluation.memory import FACTS, NEIGHBOURS, TARGET_RECALL, VECTORS, Memory, settle
 from trainer.evaluation.votes import TEMPERATURE
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
@@ -120,15 +120,25 @@ def test_where_a_manifest_names_no_memory_there_is_none(data: SmallData, tmp_pat
     assert Memory.read(Table.open(data.layout.root)) is None
 
 
-def test_a_damaged_file_is_refused(data: SmallData, model: Model, tmp_path: Path) -> None:
-    url = str(tmp_path / "out")
-    memory = Memory.build(model, data.layout, Data())
-    manifest = publish(url, Manifest(kind="fusion", shards=tuple(memory.write(url))))
-    place = storage.join(url, manifest.shards[0].path)
+@pytest.mark.parametrize("number", range(3))
+def test_a_damaged_file_is_refused(tmp_path: Path, number: int) -> None:
+    """Of labels, vectors or the index."""
+    url, memory = str(tmp_path / "out"), indexed("IVF16,Flat")
+    manifest = publish(url, Manifest(kind="fusion", shards=tuple(memory.write(url)), parameters={FACTS: memory.facts}))
+    place = storage.join(url, manifest.shards[number].path)
     content = bytearray(storage.read_bytes(place))
     content[20 : len(content) // 2] = bytes(len(content) // 2 - 20)
     storage.write_bytes(place, bytes(content))
-    with pytest.raises(TableError, match=manifest.shards[0].path):
+    with pytest.raises(TableError, match=manifest.shards[number].path):
+        Memory.read(Table(url, manifest))
+
+
+@pytest.mark.parametrize("change", [{"rows": 1999}, {"rows": 0}, {"rows": 1000}])
+def test_vectors_that_do_not_fit_their_labels_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    url, memory = str(tmp_path / "out"), indexed("IVF16,Flat")
+    shards = [shard.model_copy(update=change) if shard.path == VECTORS else shard for shard in memory.write(url)]
+    manifest = publish(url, Manifest(kind="fusion", shards=tuple(shards), parameters={FACTS: memory.facts}))
+    with pytest.raises(TableError, match="Fit it again"):
         Memory.read(Table(url, manifest))
 
 
