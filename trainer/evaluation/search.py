@@ -46,8 +46,8 @@ class LabelRows:
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
             from search.block import score  # reads rows where they lie: gathering them takes 30 times as long
 
-            places = np.where(inside.numpy(), ids - self.first, PAD)
-            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), places))
+            own_ids = np.where(inside.numpy(), ids - self.first, PAD)
+            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), own_ids))
             return self.group.sum(own.masked_fill(~inside, 0)).numpy()
         places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
         scores = torch.zeros(ids.shape)
