@@ -18,7 +18,9 @@ from search.candidates import best, pack, unpack
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
-_PAIRS = 1 << 22  # scores held at once for the rows that do not
+_MORE_SLACK = 256  # for the rows that do not
+_PAIRS = 1 << 22  # scores held at once for the rows that do not even then
+_WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
@@ -88,10 +90,10 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
     return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
-def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
+def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _SLACK) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
-    fetch = min(rows, width + _SLACK)
+    fetch = min(rows, width + slack)
     approximate, positions = block.nearest(queries, fetch)
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
@@ -100,7 +102,10 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
-    at_once = max(1, _PAIRS // rows)
+    if slack < _MORE_SLACK and unsure.size:
+        keys[unsure] = search_exactly(block, queries[unsure], width, _MORE_SLACK)
+        return keys
+    at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
         with _ONE:
             keys[some] = _search_all(block, queries[some], width, noise[some])
