@@ -294,8 +294,9 @@ class Memory:
             keys = np.empty((len(queries), count), np.uint64)
 
             def look_up(_: int, start: int, stop: int) -> None:
-                with one_thread():
-                    keys[start:stop] = search(self._block, queries[start:stop], count, self.refine)
+                if start < stop:
+                    with one_thread():
+                        keys[start:stop] = search(self._block, queries[start:stop], count, self.refine)
 
             in_parts(look_up, len(queries), alone=16)
         rows, similarity = unpack(keys)

@@ -21,6 +21,7 @@ from schemas.manifest import Manifest, publish
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array, matrix_array, write_shard
 from schemas.table import Table
+from search import block
 from search.factory import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
@@ -186,6 +187,17 @@ def test_with_all_lists_and_offers_an_index_votes_as_exact_search(spec: str) -> 
     for got, expected in zip(all_offered.nearest(x), exact.nearest(x), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert_equal(all_offered.votes(x), exact.votes(x))
+
+
+@pytest.mark.parametrize("queries", [1, 3, 17])
+def test_an_index_that_offers_enough_reads_no_other_vectors(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, x = indexed("IVF16,Flat"), clusters(queries, 4)
+    expected = memory.nearest(x)
+    faiss.extract_index_ivf(memory.index).nprobe = 16
+    monkeypatch.setattr(block, "search_exactly", lambda *arguments: pytest.fail("all vectors were read"))
+    found = memory.nearest(x)
+    assert [each.shape for each in found] == [each.shape for each in expected]
+    assert (found[0] >= expected[0]).all()
 
 
 @pytest.mark.parametrize("spec", INDEXES)
