@@ -29,7 +29,7 @@ from schemas.table import Table
 from search.factory import AUTO, EXACT, Factory, candidates, choose
 from trainer.device import CPU
 from trainer.evaluation.search import top_k
-from trainer.evaluation.votes import count_votes
+from trainer.evaluation.votes import NEIGHBOURS, count_votes
 from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.rows.threads import in_parts
@@ -38,7 +38,6 @@ from trainer.stream import open_queries
 if TYPE_CHECKING:
     from search.block import Block
 
-NEIGHBOURS = 30
 FOLDER = "memory"
 VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # an earlier memory has neither
 FACTS = "memory"  # parameter of the manifest that names the files

@@ -5,6 +5,7 @@ import numpy as np
 from schemas import PAD
 from schemas.ragged import Ragged, SparseRows, offsets_of
 
+NEIGHBOURS = 30
 TEMPERATURE = 0.05
 
 

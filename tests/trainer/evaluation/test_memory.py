@@ -26,8 +26,8 @@ from search.factory import Factory
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.evaluation import memory as module
-from trainer.evaluation.memory import FACTS, NEIGHBOURS, TARGET_RECALL, VECTORS, Memory, settle
-from trainer.evaluation.votes import TEMPERATURE
+from trainer.evaluation.memory import FACTS, TARGET_RECALL, VECTORS, Memory, settle
+from trainer.evaluation.votes import NEIGHBOURS, TEMPERATURE
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import Model
