@@ -15,10 +15,13 @@ import numpy as np
 from schemas.forking import one_thread_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
-from search.nearest import CPU, DeviceVectors, nearest
+from search.nearest import CPU, DeviceVectors, nearest, widened
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
-_PAIRS = 1 << 22  # scores held at once for the rows that do not
+_MORE_SLACK = 256  # for the rows that do not
+_PAIRS = 1 << 22  # scores held at once for the rows that do not even then
+_WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
+_GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
@@ -26,8 +29,9 @@ set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 @dataclass(frozen=True)
 class Block:
-    """Labels [start, start + n) in memory: `vectors` float32 [n, D], an index over them or None for exact search.
+    """Labels [start, start + n): `vectors` [n, D], an index over them or None for exact search.
 
+    Vectors are float32, or float16, which may be mapped from a file: what is read of them is widened.
     Exact search is on `device`, cpu or one that PyTorch has, with the same result.
     """
 
@@ -59,7 +63,8 @@ class Block:
     @cached_property
     def longest(self) -> float:
         """Largest norm of a vector."""
-        return float(np.sqrt(np.einsum("nd,nd->n", self.vectors, self.vectors).max(initial=0.0)))
+        squares = (np.einsum("nd,nd->n", rows, rows).max() for _, rows in widened(self.vectors))
+        return float(np.sqrt(max(squares, default=0.0)))
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
@@ -81,14 +86,14 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
     """Return keys [B, width] of the best that the block's index offers, and the number of its offers int64 [B]."""
     assert block.index is not None
     fetch = min(len(block.vectors), width * refine + _SLACK)
-    _, positions = block.index.search(queries, fetch)
+    _, positions = block.index.search(padded(queries, block.index.d, copy=False), fetch)
     return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
-def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
+def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _SLACK) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
-    fetch = min(rows, width + _SLACK)
+    fetch = min(rows, width + slack)
     approximate, positions = block.nearest(queries, fetch)
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
@@ -97,7 +102,10 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
-    at_once = max(1, _PAIRS // rows)
+    if slack < _MORE_SLACK and unsure.size:
+        keys[unsure] = search_exactly(block, queries[unsure], width, _MORE_SLACK)
+        return keys
+    at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
         with _ONE:
             keys[some] = _search_all(block, queries[some], width, noise[some])
@@ -109,18 +117,29 @@ def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np
 
     A pair's score depends on its two vectors alone, not on the batch or block around them; -inf where positions < 0.
     """
-    queries, vectors = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(vectors, np.float32)
-    positions = np.ascontiguousarray(positions, np.int64)
+    queries, positions = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(positions, np.int64)
     scores = np.empty(positions.shape, np.float32)
-    arrays = (faiss.swig_ptr(array) for array in (scores, queries, vectors, positions))
-    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
+    if vectors.dtype != np.float16:
+        _multiply(queries, np.ascontiguousarray(vectors, np.float32), positions, scores)
+        return scores
+    step = max(1, _GATHERED // max(1, positions.shape[1] * vectors.shape[1]))
+    for start in range(0, len(queries), step):
+        of_some = positions[start : start + step]
+        rows = vectors.take(np.maximum(of_some, 0).reshape(-1), axis=0).astype(np.float32)
+        places = np.where(of_some < 0, of_some, np.arange(of_some.size).reshape(of_some.shape))
+        _multiply(queries[start : start + step], rows, places, scores[start : start + step])
     return scores
 
 
-def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
-    """Return `rows` [n, D] as float32 [n, dimension], zeros behind."""
+def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, scores: np.ndarray) -> None:
+    arrays = (faiss.swig_ptr(array) for array in (scores, queries, vectors, positions))
+    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
+
+
+def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
+    """Return `rows` [n, D] as float32 [n, dimension], zeros behind; `copy` even where they are that."""
     if rows.shape[1] == dimension:
-        return rows.astype(np.float32)
+        return rows.astype(np.float32, copy=copy)
     wide = np.zeros((len(rows), dimension), np.float32)
     wide[:, : rows.shape[1]] = rows
     return wide
@@ -128,7 +147,7 @@ def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
     """Return keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
-    approximate = queries @ block.vectors.T  # [B, n]
+    approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise
     rows, columns = np.nonzero(approximate >= floor[:, None])

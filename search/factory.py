@@ -19,6 +19,7 @@ _PROBE = 48.0  # a list of codes, whose table of products is made first: for eac
 _FETCHED = 320.0  # a candidate that is kept and ranked, beside its score, which is computed again
 _QUERY = 32_000.0  # a query, whatever it finds
 _PROBED = 64.0  # of n vectors in 4 √n lists, so many times √n are probed; in finer lists fewer
+_SECOND = 7.7e10  # of two cores
 _MOMENT = 3.2e11  # some five seconds: where exact search takes no longer, nothing is gained by missing labels
 _REFINE = 4
 _KMEANS_ROUNDS = 10
@@ -92,7 +93,7 @@ class Factory:
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate what building and searching `blocks` blocks of vectors [rows, dimension] costs, in multiplications.
 
-        A thousand million of them take some 13 ms of two cores.
+        `_SECOND` of them take a second of two cores.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
         # Half of exact search at most: below that it is not worth what is missed.
@@ -117,6 +118,10 @@ class Factory:
         scan, fetched = (_SCAN_CODES, _REFINE * width) if self.lossy else (_SCAN, width)
         probes = _PROBE * scanned * lists / rows if self.lossy else 0.0
         return _QUERY + (lists + probes + scan * scanned) * dimension + (_FETCHED + dimension) * fetched
+
+    def milliseconds(self, rows: int, width: int, dimension: int) -> float:
+        """Estimate what one query of many takes of two cores."""
+        return 1000 * self.query_cost(rows, width, None, dimension) / _SECOND
 
     def _code_bytes(self, dimension: int) -> float:
         bits = re.search(r"PQ(\d+)(?:x(\d+))?", self.spec)

@@ -1,5 +1,7 @@
 """The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import faiss
@@ -11,9 +13,10 @@ from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, offered, search_exactly, set_threads
+from search.block import Block, offered, padded, search_exactly, set_threads
 from search.candidates import unpack
 from search.factory import Factory
+from search.nearest import widened
 
 _FEWEST_FOR_PRODUCTS = 20
 _AT_ONCE = 1 << 20  # bytes of an index that are read or written at a time
@@ -35,7 +38,10 @@ def set_up(threads: int | None) -> None:
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
-    """Build an inner-product index over `vectors` float32 [n, D]; None for `exact`, which searches the matrix itself.
+    """Build an inner-product index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
+
+    Vectors are float32 of as many columns as the index takes, or float16 of as many or fewer: a part of these is
+    widened at a time.
 
     Raises InputError: not a factory string, or too few vectors to train it.
     """
@@ -44,20 +50,39 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
     rows, dimension = vectors.shape
     index = empty(factory, dimension)
     size = factory.training_rows()
-    threads = faiss.omp_get_max_threads()
     try:
-        if factory.graph:
-            faiss.omp_set_num_threads(1)
-        index.train(vectors if size >= rows else vectors[sample_rows(rows, size, seed)])
-        index.add(vectors)
+        with one_thread() if factory.graph else contextlib.nullcontext():
+            sample = vectors if size >= rows else vectors[sample_rows(rows, size, seed)]
+            index.train(padded(sample, index.d, copy=False))
+            add(index, vectors)
     except RuntimeError as error:
         raise InputError(
             f"index {factory.spec!r} cannot be built on a block of {rows} vectors: {_reason(error)}. "
             "Give a smaller index, larger blocks, or auto."
         ) from None
+    return index
+
+
+def add(index: faiss.Index, vectors: np.ndarray) -> None:
+    """Add `vectors` [n, D] behind those that the index has, as `build` takes them."""
+    for _, rows in widened(vectors):
+        index.add(padded(rows, index.d, copy=False))
+
+
+def keep_first(index: faiss.Index, rows: int) -> None:
+    """Remove the vectors behind the first `rows` from an index that has inverted lists."""
+    index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have Faiss use one thread within the block, in the calling thread: with more, equal offers are cut by chance."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
     finally:
         faiss.omp_set_num_threads(threads)
-    return index
 
 
 def empty(factory: Factory, dimension: int) -> faiss.Index:
@@ -194,19 +219,22 @@ def tune(
         before: list[float] = []
         for step in steps:
             params = replace(step, refine=refine)
-            recall = _recall(block, params, queries, exact, width)
-            if recall > highest:
-                best, highest = params, recall
-            if recall >= min(1.0, target + _ABOVE):
+            share = recall(block, params, queries, exact, width)
+            if share > highest:
+                best, highest = params, share
+            if share >= min(1.0, target + _ABOVE):
                 return params
-            if len(before) >= 2 and recall - before[-2] < _GAIN:
+            if len(before) >= 2 and share - before[-2] < _GAIN:
                 break  # more lists do not help: what is missing was lost in the codes
-            before.append(recall)
+            before.append(share)
     return best
 
 
-def _recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
-    """Return the recall of the index alone: rows of too few offers would be searched exactly, and cost as much."""
+def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
+    """Return the share of the ids `exact` [S, width] that `params` find.
+
+    Of the index alone: rows of too few offers would be searched exactly, and cost as much.
+    """
     apply(block.index, params)
     label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])
     hits = Ragged.from_matrix(np.sort(label_ids, axis=1)).contains(exact)

@@ -4,6 +4,7 @@ Products are computed in float32.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,27 @@ _SCORES = 1 << 22  # held at once
 _SCORES_ON_DEVICE = 1 << 28  # 1 GiB
 _MANY = 1024  # queries from which Faiss's blocked search is the faster one; below, it takes up to six times as long
 _MANY_ALONE = 8  # the same where Faiss has one thread: its caller is one of several
+_WIDENED = 1 << 24  # numbers of half precision that are widened at a time
 
 
 def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the `count` <= n best inner products of queries [B, D] with vectors [n, D], float32 both.
+    """Find the `count` <= n best inner products of queries float32 [B, D] with vectors [n, D], float32 or float16.
 
     Scores float32 [B, count], best first, and positions int64 [B, count]; equal scores in any order.
     """
-    if len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE):
+    many = len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE)
+    if many and vectors.dtype == np.float32:
         return faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
     scores = np.empty((len(queries), 0), np.float32)
     positions = np.empty((len(queries), 0), np.int64)
-    step = max(4 * count, _SCORES // max(1, len(queries)))
-    for start in range(0, len(vectors), step):
-        block = queries @ vectors[start : start + step].T
+    most = len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1]
+    step = max(4 * count, most if many else min(most, _SCORES // max(1, len(queries))))
+    for start, rows in widened(vectors, step):
+        if many:
+            best = faiss.knn(queries, rows, min(count, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
+            scores, positions = _best(np.hstack([scores, best[0]]), np.hstack([positions, best[1] + start]), count)
+            continue
+        block = queries @ rows.T
         if scores.shape[1] < count:
             more, where = block, np.broadcast_to(np.arange(start, start + block.shape[1]), block.shape)
         else:
@@ -39,6 +47,13 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
         scores, positions = _best(np.hstack([scores, more]), np.hstack([positions, where]), count)
     order = np.argsort(-scores, axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(positions, order, 1)
+
+
+def widened(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` at a time; 0: all, or some of half precision."""
+    step = rows or (len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1])
+    for start in range(0, len(vectors), max(1, step)):
+        yield start, vectors[start : start + step].astype(np.float32, copy=False)
 
 
 def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ def fuse(
         split: Queries that the run was not trained on. Default: those it held out, or val.
         shortlist: Best labels per query that are ranked again.
         queries: Queries to learn from, the first of the split.
-        memory: Limit of the memory of training points.
+        memory: Limit of what the training points take in memory: codes of an index and labels.
         linear: Limit of the rows that the linear ranker is fitted to; 0 for none.
 
     Examples:

@@ -12,6 +12,7 @@ from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
 from trainer.config.load import read_recipe
 from trainer.config.merging import left_to_data
+from trainer.evaluation.memory import settle
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Facts
 from trainer.settings.facts import HEAPS, measure
@@ -130,12 +131,27 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
             "query_batch": blocks.batch,
             "refreshes": workload.dumps,
         },
+        "fusion": plan_memory(workload),
         "steps": workload.steps,
         "seconds": rehearsal["seconds"] if rehearsal else {},
         "rehearsal": rehearsal,
         "on_engine": on_engine,
         "over": over,
         "go": not over,
+    }
+
+
+def plan_memory(workload: Workload) -> dict[str, Any]:
+    """Return what the memory of the training points takes that `extremis fuse` keeps, and all points would."""
+    sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
+    settled = settle(*sizes)
+    return {
+        "index": settled.factory.spec,
+        "points": settled.points,
+        "memory_bytes": settled.bytes,
+        "stored_bytes": settled.stored,
+        "milliseconds": settled.milliseconds,
+        "memory_bytes_of_all": settle(*sizes, budget=1 << 62).bytes,
     }
 
 
@@ -182,6 +198,13 @@ def show(plan: dict[str, Any]) -> None:
             f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
         )
+    kept = plan["fusion"]
+    size, stored, of_all = (say_bytes(kept[name]) for name in ("memory_bytes", "stored_bytes", "memory_bytes_of_all"))
+    all_points = kept["points"] == plan["workload"]["queries"]
+    results.print(
+        f"fusion: {kept['points']:,} points, index {kept['index']}, {size} in memory, {stored} stored, about "
+        f"{kept['milliseconds']:.2g} ms a query of many{'' if all_points else f'; all points take --memory {of_all}'}"
+    )
     if plan["on_engine"]:
         _show_engine(plan["on_engine"])
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,12 @@ from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join
 from schemas.table import Table
+from search.factory import Factory
 from tests.bert import write_bert
 from tests.command import TINY, call, refused, sets
 from tests.pipelines.raw import read_lines
 from trainer.config.load import applicable_overrides
+from trainer.evaluation import memory
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
@@ -256,8 +259,32 @@ class TestWeights:
         done = call("fuse", data, fused / "run", "--memory", "20kB", "--linear", "0", "--json")
         assert done.status == 0, done.err
         assert 0 < done.json["memory_bytes"] <= 20_000
-        assert "MiB" in done.err
+        assert re.search(r"[\d,]+ points, index exact, [\d.]+ ms a query, [\d.]+ KiB in memory", done.err)
         refused(call("fuse", data, fused / "run", "--memory", "much"), "much")
+
+    def test_with_an_index_too_an_export_predicts_as_evaluate_scores(
+        self, data: Path, fused: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: pa.Table
+    ) -> None:
+        monkeypatch.setattr(memory, "choose", lambda *arguments, **named: Factory("IVF4,Flat"))
+        monkeypatch.setattr(Factory, "pays", lambda *arguments: True)
+        run, out = fused / "run", tmp_path / "out"
+        done = call("fuse", data, run, "--linear", "0", "--json")
+        assert done.status == 0, done.err
+        assert "index IVF4,Flat finds" in done.err
+        assert done.json["memory"]["measured"]["recall"] >= 0.9
+        assert "IVF4,Flat" in call("inspect", next((run / "fusion").iterdir())).out
+        expected = call("evaluate", data, run, "--json").json["metrics"]
+        assert call("export", data, run, out).status == 0
+        assert (out / "memory" / "index.faiss").exists()
+        assert call("predict", out, tmp_path / "p.parquet", "--data", data, "--k", "20").status == 0
+        assert metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist())) == expected
+        some = texts["text"].to_pylist()[:20]
+        model = extremis.load(str(out))
+        alone = [model.predict([text], k=5)[0] for text in some]
+        for one, of_batch in zip(alone, model.predict(some, k=5), strict=True):
+            assert [label.score for label in one.labels] == pytest.approx(
+                [label.score for label in of_batch.labels], rel=1e-4
+            )
 
 
 def label_keys(exported: Path) -> list[str]:

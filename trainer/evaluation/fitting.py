@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from schemas import PAD
 from schemas.errors import InputError
@@ -19,8 +20,8 @@ from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scorers, Weights
-from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
-from trainer.evaluation.memory import BUDGET, Memory
+from trainer.evaluation.fusion_files import TREE, WEIGHTS, publish_fusion
+from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.search import LabelRows, Scored, filtered_top_k
@@ -106,11 +107,12 @@ def fit_weights(
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
-    built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
+    whole = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
+    memory = whole and whole.first(whole.trained).indexed(_embed_first(model, groups, 3 * TUNED), budget)
     readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     ranker = ranker or fit_ranker(data, recipe, ranker_budget, seconds)
-    scorers = Scorers(texts, built and built.to(model.device), ranker)
+    scorers = Scorers(texts, memory and memory.to(model.device), ranker)
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant)
     rankings = {
@@ -118,7 +120,7 @@ def fit_weights(
         **({"linear ranker": scored.linear} if ranker else {}),
         "fused": weights.fuse(scored),
     }
-    memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
+    memory = memory.extended(whole) if memory and whole and weights.votes else None
     facts = {
         "split": split,
         "queries": relevant.rows,
@@ -128,7 +130,7 @@ def fit_weights(
         "linear": weights.linear,
         "unit": weights.unit,
         "metrics": {name: _measure(scored, scores, relevant) for name, scores in rankings.items()},
-        TRAINED: len(built.vectors) if built and memory else 0,
+        FACTS: memory.facts if memory else None,
         "memory_bytes": memory.bytes if memory else 0,
     }
     kept = {FILE: ranker} if ranker and weights.linear else {}
@@ -140,13 +142,22 @@ def fit_weights(
 
 def describe_weights(facts: dict[str, Any]) -> str:
     """Describe fitted weights, and what their memory takes."""
-    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB" if facts["votes"] else ""
+    memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
-        f"{facts['votes']:.2f} x votes of training points{f' ({memory})' if memory else ''} + "
+        f"{facts['votes']:.2f} x votes of training points{memory} + "
         f"{facts['linear']:.2f} x linear ranker; P@1 / P@5 on these: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
     )
+
+
+def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
+    """Embed the first `count` rows of `groups`, or as many as there are."""
+    embedded = [torch.zeros(0, model.width)]
+    for rows in groups:
+        missing = count - sum(map(len, embedded))
+        embedded += [model.embed_table(rows.slice(0, missing)).float().cpu()] if missing > 0 else []
+    return torch.cat(embedded)
 
 
 def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:

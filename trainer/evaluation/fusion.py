@@ -10,9 +10,10 @@ import torch
 from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, widened
-from trainer.evaluation.memory import Memory, votes_of
+from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, Rows, Scored
 from trainer.evaluation.tree import Tree
+from trainer.evaluation.votes import votes_of
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 

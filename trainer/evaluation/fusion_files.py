@@ -20,7 +20,6 @@ from trainer.linear.ranker import TRAINED_FILE, LinearRanker
 from trainer.model import Model
 
 KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
-TRAINED = "memory_trained"  # points of the memory that the run trained on: the first ones
 
 
 class RunFusion(NamedTuple):
@@ -39,10 +38,7 @@ class RunFusion(NamedTuple):
 
         What was held out is not asked about itself: each row would find itself.
         """
-        memory = Memory.read(self.table)
-        if memory is None or split != HOLDOUT:
-            return memory
-        return memory.first(int(self.table.parameters.get(TRAINED, len(memory.vectors))))
+        return Memory.read(self.table, trained=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
         """Read the linear ranker, where one has a weight; for queries of `split` one that has not seen them."""

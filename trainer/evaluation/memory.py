@@ -1,107 +1,226 @@
-"""Memory of training points as unit embeddings with their labels, of which the nearest to a query vote."""
+"""Memory of training points as unit embeddings with their labels, of which the nearest to a query vote.
+
+Codes of an index, where one pays, and labels are in memory; embeddings lie in a file that is mapped, and score exactly
+what the index offers. Without an index all of them are read for each batch of queries.
+"""
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch.nn.functional import normalize
 
-from schemas import PAD
-from schemas.errors import InputError
+from schemas import storage
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Shard
-from schemas.ragged import Ragged, SparseRows, offsets_of
-from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
+from schemas.manifest import Shard, describe_file, find_shard, verify_shard
+from schemas.mapped import Mapped, ScratchFile
+from schemas.ragged import Ragged, SparseRows
+from schemas.shard_files.parquet import list_array, list_column, matrix_column, write_shard
+from schemas.sizes import say_bytes
+from schemas.storage import join
 from schemas.table import Table
+from search.factory import AUTO, EXACT, Factory, candidates, choose
+from trainer.device import CPU
 from trainer.evaluation.search import top_k
+from trainer.evaluation.votes import NEIGHBOURS, count_votes
 from trainer.methods.sections import Data
 from trainer.model import Model
+from trainer.rows.threads import in_parts
 from trainer.stream import open_queries
-from trainer.stream.sources import RowShare
 
-NEIGHBOURS = 30
-TEMPERATURE = 0.05
-
-
-def count_votes(
-    similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
-) -> SparseRows:
-    """Let training points vote: `similarity` [B, K] of `rows` [B, K] int64, -1 pads, with `labels` of all points.
-
-    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so that
-    a label that all of them have gets 1. Returns each query's labels, ascending, with their votes.
-    """
-    listed = rows != PAD
-    scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
-    weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
-    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-300)
-    voted = labels.take(rows[listed])
-    query = np.repeat(np.nonzero(listed)[0], voted.counts)
-    share = np.repeat(weight[listed], voted.counts)
-    stride = 1 + int(voted.values.max(initial=0))
-    key, place = np.unique(query * stride + voted.values, return_inverse=True)
-    votes = np.bincount(place, share, minlength=len(key)).astype(np.float32)
-    counts = np.bincount(key // stride, minlength=len(rows)) if len(key) else np.zeros(len(rows), np.int64)
-    return SparseRows(key % stride, votes, offsets_of(counts))
-
-
-def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
-    """Return the votes of `ids` [B, K], float32; 0 where a query's have none, and for -1 pads."""
-    stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
-    keys = votes.row_of() * stride + votes.ids
-    sought = np.arange(votes.rows)[:, None] * stride + ids
-    if not len(keys):
-        return np.zeros(ids.shape, np.float32)
-    place = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
-    return np.where((keys[place] == sought) & (ids != PAD), votes.values[place], np.float32(0))
-
+if TYPE_CHECKING:
+    from search.block import Block
 
 FOLDER = "memory"
-BUDGET = 4 << 30  # bytes
+VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # an earlier memory has neither
+FACTS = "memory"  # parameter of the manifest that names the files
+TRAINED = "memory_trained"  # of an earlier one: points that the run trained on
+BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
+TARGET_RECALL = 0.95
+TUNED = 512  # queries that an index is tuned on; its recall is measured on up to twice as many others
 _GROUP_ROWS = 1 << 14
-_BYTES_A_LABEL = _OFFSET_BYTES = 8
+_LABEL_BYTES, _OFFSET_BYTES = 4, 8
+_SEED = 0
+_EXACT = Factory(EXACT)
+_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
+_WHAT = "the embeddings of a memory"
+
+
+class Settled(NamedTuple):
+    """The index of a memory, and how many points, the first, fit into its budget by it; bytes in memory and stored."""
+
+    factory: Factory
+    points: int
+    bytes: int
+    stored: int
+    milliseconds: float  # of a query, one of many
+
+
+def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
+    """Choose the index of `points` with vectors [dimension] and `labels` each on average, within `budget` bytes.
+
+    The one that holds the most points; of several the cheapest, if as many queries are asked as there are points.
+    """
+
+    def fitting(factory: Factory) -> int:
+        left = budget - _fixed_bytes(factory, dimension)
+        return max(0, min(points, int(left / (_point_bytes(factory, dimension) + _LABEL_BYTES * labels))))
+
+    most = max(fitting(factory) for factory in candidates(dimension, points))
+
+    def price(factory: Factory) -> float | None:
+        return factory.cost(most, 1, most, NEIGHBOURS, None, dimension) if fitting(factory) >= most else None
+
+    chosen = choose(AUTO, most, price=price, dimension=dimension)
+    size = _fixed_bytes(chosen, dimension) + most * (_point_bytes(chosen, dimension) + _LABEL_BYTES * labels)
+    stored = 2 * dimension * most + (0 if chosen.exact else chosen.stored_bytes(most, dimension))
+    return Settled(chosen, most, int(size), int(stored), chosen.milliseconds(most, NEIGHBOURS, dimension))
+
+
+def _point_bytes(factory: Factory, dimension: int) -> float:
+    """Return the bytes in memory of a point without labels; exact search reads all embeddings, so they count."""
+    return _OFFSET_BYTES + (2 * dimension if factory.exact else factory.bytes_per_vector(dimension))
+
+
+def _fixed_bytes(factory: Factory, dimension: int) -> int:
+    return _OFFSET_BYTES + (0 if factory.exact else factory.fixed_bytes(dimension))
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each."""
+    """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each.
 
-    vectors: torch.Tensor
+    The first `trained` of them are rows that the run trained on, the others rows that it held out. `factory`: the index
+    that was chosen, which `index` is once it is built; it offers `refine` times as many points as vote. `measured`:
+    what it was tuned to. `on_device`: the vectors where queries are that are searched exactly.
+    """
+
+    vectors: np.ndarray
     labels: Ragged
+    trained: int
+    factory: Factory = _EXACT
+    index: Any = None
+    refine: int = 1
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    on_device: torch.Tensor | None = None
+    file: Mapped | None = None
 
     @classmethod
     def build(cls, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
-        """Embed the rows that the run trains on, the first of them that `budget` bytes hold: any rows are random ones.
+        """Embed the rows that the run trains on, and behind them those that it held out, without an index.
 
-        Raises InputError where the run mixes splits; TableError.
+        The first of them that `budget` bytes of memory hold: any rows are random ones. Embeddings are in a scratch
+        file. Raises InputError where the run mixes splits; TableError, StorageError.
         """
         if trained.mix:
             raise InputError("data.mix: a memory holds the training points of one split, and this run mixes several.")
-        return cls._of(model, data, trained.split, trained.trained, budget)
+        table, dimension = open_queries(data, trained.split), model.encoder.dimension
 
-    def with_held_out(self, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
-        """Return this memory with the rows behind it that the run held out, as many as `budget` bytes hold in all.
+        def read(*columns: str) -> Iterator[pa.Table]:
+            shares = (trained.trained, trained.held_out)
+            return itertools.chain.from_iterable(share.batches(table, [*columns, "label_ids"]) for share in shares)
 
-        Raises TableError.
+        counts = np.concatenate([np.zeros(0, np.int64), *(list_column(rows, "label_ids").counts for rows in read())])
+        factory = settle(len(counts), dimension, counts.mean() if len(counts) else 0.0, budget).factory
+        ends = np.cumsum(_point_bytes(factory, dimension) + _LABEL_BYTES * counts)
+        points = int(np.searchsorted(ends, budget - _fixed_bytes(factory, dimension), side="right"))
+        labels: list[Ragged] = []
+
+        def embed() -> Iterator[np.ndarray]:
+            for rows in _first(read(*model.columns), points):
+                labels.append(list_column(rows, "label_ids"))
+                yield normalize(model.embed_table(rows)[:, :dimension].float()).half().cpu().numpy()
+
+        vectors = _mapped(embed()).reshape(-1, dimension)
+        return cls(vectors, _join(labels), min(points, trained.trained.rows(table.rows)), factory)
+
+    def first(self, points: int) -> "Memory":
+        """Return the first points, without an index."""
+        labels = self.labels.slice(0, points)
+        return replace(
+            self, vectors=self.vectors[:points], labels=labels, trained=min(points, self.trained), index=None
+        )
+
+    def indexed(self, queries: torch.Tensor, budget: int = BUDGET) -> "Memory":
+        """Return this memory with its index, tuned on `queries` [S, D or more] that are none of its points.
+
+        The index is left out where a query would cost more than exact search by it, for which `budget` has room.
         """
-        held_out = self._of(model, data, trained.split, trained.held_out, budget - self.bytes)
-        return Memory(torch.cat([self.vectors, held_out.vectors]), Ragged.join([self.labels, held_out.labels]))
+        unit = self._unit(queries).cpu().numpy()
+        if self.factory.exact or not len(unit):
+            return replace(self, factory=_EXACT)._measure(queries)
+        from search.block import Block, search_exactly
+        from search.candidates import unpack
+        from search.index import SearchParams, apply, build, recall, set_up, tune
 
-    def first(self, rows: int) -> "Memory":
-        """Return the first `rows` points."""
-        return Memory(self.vectors[:rows], self.labels.slice(0, rows))
+        set_up(None)
+        block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
+        params = tune(block, SearchParams(), self.factory.lossy, unit[:TUNED], NEIGHBOURS, TARGET_RECALL)
+        exact = replace(self, factory=_EXACT)
+        if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide) and exact.bytes <= budget:
+            return exact._measure(queries)
+        others = slice(TUNED, 3 * TUNED) if len(unit) >= 2 * TUNED else slice(None)
+        nearest, _ = unpack(search_exactly(block, unit[others], self._voters))
+        share = recall(block, params, unit[others], nearest, self._voters)
+        apply(block.index, params)
+        measured = {"nprobe": params.nprobe, "recall": round(share, 4)}
+        return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
+
+    def extended(self, whole: "Memory") -> "Memory":
+        """Return `whole`, of which this memory is the first points, by the same search."""
+        from search.index import add
+
+        if self.index is not None:
+            add(self.index, whole.vectors[len(self.vectors) :])
+        return replace(self, vectors=whole.vectors, labels=whole.labels, trained=whole.trained)
 
     @classmethod
-    def read(cls, table: Table) -> "Memory | None":
-        """Read what `write` wrote among the files of `table`; None where it has no memory. Raises TableError."""
-        shards = [number for number, shard in enumerate(table.shards) if shard.path.startswith(f"{FOLDER}/")]
-        groups = itertools.chain.from_iterable(map(table.batches_of, shards))
-        parts = ((torch.tensor(matrix_column(g, "vector")), list_column(g, "label_ids")) for g in groups)
-        return cls._join(parts) if shards else None
+    def read(cls, table: Table, trained: bool = False) -> "Memory | None":
+        """Read what `write` wrote among the files of `table`; None where it has no memory.
+
+        `trained`: the points alone that the run trained on. Raises TableError, StorageError.
+        """
+        files = {shard.path: shard for shard in table.shards}
+        tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
+        if not tables:
+            return None
+
+        def column(name: str, read: Callable[[pa.Table, str], Any]) -> Iterator[Any]:
+            return (read(rows, name) for number in tables for rows in table.batches_of(number))
+
+        facts, file, index = table.parameters.get(FACTS) or {}, None, None
+        if VECTORS in files:
+            vectors, file = _open(table.url, files[VECTORS])
+        else:  # of a version that kept both in one table
+            vectors = _mapped(column("vector", matrix_column))
+        labels = _join(column("label_ids", list_column))
+        factory = Factory(facts.get("index", EXACT))
+        if INDEX in files:
+            from search.index import keep_first, read_index, set_up
+
+            set_up(None)
+            index = read_index(table.url, files[INDEX])
+        rows, wide = vectors.shape
+        if labels.rows != rows or (index is not None and (index.ntotal, index.d) != (rows, factory.dimension(wide))):
+            raise TableError(
+                f"{table.url}: a memory whose labels, vectors and index do not fit together. Fit it again."
+            )
+        count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
+        measured = facts.get("measured", {})
+        memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file)
+        if not trained:
+            return memory
+        if index is not None:
+            keep_first(index, count)
+        return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
         """Write files under `url`, and yield the entries that name them in a manifest."""
@@ -109,57 +228,147 @@ class Memory:
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
             labels = self.labels.slice(start, min(start + ROWS_A_FILE, rows))
-            vectors = self.vectors[start : start + ROWS_A_FILE].cpu().numpy()
-            columns = {
-                "vector": matrix_array(vectors, pa.float16()),
-                "label_ids": list_array(labels.entries, labels.offsets, pa.int64()),
-            }
-            shard = write_shard(f"{url}/{FOLDER}", number, len(starts), pa.table(columns), _GROUP_ROWS)
+            table = pa.table({"label_ids": list_array(labels.entries, labels.offsets, pa.int32())})
+            shard = write_shard(f"{url}/{FOLDER}", number, len(starts), table, _GROUP_ROWS)
             yield shard.model_copy(update={"path": f"{FOLDER}/{shard.path}"})
+        with storage.writing(join(url, VECTORS)) as path:
+            with open(path, "wb") as file:
+                for start in range(0, rows, _GROUP_ROWS):
+                    file.write(np.ascontiguousarray(self.vectors[start : start + _GROUP_ROWS]).view(np.uint8).data)
+            shard = describe_file(path, VECTORS, rows)
+        yield shard
+        if self.index is not None:
+            from search.index import write_index
+
+            yield write_index(url, INDEX, self._block)
 
     def to(self, device: torch.device) -> "Memory":
-        """Return this memory with its vectors on `device`, where queries are that it is asked for."""
-        return Memory(self.vectors.to(device), self.labels)
+        """Return this memory with its vectors on `device`, where they fit there, to be searched exactly."""
+        if device == CPU or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
+            return self
+        return replace(self, on_device=torch.tensor(self.vectors, device=device))
 
     @property
     def bytes(self) -> int:
         """Bytes in memory."""
-        return self.vectors.nbytes + self.labels.values.nbytes + self.labels.offsets.nbytes
+        labels = _LABEL_BYTES * len(self.labels.entries)
+        points = len(self.vectors) * _point_bytes(self.factory, self._wide)
+        return int(_fixed_bytes(self.factory, self._wide) + points + labels)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what a manifest says of the memory, by which it is read."""
+        return {
+            "points": len(self.vectors),
+            "trained": self.trained,
+            "index": self.factory.spec,
+            "refine": self.refine,
+            "measured": dict(self.measured),
+            "bytes": self.bytes,
+            "stored": self.vectors.nbytes,
+        }
 
     def votes(self, x: torch.Tensor) -> SparseRows:
         """Return the labels of the nearest training points of x [B, D or more], with their votes in (0, 1]."""
-        unit = normalize(x[:, : self.vectors.shape[1]].float())
-        similarity, rows = top_k(unit, self.vectors, min(NEIGHBOURS, len(self.vectors)))
-        return count_votes(similarity.cpu().numpy(), rows.cpu().numpy(), self.labels)
+        similarity, rows = self.nearest(x)
+        return count_votes(similarity, rows, self.labels)
 
-    @classmethod
-    def _of(cls, model: Model, data: DataLayout, split: str, part: RowShare, budget: int) -> "Memory":
-        table = open_queries(data, split)
-        rows = part.batches(table, [*model.columns, "label_ids"])
-        empty = torch.empty(0, model.encoder.dimension, dtype=torch.float16), Ragged.empty(0)
-        return cls._join([empty, *_embed(model, _first(rows, budget, model.encoder.dimension))])
+    def nearest(self, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return the cosines [B, K] of the nearest points of x [B, D or more], best first, and the points int64.
 
-    @classmethod
-    def _join(cls, parts: Iterable[tuple[torch.Tensor, Ragged]]) -> "Memory":
-        vectors, labels = zip(*parts, strict=True)
-        joined = Ragged.join(labels)
-        return cls(torch.cat(vectors), joined._replace(values=joined.values.astype(np.int64, copy=False)))
+        They do not depend on the number of threads.
+        """
+        unit, count = self._unit(x), self._voters
+        if self.on_device is not None:
+            best, points = top_k(unit, self.on_device, count)
+            return best.cpu().numpy(), points.cpu().numpy()
+        from search.block import search, search_exactly
+        from search.candidates import unpack
+        from search.index import one_thread
+
+        queries = unit.cpu().numpy()
+        if self.index is None or not count:
+            keys = search_exactly(self._block, queries, count)
+        else:
+            keys = np.empty((len(queries), count), np.uint64)
+
+            def look_up(_: int, start: int, stop: int) -> None:
+                if start < stop:
+                    with one_thread():
+                        keys[start:stop] = search(self._block, queries[start:stop], count, self.refine)
+
+            in_parts(look_up, len(queries), alone=16)
+        rows, similarity = unpack(keys)
+        return similarity, rows
+
+    @cached_property
+    def _block(self) -> "Block":
+        from search.block import Block
+
+        return Block(0, self.vectors, self.index)
+
+    @property
+    def _wide(self) -> int:
+        return int(self.vectors.shape[1])
+
+    @property
+    def _voters(self) -> int:
+        return min(NEIGHBOURS, len(self.vectors))
+
+    def _unit(self, x: torch.Tensor) -> torch.Tensor:
+        return normalize(x[:, : self._wide].float())
+
+    def _measure(self, queries: torch.Tensor) -> "Memory":
+        """Return this memory with the milliseconds that one of `queries` takes here."""
+        began = time.perf_counter()
+        self.votes(queries)
+        taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
+        return replace(self, measured={"recall": 1.0, **self.measured, "milliseconds": round(taken, 3)})
 
 
-def _first(groups: Iterable[pa.Table], budget: int, dimension: int) -> Iterator[pa.Table]:
-    """Yield the first rows, as many as `budget` bytes hold with vectors [N, D] float16."""
-    left = budget - _OFFSET_BYTES
+def describe_memory(facts: Mapping[str, Any]) -> str:
+    """Describe a memory by its facts: points, search, recall, bytes and milliseconds."""
+    measured = facts["measured"]
+    found = "" if facts["index"] == EXACT else f" finds {100 * measured['recall']:.1f} % of the nearest"
+    return (
+        f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms a query, "
+        f"{say_bytes(facts['bytes'])} in memory, {say_bytes(facts['stored'])} of vectors in files"
+    )
+
+
+def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return rows [n, D] float16, one part after the other, mapped from a scratch file; of no part [0, 1]."""
+    file, dimension = ScratchFile(_WHAT), 1
+    for part in parts:
+        dimension = part.shape[1]
+        file.write(np.ascontiguousarray(part).view(np.uint8).data)
+    return np.frombuffer(file.map(), np.float16).reshape(-1, dimension)
+
+
+def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
+    """Map the vectors in a file of the table at `url`, or in a scratch copy of one that is on no local disk."""
+    if not shard.rows or shard.bytes % (2 * shard.rows):
+        raise TableError(f"{url}/{VECTORS}: {shard.bytes:,} bytes are no {shard.rows:,} vectors. Fit it again.")
+    if storage.is_local(url):
+        place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
+        file = Mapped(storage.filesystem(place)[1], shard.bytes)
+        return np.frombuffer(file.whole, np.float16).reshape(shard.rows, -1), file
+    scratch = ScratchFile(_WHAT)
+    with storage.open_read(verify_shard(url, shard)) as source:
+        while piece := source.read(storage.READ_BYTES):
+            scratch.write(memoryview(piece))
+    return np.frombuffer(scratch.map(), np.float16).reshape(shard.rows, -1), None
+
+
+def _join(labels: Iterable[Ragged]) -> Ragged:
+    joined = Ragged.join([Ragged.empty(0), *labels])
+    return joined._replace(values=joined.values.astype(np.int32, copy=False))
+
+
+def _first(groups: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """Yield the first `rows` rows."""
     for group in groups:
-        counts = list_column(group, "label_ids").counts
-        ends = np.cumsum(2 * dimension + _OFFSET_BYTES + _BYTES_A_LABEL * counts)
-        rows = int(np.searchsorted(ends, left, side="right"))
-        yield group.slice(0, rows)
-        if rows < group.num_rows:
+        if rows <= 0:
             return
-        left -= int(ends[-1])
-
-
-def _embed(model: Model, groups: Iterable[pa.Table]) -> Iterator[tuple[torch.Tensor, Ragged]]:
-    for rows in groups:
-        x = model.embed_table(rows)[:, : model.encoder.dimension]
-        yield normalize(x.float()).half().cpu(), list_column(rows, "label_ids")
+        yield group.slice(0, rows)
+        rows -= group.num_rows

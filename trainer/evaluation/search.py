@@ -43,6 +43,12 @@ class LabelRows:
         All ranks have the same queries and get the same result.
         """
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
+        if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
+            from search.block import score  # reads rows where they lie: gathering them takes 30 times as long
+
+            own_ids = np.where(inside.numpy(), ids - self.first, PAD)
+            own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), own_ids))
+            return self.group.sum(own.masked_fill(~inside, 0)).numpy()
         places = torch.from_numpy(ids - self.first).masked_fill(~inside, 0)
         scores = torch.zeros(ids.shape)
         for low in range(0, len(ids) if inside.any() else 0, _BATCH):

@@ -15,8 +15,8 @@ from trainer.encoders.features import (
     normalize_rows,
     scale_features,
 )
-from trainer.evaluation.memory import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_of_block
+from trainer.evaluation.votes import NEIGHBOURS, count_votes
 
 _BATCH = 200  # queries that are compared at a time
 

@@ -29,6 +29,7 @@ from trainer.device import open_device
 from trainer.encoders.base import Encoder
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
+from trainer.evaluation.memory import FACTS
 from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import label_statistics, retired_labels
 from trainer.evaluation.tree import Tree
@@ -169,6 +170,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "step": checkpoint.step,
             "index": index,
             "shortlist": None if serving.fused is None else serving.fused.shortlist,
+            FACTS: None if plan.fusion is None else plan.fusion.table.parameters.get(FACTS),
             "thresholds": thresholds,
             **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
         },

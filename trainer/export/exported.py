@@ -160,7 +160,9 @@ class Exported:
         fused = None
         if table.parameters.get("shortlist"):
             local = Table(str(folder), table.manifest)
-            scorers = Scorers(texts if len(texts) else None, Memory.read(local), LinearRanker.read(local))
+            memory = Memory.read(local)
+            files.watch(memory.file if memory else None)
+            scorers = Scorers(texts if len(texts) else None, memory, LinearRanker.read(local))
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
             parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse
             frequency = files.read(LABELS, ("frequency",))["frequency"].to_numpy()

@@ -76,6 +76,10 @@ class Files:
             if file.has_changed():
                 raise _changed(file.path)
 
+    def watch(self, file: Mapped | None) -> None:
+        """Have `require_unchanged` look at a file that is mapped elsewhere."""
+        self._mapped += [file] if file else []
+
     def vectors(self, shard: Shard) -> Any:
         """Return the rows [n, D] of a file of vectors, with those that have changed since it was written.
 

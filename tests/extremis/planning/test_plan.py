@@ -128,6 +128,10 @@ def test_a_plan_near_the_limit() -> None:
     assert less["memory"]["mine"] <= 8 << 30
     assert less["tables"].pop(SCRATCH)["bytes"] > 0
     assert less["tables"] == planned["tables"]
+    fusion = planned["fusion"]
+    assert fusion["memory_bytes"] <= 4 << 30 < fusion["memory_bytes_of_all"]
+    assert 0 < fusion["points"] < 370e6
+    assert fusion["stored_bytes"] >= 2 * 64 * fusion["points"]
 
 
 def test_tables_grow_with_what_they_hold() -> None:

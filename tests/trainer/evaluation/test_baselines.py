@@ -21,10 +21,10 @@ from tests.builders import Rows, SmallData, build_data, ragged
 from trainer.evaluation import tfidf
 from trainer.evaluation.baselines import measure_baselines, rank_popular
 from trainer.evaluation.evaluate import KS
-from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
 from trainer.evaluation.tfidf import NearestTexts
+from trainer.evaluation.votes import NEIGHBOURS, TEMPERATURE
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.ragged import SparseRows
 from tests.builders import Rows, ragged
-from trainer.evaluation.memory import TEMPERATURE, count_votes, votes_of
+from trainer.evaluation.votes import TEMPERATURE, count_votes, votes_of
 
 LABELS = 12
 Votes = list[dict[int, float]]

@@ -202,6 +202,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     memory = opened.memory("test")
     assert (memory is not None) == (facts["votes"] > 0)
     assert facts["memory_bytes"] == (0 if memory is None else memory.bytes)
+    assert facts["memory"] == (None if memory is None else memory.facts)
     if memory is not None:  # of all rows, but of those that it is asked about
         of_trained = opened.memory("holdout")
         assert of_trained is not None

@@ -1,0 +1,42 @@
+"""Votes of training points: each gives its labels a share of one, the greater the nearer it is to a query."""
+
+import numpy as np
+
+from schemas import PAD
+from schemas.ragged import Ragged, SparseRows, offsets_of
+
+NEIGHBOURS = 30
+TEMPERATURE = 0.05
+
+
+def count_votes(
+    similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
+) -> SparseRows:
+    """Let training points vote: `similarity` [B, K] of `rows` [B, K] int64, -1 pads, with `labels` of all points.
+
+    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so that
+    a label that all of them have gets 1. Returns each query's labels, ascending, with their votes.
+    """
+    listed = rows != PAD
+    scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
+    weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
+    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-300)
+    voted = labels.take(rows[listed])
+    query = np.repeat(np.nonzero(listed)[0], voted.counts)
+    share = np.repeat(weight[listed], voted.counts)
+    stride = 1 + int(voted.values.max(initial=0))
+    key, place = np.unique(query * stride + voted.values, return_inverse=True)
+    votes = np.bincount(place, share, minlength=len(key)).astype(np.float32)
+    counts = np.bincount(key // stride, minlength=len(rows)) if len(key) else np.zeros(len(rows), np.int64)
+    return SparseRows(key % stride, votes, offsets_of(counts))
+
+
+def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
+    """Return the votes of `ids` [B, K], float32; 0 where a query's have none, and for -1 pads."""
+    stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
+    keys = votes.row_of() * stride + votes.ids
+    sought = np.arange(votes.rows)[:, None] * stride + ids
+    if not len(keys):
+        return np.zeros(ids.shape, np.float32)
+    place = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
+    return np.where((keys[place] == sought) & (ids != PAD), votes.values[place], np.float32(0))
