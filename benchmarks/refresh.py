@@ -31,7 +31,7 @@ from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
 from trainer.config.load import read_recipe
-from trainer.evaluation.fitting import FitOptions, fit_weights
+from trainer.evaluation.fitting import FitOptions, carry_fusion, fit_weights
 from trainer.settings.resolve import resolve
 
 Point = dict[str, Any]
@@ -121,7 +121,7 @@ def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: 
     start, cpu = time.perf_counter(), processor_seconds()
     resolved = resolve(recipe, overrides, data)
     train(data, run, resolved.recipe, beam_options=() if resolved.recipe.table_epochs() else None)
-    if memory:
+    if memory and not carry_fusion(data, run, resolved.recipe.train.start_from or run):
         fit_weights(data, run, FitOptions(split="val"), ranker_budget=0)
     picked: dict[str, Any] = {
         "seconds": round(time.perf_counter() - start, 1),

@@ -94,6 +94,18 @@ def train_recipe(
         for line in resolved.lines(data) if group.first else ():
             say(line)
         outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
+        earlier = resolved.recipe.train.start_from
+        if group.first and earlier:
+            carry(data, run, earlier, resolved.recipe.train.device)
         if group.first:
             say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return {"run": run, **outcome} if group.first else None
+
+
+def carry(data: str, run: str, earlier: str, device: str) -> None:
+    """Give a refreshed run the fusion of the run before, where it has one. Raises ExtremisError."""
+    from trainer.evaluation.fitting import carry_fusion, describe_weights
+
+    fusion = carry_fusion(data, run, earlier, device)
+    if fusion is not None:
+        say(f"the fusion of {earlier}, with a memory of this run: {describe_weights(fusion.parameters)}")

@@ -18,10 +18,12 @@ from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config.load import load_recipe
+from trainer.evaluation.fusion_files import open_fusion
+from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initial import begin_with_run
-from trainer.model import DataSizes, find_checkpoint, load_encoder
+from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import LEAST
@@ -142,6 +144,24 @@ def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:
     stated = resolve("random", [*changes, "refresh.source=table", "refresh.start=2", "train.epochs=5"], data).recipe
     assert (stated.refresh.source, stated.refresh.start, stated.train.epochs) == ("table", 2, 5)
     assert stated.data.replay == 1
+
+
+def test_a_refresh_keeps_the_fusion_of_the_run_before_with_a_memory_of_its_own(days: Path, tmp_path: Path) -> None:
+    before = shutil.copytree(days / "run1", tmp_path / "run1")
+    extremis.fuse(days / "data1", before, split="train", progress=False)
+    extremis.train("random", days / "data2", tmp_path / "run2", from_run=before, progress=False)
+    data, layout = str(days / "data2"), DataLayout(f"{days}/data2")
+    recipe, model, checkpoint = load_model(layout, RunLayout(str(tmp_path / "run2")))
+    carried = open_fusion(data, str(tmp_path / "run2"), checkpoint)
+    _, earlier = find_checkpoint(DataLayout(f"{days}/data1"), RunLayout(str(before)))
+    known = open_fusion(f"{days}/data1", str(before), earlier)
+    assert carried.fusion == known.fusion
+    memory, older, own = carried.memory(), known.memory(), Memory.build(model, layout, recipe.data)
+    assert memory is not None
+    assert older is not None
+    np.testing.assert_array_equal(memory.vectors, own.vectors)
+    assert not np.array_equal(memory.vectors, older.vectors)
+    assert extremis.evaluate(data, tmp_path / "run2", split="train", progress=False)["scores"] == "fused"
 
 
 def test_a_run_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, is_published
 from schemas.ragged import Ragged, widened
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
@@ -20,7 +20,7 @@ from trainer.checkpoints.checkpoint import Checkpoint, best_step
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scorers, Weights
-from trainer.evaluation.fusion_files import TREE, WEIGHTS, publish_fusion
+from trainer.evaluation.fusion_files import TREE, WEIGHTS, open_fusion, publish_fusion
 from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
@@ -31,7 +31,7 @@ from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker
 from trainer.methods.recipe import Recipe
-from trainer.model import Model, load_model
+from trainer.model import Model, find_earlier, load_model
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,31 @@ def fit_weights(
         all_rows = fit_ranker(data, recipe, ranker_budget, seconds, held_out=True)
         kept = {FILE: all_rows or kept[FILE], TRAINED_FILE: kept[FILE]}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory, kept)
+
+
+def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
+    """Give a run the fusion of `earlier`, which it went on from: its weights, its linear ranker, a memory of its own.
+
+    Nothing is fitted, so that no row has to be held out; the memory's index is tuned on points. None: `earlier` has no
+    fusion. Raises as `fit_weights`.
+    """
+    layout = DataLayout(data)
+    _, before, _ = find_earlier(layout, RunLayout(earlier))
+    if not is_published(RunLayout(earlier).fusion(before.step)):
+        return None
+    fusion, table = open_fusion(data, earlier, before)
+    step = best_step(RunLayout(run))
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
+    memory = None
+    if isinstance(fusion, Weights) and fusion.votes:
+        memory = Memory.build(model, layout, recipe.data, budget)
+        memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
+    ranker = LinearRanker.read(table)
+    rankers = {FILE: ranker} if ranker else {}
+    facts = {**table.parameters, "carried_from": earlier, FACTS: memory.facts if memory else None}
+    facts["memory_bytes"] = memory.bytes if memory else 0
+    name = WEIGHTS if isinstance(fusion, Weights) else TREE
+    return publish_fusion(data, run, checkpoint, (name, fusion.to_json()), facts, memory, rankers)
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
