@@ -13,6 +13,7 @@ from trainer.device import CPU
 from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
+_MANY_QUERIES, _MANY_ROWS = 1 << 10, 1 << 13
 _BATCH = 256  # queries whose labels' rows are gathered together
 
 
@@ -99,7 +100,7 @@ def top_k(
     ids = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
     for start in range(0, len(vectors), block_rows):
         block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
-        block_scores, block_ids = top_of_block(queries @ block.T, min(k, len(block)))
+        block_scores, block_ids = _top_of_rows(queries, block, min(k, len(block)))
         # What came before has lower ids: a stable sort by score alone keeps the order of ties.
         scores = torch.cat([scores, block_scores], dim=1)
         ids = torch.cat([ids, block_ids + start], dim=1)
@@ -155,6 +156,26 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
     )
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     return scores[:, :k], ids.gather(1, order[:, :k])
+
+
+def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k greatest products of each query with `rows` [R, D], and the rows: as `top_of_block`.
+
+    Of many on a CPU the search of mining finds them, without a matrix of scores, in half of the time.
+    """
+    few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS
+    if few or queries.device != CPU or queries.dtype != torch.float32 or not k:
+        return top_of_block(queries @ rows.T, k)
+    from search.block import Block, search_exactly  # Faiss, which few processes need
+    from search.candidates import unpack
+    from search.index import set_up
+
+    set_up(None)
+    block = Block(0, rows.numpy())
+    if not (np.isfinite(block.longest) and queries.isfinite().all()):
+        return top_of_block(queries @ rows.T, k)  # that keeps what is not a number
+    ids, scores = unpack(search_exactly(block, queries.numpy(), k))
+    return torch.from_numpy(scores), torch.from_numpy(ids)
 
 
 def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
