@@ -25,16 +25,10 @@ import numpy as np
 
 import extremis
 from benchmarks.common.report import report, require
-from schemas.layout import DataLayout, RunLayout
-from trainer.checkpoints.checkpoint import best_step
-from trainer.evaluation.evaluate import Scorer
-from trainer.evaluation.fusion_files import open_fused, scores_of
-from trainer.evaluation.metrics import Contributions, bootstrap, value
-from trainer.evaluation.ranking import Ranking
-from trainer.model import load_model
+from benchmarks.common.scored import contributions, gains, mean
+from trainer.evaluation.metrics import Contributions, value
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
-SHOWN = "P@1", "P@5", "PSP@5"
 
 
 def main() -> None:
@@ -57,8 +51,8 @@ def main() -> None:
                 folder = (arguments.folder or Path(scratch)) / f"{raw.name}-{rows or 'all'}"
                 figures[folder.name] = compare(raw, rows, folder, arguments)
                 print(folder.name, json.dumps(figures[folder.name]), file=sys.stderr)
-    gains = {f"{name}: P@5": each["gain"]["P@5"][0] for name, each in figures.items() if "gain" in each}
-    report("pretrained tokens do not harm", figures, gains, dict.fromkeys(gains, -0.3), seeds=arguments.seeds)
+    ratios = {f"{name}: P@5": each["gain"]["P@5"][0] for name, each in figures.items() if "gain" in each}
+    report("pretrained tokens do not harm", figures, ratios, dict.fromkeys(ratios, -0.3), seeds=arguments.seeds)
 
 
 SIDES = {
@@ -84,25 +78,14 @@ def compare(raw: Path, rows: int, folder: Path, arguments: argparse.Namespace) -
                 (run / "done").write_text(str(time.perf_counter() - began))
             spent[side].append(float((run / "done").read_text()))
             parts[side].append(contributions(str(data), str(run)))
-    means = {side: {name: mean([part[name] for part in each]) for name in SHOWN} for side, each in parts.items()}
-    figures: dict[str, Any] = {
-        side: {
-            **{name: round(value(part), 2) for name, part in each.items()},
-            "seconds": round(np.mean(spent[side]), 1),
-        }
-        for side, each in means.items()
-    }
+    means = {side: mean(each) for side, each in parts.items()}
+    figures = dict[str, Any]()
+    for side, each in means.items():
+        figures[side] = {name: round(value(part), 2) for name, part in each.items()}
+        figures[side]["seconds"] = round(float(np.mean(spent[side])), 1)
     if {"none", "static"} <= {*means}:
-        known, plain = means["static"], means["none"]
-        gains = {name: known[name]._replace(achieved=known[name].achieved - plain[name].achieved) for name in SHOWN}
-        ends = bootstrap(gains)
-        figures["gain"] = {name: [round(each, 2) for each in (value(gains[name]), *ends[name])] for name in SHOWN}
+        figures["gain"] = gains(means["static"], means["none"])
     return figures
-
-
-def mean(parts: list[Contributions]) -> Contributions:
-    """Return the contributions of the mean over seeds: queries are the same."""
-    return parts[0]._replace(achieved=np.mean([part.achieved for part in parts], axis=0))
 
 
 def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: float) -> None:
@@ -124,14 +107,6 @@ def model_of(package: str) -> str:
     """Return the folder of the model in a package."""
     (place,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr, misc]
     return str(Path(place) / "model" if (Path(place) / "model").exists() else place)
-
-
-def contributions(data: str, run: str) -> dict[str, Contributions]:
-    """Return what each test query contributes to SHOWN, by the scores that the run is judged by."""
-    layout = DataLayout(data)
-    _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
-    fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
-    return Scorer.open(layout, model, "test", ranking=Ranking.of(model, fused=fused)).score().metrics.contributions()
 
 
 def cut(raw: Path, out: Path, rows: int) -> None:

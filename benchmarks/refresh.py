@@ -27,6 +27,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.common.report import report
+from benchmarks.common.scored import contributions, gains, mean
 from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=1, help="every so many documents of the training file alone")
     parser.add_argument("--label-sample", type=int, default=1, help="every so many labels, and documents with any")
     parser.add_argument("--memory", action="store_true", help="score with a memory of the training points, fused")
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", help="keep data and runs here")
     parser.add_argument("--quick", action="store_true", help="one year, two epochs, 64 dimensions")
     arguments = parser.parse_args()
@@ -66,12 +68,13 @@ def main() -> None:
         recipe.write_text(tomli_w.dumps(read_recipe(arguments.recipe, arguments.overrides, light=True)))
         years = list(measure(out, str(recipe), arguments))
     below = [year["retrained"]["all"]["P@5"] - year["refreshed"]["all"]["P@5"] for year in years]
+    all_years = sum(below) / len(below)
     share = [year["refreshed"]["cpu_seconds"] / year["retrained"]["cpu_seconds"] for year in years]
     report(
         "a refreshed run is within 0.5 P@5 of one from nothing at a fifth of the time, every year",
         {**vars(arguments), "years": years},
-        {"most P@5 below": max(below), "most of its processor seconds": max(share)},
-        {"most P@5 below": "<0.5", "most of its processor seconds": "<0.2"},
+        {"P@5 below": all_years, "most P@5 below": max(below), "most of its processor seconds": max(share)},
+        {"P@5 below": "<0.2", "most P@5 below": "<0.5", "most of its processor seconds": "<0.2"},
     )
 
 
@@ -81,7 +84,8 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
     labels = read(raw / "lbl.json.gz")
     names, texts = [label["uid"] for label in labels], [text_of(label) for label in labels]
     first, last = (1, arguments.parts) if arguments.parts else (arguments.first, arguments.last)
-    named, before, run = set[int](), "", ""
+    named, before, runs = set[int](), "", list[str]()
+    memory, seeds = arguments.memory, range(arguments.seeds)
     points = parted(raw, arguments)
     for year in range(first, last + 1):
         of_year = {split: years[year] for split, years in points.items()}
@@ -91,28 +95,34 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
         data = str(out / f"data-{year}")
         start = time.perf_counter()
         if not before:
-            held_out = _HELD_OUT if arguments.memory else 0.0  # of a part, for the weights of the scores
+            held_out = _HELD_OUT if memory else 0.0  # of a part, for the weights of the scores
             options = ShardOptions(propensity_a=0.55, propensity_b=1.5, part=str(year), validation_share=held_out)
         else:
             options = ShardOptions(onto=before, part=str(year), labels="new" if new else None)
         shard(str(out / f"raw-{year}"), data, options)
         sharding = time.perf_counter() - start
-        scratch = timed_run(data, str(out / f"retrained-{year}"), recipe, (), str(year), arguments.memory)
+        scratch = [
+            timed_run(data, str(out / f"retrained-{year}-{seed}"), recipe, (f"train.seed={seed}",), str(year), memory)
+            for seed in seeds
+        ]
         if not before:
-            run = str(out / f"retrained-{year}")
+            runs = [str(out / f"retrained-{year}-{seed}") for seed in seeds]
         else:
-            target = str(out / f"refreshed-{year}")
-            changes = [*arguments.more, f"train.start_from={json.dumps(run)}"]
-            refreshed = timed_run(data, target, recipe, changes, str(year), arguments.memory)
+            targets = [str(out / f"refreshed-{year}-{seed}") for seed in seeds]
+            refreshed = [
+                timed_run(data, target, recipe, [*arguments.more, *from_run(run, seed)], str(year), memory)
+                for seed, run, target in zip(seeds, runs, targets, strict=True)
+            ]
             yield {
                 "year": year,
                 "train": len(of_year["train"]),
                 "new_labels": len(new),
                 "shard_seconds": round(sharding, 1),
-                "retrained": scratch,
-                "refreshed": refreshed,
+                "retrained": mean_of(scratch),
+                "refreshed": mean_of(refreshed),
+                "gain": gains(*(mean([run.pop("queries") for run in some]) for some in (refreshed, scratch))),
             }
-            run = target
+            runs = targets
         before = data
 
 
@@ -129,11 +139,25 @@ def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: 
         "epochs": resolved.recipe.train.epochs,
     }
     scored = evaluate(data, run, EvaluateOptions())
+    picked["queries"] = contributions(data, run)
     picked["all"] = _few(scored["metrics"])
     parts, labels = scored.get("parts", {}), scored.get("labels_by_part", {})
     picked["year"] = _few(parts.get(year, {}))
     picked["new_labels"] = {name: round(value, 2) for name, value in labels.get(year, {}).items()}
     return picked
+
+
+def from_run(run: str, seed: int) -> list[str]:
+    return [f"train.start_from={json.dumps(run)}", f"train.seed={seed}"]
+
+
+def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each figure over runs of other seeds."""
+    means = dict[str, Any]()
+    for name in runs[0].keys() - {"queries"}:
+        values = [run[name] for run in runs]
+        means[name] = mean_of(values) if isinstance(values[0], dict) else round(sum(values) / len(values), 2)
+    return means
 
 
 def processor_seconds() -> float:

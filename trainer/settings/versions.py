@@ -16,7 +16,7 @@ from trainer.model import find_earlier
 SPLIT = "val"  # that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-LEAST, SHARE = 0.1, 1.0  # of the time from nothing: at least, and per share of rows that are new
+LEAST, SHARE = 0.06, 1.0  # of the time from nothing: at least, and per share of rows that are new
 PASSES = 0.5  # over new rows, of those from nothing
 RATE = 0.5  # of the rates from nothing
 
