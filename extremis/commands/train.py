@@ -104,8 +104,11 @@ def train_recipe(
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
     """Give a refreshed run the fusion of the run before, where it has one. Raises ExtremisError."""
-    from trainer.evaluation.fitting import carry_fusion, describe_weights
+    from trainer.evaluation.fitting import carry_fusion
+    from trainer.evaluation.memory import FACTS, describe_memory
 
     fusion = carry_fusion(data, run, earlier, device)
     if fusion is not None:
-        say(f"the fusion of {earlier}, with a memory of this run: {describe_weights(fusion.parameters)}")
+        memory = fusion.parameters.get(FACTS)
+        own = f", with a memory of this run: {describe_memory(memory)}" if memory else ""
+        say(f"scores are fused as those of {earlier}{own}")
