@@ -18,9 +18,13 @@ from trainer.setup import require_same_recipe
 
 WORDNET = Facts(82_398, 100_922, 100_000, 100_922, 300_000, 14.0, 1.0)  # as the saved recipes were resolved for
 SAVED = json.loads((Path(__file__).parent / "earlier_recipes.json").read_text())  # others as changes of astra's
-LATER = {  # keys that came since
-    **{"order.batches": "mixed", "data.mix_by": "rows", "data.temperature": 0.0},
-    **{"encoder.pretrained": "", "encoder.dense_weight": 1.0},
+# Keys that came since, with what they were without.
+LATER = {
+    "order.batches": "mixed",
+    "data.mix_by": "rows",
+    "data.temperature": 0.0,
+    "encoder.pretrained": "",
+    "encoder.dense_weight": 1.0,
 }
 
 
