@@ -193,8 +193,10 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
-    by: Literal["classifier", "labels"] | None = Field(
-        default=None, description="Score by classifier vectors or by label embeddings. Default: the trainer's."
+    by: Literal["classifier", "labels", "points"] | None = Field(
+        default=None,
+        description="Score labels by classifier vectors or by label embeddings, or points by their own. Default: the "
+        "trainer's.",
     )
     vectors: str | None = Field(
         default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."

@@ -119,6 +119,11 @@ class Table:
         return self.manifest.digest
 
     @property
+    def ids_of(self) -> str:
+        """What a table of negatives names by its `label_ids`: "labels", or "points", mined among themselves."""
+        return "points" if self.parameters.get("by") == "points" else "labels"
+
+    @property
     def columns(self) -> list[str]:
         """Names of the columns."""
         return [column.name for column in self.manifest.columns]
@@ -240,6 +245,14 @@ class Table:
                 f"{self.url}: this {self.kind} table was made from another {name} table (digest {str(got)[:12]}…) than "
                 f"{parent.url} (digest {parent.digest[:12]}…). Make it again from this one, or point at the data it "
                 "was made from."
+            )
+
+    def require_ids_of(self, what: str = "labels") -> None:
+        """Refuse a table of negatives whose ids are of something else than `what`. Raises TableError."""
+        if self.ids_of != what:
+            raise TableError(
+                f"{self.url}: this table names {self.ids_of}, expected one that names {what}. Give a table that was "
+                f"mined {'with' if what == 'points' else 'without'} --by points."
             )
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:

@@ -33,11 +33,12 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
-        """Read them from rows of a queries table, or of a labels table: a label's only positive is itself."""
+        """Read them from rows of a queries or labels table; without `label_ids` a row's only positive is itself."""
         if "label_ids" in table.column_names:
             positives = list_column(table, "label_ids")
         else:
-            positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
+            own = "label_id" if "label_id" in table.column_names else "query_id"
+            positives = Ragged(table.column(own).to_numpy(), np.arange(table.num_rows + 1))
         return cls(positives, filters_of(table), Ragged.empty(table.num_rows))
 
     @classmethod

@@ -148,6 +148,8 @@ class EpochRunner:
         parts, progress = self._parts, self.progress
         parts.stream.set_epoch(progress.epoch, tables)
         parts.step.queries.begin(tables)
+        if parts.step.neighbours is not None:
+            parts.step.neighbours.begin(tables)
         if progress.step:
             state = parts.stream.state_dict()
             parts.stream.load_state_dict({**state, "mix": self._mix or state["mix"], "step": progress.step})

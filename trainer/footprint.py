@@ -10,6 +10,7 @@ import torch
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 from trainer.encoders.base import Size, tensor_bytes
+from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
@@ -77,6 +78,8 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
             needs["rows of labels that change while a dump is written"] = (
                 -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
             )
+    if isinstance(recipe, Rae):
+        needs["a memory of training points"] = rows * here * (a_row + 8)  # and their labels
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
     if recipe.encodes_labels:

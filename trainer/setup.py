@@ -28,11 +28,13 @@ from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial import begin_at_texts, begin_with_encoder, begin_with_run
 from trainer.label_ranges import label_bounds
+from trainer.methods.rae import Rae
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.refresh.dump import Refresher
+from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources
@@ -115,6 +117,7 @@ def set_up(
                 source.touch(rows)
 
     queries = open_queries(recipe, model, group, clock)
+    neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
     return Parts(
@@ -129,7 +132,7 @@ def set_up(
         tables=tables,
         stream=stream,
         batches=batches,
-        step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
+        step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip, neighbours),
         refresher=Refresher(run, recipe, group, claim, writer),
         validator=validator,
         writer=writer,

@@ -22,6 +22,7 @@ from trainer.heads.queries import QueryEmbeddings
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
+from trainer.refresh.neighbours import Neighbours
 from trainer.stream import Batch, JoinedStream
 
 _BATCHES_AHEAD = 1  # beyond those that threads plan
@@ -109,6 +110,7 @@ class StepContext:
     clock: Clock = field(default_factory=Clock)
     before_change: BeforeChange = lambda rows: None
     clip: float = 0.0
+    neighbours: Neighbours | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ def take_step(
     loss, on_x = model.head.learn(
         HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
     )
+    if context.neighbours is not None:
+        own = slice(first, first + len(part))
+        votes, gradient = context.neighbours.learn(gathered.part, x[own], len(x))
+        loss = loss + votes
+        on_x[own] += gradient
     clock.lap("classify")
     result = StepResult(everyone.step, group.sum(loss).double(), everyone.rows, x)
     if context.queries.trains:

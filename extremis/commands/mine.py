@@ -35,7 +35,7 @@ def mine(
     memory: Size | None = None,
     seed: int | None = None,
     overwrite: bool = False,
-    by: Literal["classifier", "labels"] | None = None,
+    by: Literal["classifier", "labels", "points"] | None = None,
     vectors: Url | None = None,
     width: int | None = None,
     ranges: int | None = None,

@@ -170,7 +170,8 @@ def read_examples(
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
     tables = (each.table for each in run_tables(run)) if run is not None else ()
-    joined = next((t for t in tables if t.parents.get("queries") == queries.digest), None)
+    of_labels = (t for t in tables if t.ids_of == "labels")
+    joined = next((t for t in of_labels if t.parents.get("queries") == queries.digest), None)
     if joined is not None:
         table = joined.rows_at(rows, ["label_ids", "scores"])
         labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")
@@ -232,7 +233,7 @@ def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> No
     lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
     lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
     if run is not None and not example.negatives:
-        lines.append(f"  no table of {run.root} is joined to the split {example.split}")
+        lines.append(f"  no table of labels of {run.root} is joined to the split {example.split}")
     results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
     for line in lines:
         results.print(line)

@@ -81,6 +81,16 @@ class Workload:
         return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
+    def width(self) -> int:
+        """K of the tables that are mined; 0: none are."""
+        return int(self.recipe.table_facts.get("table_width", 0))
+
+    @property
+    def searched(self) -> str:
+        """Name of the table whose vectors mining searches."""
+        return "embeddings of queries" if self.recipe.table_facts.get("by") == "points" else "vectors"
+
+    @property
     def sources(self) -> dict[str, int]:
         """Count the rows of dumps and negative tables, by source."""
         return {"queries": self.queries, **({"labels": self.labels} if self.recipe.data.label_texts else {})}
@@ -174,8 +184,8 @@ def estimate(workload: Workload) -> Estimate:
             size = int(rows * (_NUMBERS + _FLOATS * 4 * workload.columns))
             sizes["vectors"] = TableSize(rows, size, -(-rows // VECTOR_ROWS), workload.dumps)
             blocks = _mining_blocks(workload, sizes)
-            each = _NEGATIVES * _entropy(rows) + _SCORE
-            sizes |= _source_tables("negatives", each * recipe.negatives.table_width, workload, sizes)
+            each = _NEGATIVES * _entropy(sizes[workload.searched].rows) + _SCORE
+            sizes |= _source_tables("negatives", each * workload.width, workload, sizes)
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # of one mining at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
@@ -224,12 +234,12 @@ def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, T
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError: too little memory."""
-    width = workload.recipe.negatives.table_width
+    width, searched = workload.width, data[workload.searched]
     options = MineOptions(memory=workload.memory)
-    vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
+    vectors = _planned("vectors", searched, VECTOR_GROUP_ROWS)
     points = [_planned(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, width, width)
-    return settle(workload.recipe.table_facts["index"], workload.labels, workload.rows, options, sizes)
+    return settle(workload.recipe.table_facts["index"], searched.rows, workload.rows, options, sizes)
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
@@ -248,7 +258,7 @@ def _train_memory(workload: Workload) -> int:
     """Estimate the peak of a rank: its parameters and optimizer state, the stream's windows, a step, a checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
-    each = workload.row_bytes["queries"] + 6 * recipe.negatives.table_width
+    each = workload.row_bytes["queries"] + 6 * workload.width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     streams = -(-recipe.order.streams // workload.ranks)
     window = streams * recipe.order.window_groups * group * each * windows

@@ -31,11 +31,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Points that get negatives: `queries`, or `labels` where label texts are training points."""
+    """Points that get negatives: `queries`, or `labels` where label texts are training points.
+
+    `ids_of`: what is searched for them, "labels" or "points", themselves; of these a point must not find itself.
+    """
 
     name: str
     queries: Table
     embeddings: Table
+    ids_of: str = "labels"
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
@@ -44,7 +48,7 @@ class Source:
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
-        columns = [self.queries.id_column, "label_ids", "filter_label_ids"]
+        columns = [self.queries.id_column, *(("label_ids", "filter_label_ids") if self.ids_of == "labels" else ())]
         for table in rechunk(self.aligned(shard, columns), rows):
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings.url)

@@ -113,6 +113,7 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Table | Non
         return None
     table = newest.table
     same = [shard.rows for shard in table.shards] == [shard.rows for shard in source.queries.shards]
+    same = same and table.ids_of == source.ids_of
     return table if same and table.parents["queries"] == source.queries.digest else None
 
 

@@ -142,7 +142,7 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
     """Open the rows of DATA that all tables at `urls` are of, these, and the labels.
 
-    Raises TableError: of other rows, other labels, or label ranges.
+    Raises TableError: of other rows, other labels, of points, or label ranges.
     """
     layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
     labels = Table.open(layout.labels, "labels")
@@ -152,6 +152,7 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     if rows is None:
         raise TableError(f"{tables[0].url}: made from rows that {data} does not have. Give its own DATA.")
     for table in tables:
+        table.require_ids_of("labels")
         table.require_aligned(rows, "Make it again from these rows.")
         if table.parameters.get("labels", labels.rows) != labels.rows:
             raise TableError(

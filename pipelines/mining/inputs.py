@@ -1,6 +1,6 @@
 """Inputs of one mining run, every lineage checked: a training run's dump, tables of `extremis embed`, or both."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.common.vectors import Source, open_source
@@ -21,7 +21,8 @@ class MineInputs:
 
     `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
     product adds 1 to every score and says nothing about the pair, so it is left out. `requested`: what the trainer asks
-    for in the dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table.
+    for in the dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table;
+    None where points are searched.
     """
 
     by: str
@@ -37,7 +38,7 @@ class MineInputs:
 
     @property
     def labels(self) -> int:
-        """L."""
+        """L; of points N."""
         return self.vectors.rows
 
     @property
@@ -85,6 +86,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
     sources = _sources(data, layout, epoch, dump, options)
     vectors, by = _vectors(data, layout, epoch, dump, options)
+    if by == "points":
+        sources = tuple(replace(source, ids_of="points") for source in sources)
     for source in sources:
         _require_one_training(source, vectors, dump)
     use_from = options.for_epoch
@@ -96,7 +99,8 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
     )
-    requested, texts = dict((dump or vectors).parameters), Table.find(DataLayout(data).labels, "labels")
+    requested = dict((dump or vectors).parameters)
+    texts = None if by == "points" else Table.find(DataLayout(data).labels, "labels")
     return MineInputs(by, sources, vectors, drop_bias, epoch, use_from, root, requested, texts=texts)
 
 
@@ -136,7 +140,7 @@ def open_vectors(url: str) -> Table:
         raise TableError(f"{url}: expected a vectors or embeddings table, got a {vectors.kind} table.")
     ids = vectors.manifest.id_range
     if ids != (0, vectors.rows) or not vectors.rows:
-        raise TableError(f"{url}: expected the vectors of all labels [0, {vectors.rows}), got {ids}.")
+        raise TableError(f"{url}: expected the vectors of all ids [0, {vectors.rows}), got {ids}.")
     return vectors
 
 
@@ -173,7 +177,16 @@ def _rows_of(data: DataLayout, name: str) -> Table:
 def _vectors(
     data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
 ) -> tuple[Table, str]:
-    """Return the vectors to search, and whether they are of the `classifier` or of `labels`."""
+    """Return the vectors to search, and whether they are of the `classifier`, of `labels` or of the `points`."""
+    by = options.by or (dump.parameters.get("by") if dump and options.vectors is None else None) or "classifier"
+    if by == "points":
+        names = [] if dump is None else _source_names(dump)
+        if options.queries is not None or options.vectors is not None or names != ["queries"] or epoch is None:
+            raise InputError(
+                "--by points: the points of a dump are searched among themselves, of one source, `queries`; got "
+                f"{', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or train on one split alone."
+            )
+        return open_vectors(layout.embeddings(epoch, "queries")), by
     if options.vectors is not None:
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
@@ -191,7 +204,6 @@ def _vectors(
         return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
     assert dump is not None
-    by = options.by or dump.parameters.get("by", "classifier")
     if by == "classifier":
         return dump, "classifier"
     if "labels" not in _source_names(dump):

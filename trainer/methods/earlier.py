@@ -20,7 +20,7 @@ REMOVED: dict[str, Any] = {
     "negatives.start": 0,
     "order.tail": "keep",
 }
-METHODS = ("astra", "renee", "lns", "dexml", "ngame", "ngame-m2")
+METHODS = ("astra", "renee", "lns", "dexml", "rae", "ngame", "ngame-m2")
 _TELLING = ("head", "negatives", "order")
 _COUNTS = ("random", "hard", "width")
 
@@ -66,6 +66,8 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
 
 def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
     """Return `body` with the method that its head, pool, hash tables and clusters told before; they came with it."""
+    if method == "rae":  # nothing earlier told it
+        return body
     head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)
     kind, pool, lsh = head.pop("kind", None), negatives.get("pool"), negatives.get("lsh")
     hashed = lsh.get("hard") if isinstance(lsh, Mapping) else None  # labels that hash tables give a query

@@ -99,7 +99,7 @@ def adopt(
     joined = []
     for source in sources:
         url = _url(run, recipe, decision.table_epoch, source)
-        joined_source = source.in_clusters(url) if recipe.clusters else source.with_negatives(url)
+        joined_source = source.in_clusters(url) if recipe.clusters else source.with_negatives(url, None)
         table = joined_source.table if recipe.clusters else joined_source.negatives
         assert table is not None
         if table.manifest.digest != decision.digests[source.name]:
@@ -165,6 +165,9 @@ def _decide(
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
     tables = {source.name: Table.open(_url(run, recipe, newest, source), kind) for source in sources}
+    if not recipe.clusters:  # before it is recorded
+        for table in tables.values():
+            table.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
     # In the order in which a resumed run reads them, so that its record of the decision is the same to the byte.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")

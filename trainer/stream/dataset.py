@@ -242,7 +242,7 @@ class JoinedStream(IterableDataset):
         if message["mix"] != self._identity["mix"]:
             self._set_weights(message["mix"])
         if message["negatives"] != self._identity["negatives"]:
-            self._set_sources([source.with_negatives(message["urls"][source.name]) for source in self._sources])
+            self._set_sources([source.with_negatives(message["urls"][source.name], None) for source in self._sources])
             if message["negatives"] != self._identity["negatives"]:
                 urls = ", ".join(filter(None, message["urls"].values()))
                 raise TableError(f"{urls}: a table changed after it was adopted. Start a new run.")

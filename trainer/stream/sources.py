@@ -77,14 +77,15 @@ class Source:
     def rows(self) -> int:
         return self.table.rows
 
-    def with_negatives(self, url: str | None) -> "Source":
+    def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
         """Join the rows with the table at `url`, or with the newest finished one of the run there.
 
-        Raises TableError when there is none, and when it was made from other rows.
+        Raises TableError when there is none, when it was made from other rows, or names not `ids_of`; None: anything.
         """
         if url is None:
             return replace(self, negatives=None)
         negatives = Table.find(url, "negatives") or self._newest_negatives(url)
+        negatives.require_ids_of(ids_of or negatives.ids_of)
         negatives.require_aligned(self.table, "Mine it again.")
         return replace(self, negatives=negatives)
 

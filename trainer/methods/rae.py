@@ -1,0 +1,48 @@
+"""RAE-XMC: a dual encoder that also learns by a memory of training points, whose nearest ones vote for their labels."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.options import Options
+from trainer.methods.dexml import DualEncoder, TextTables
+from trainer.methods.recipe import MOST, Labels
+from trainer.methods.sections import Tables
+
+
+class MemorySection(Options):
+    """Memory of training points, by their embeddings of two epochs before; they get no gradient."""
+
+    neighbours: int = Field(24, ge=1, le=MOST, description="K, nearest other points of each, of which labels get votes")
+    weight: float = Field(1.0, ge=0, description="of the loss of votes beside that of the batch's labels; 0: none")
+    temperature: float = Field(0.05, gt=0, description="tau of votes: cosines are divided by it")
+
+
+class Rae(DualEncoder):
+    """Labels of the batch by `loss`, and votes of each query's nearest points, by tables of points."""
+
+    method: Literal["rae"]
+    negatives: Labels = Labels()  # what the batch brings
+    memory: MemorySection = MemorySection()
+    refresh: TextTables = TextTables(start=2, every=2)
+
+    @property
+    def tables(self) -> Tables | None:
+        return self.refresh if self.memory.weight else None
+
+    @property
+    def table_facts(self) -> dict[str, Any]:
+        return {"table_width": self.memory.neighbours, "index": self.refresh.index, "by": "points"}
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Rae:
+        if self.data.mix or self.data.label_texts or self.data.by_parts:
+            raise ValueError(
+                "method = 'rae' has a memory of the points of one split, all dealt in each epoch: leave out data.mix, "
+                "data.label_texts, data.parts, data.half_life and data.replay"
+            )
+        if not self.encoder.normalize:
+            raise ValueError("method = 'rae' finds near points by cosine: set encoder.normalize = true")
+        return self

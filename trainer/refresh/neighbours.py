@@ -1,0 +1,74 @@
+"""Memory of training points beside a run: of every point a key, its embedding in a dump, and its labels."""
+
+import numpy as np
+import torch
+
+from schemas.errors import TableError
+from schemas.layout import RunLayout
+from schemas.mapped import ScratchFile, ScratchRows
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import list_column
+from schemas.table import Table
+from trainer.losses.neighbours import vote_loss
+from trainer.methods.rae import MemorySection
+from trainer.stream import Batch, Source
+from trainer.stream.transfer import send
+
+_WHAT = "a memory of training points"
+
+
+class Neighbours:
+    """Keys of all points, [N, D] float16 of length 1, and their labels, in scratch files that are mapped.
+
+    Keys are those of the dump that the table of neighbours was mined from, so a run that is resumed has the same. A
+    point without an embedding there, which the run does not train on, is nobody's neighbour.
+    """
+
+    def __init__(self, run: RunLayout, options: MemorySection) -> None:
+        self._run, self._options = run, options
+        self._table, self._labels = "", Ragged.empty(0)
+
+    def begin(self, sources: list[Source]) -> None:
+        """Begin an epoch: read the keys of a table that is new. Raises TableError where they are gone."""
+        (source,) = sources
+        table = source.negatives
+        if table is None or table.digest == self._table:
+            return
+        url = self._run.embeddings(table.parameters["epoch"], source.name)
+        dump = Table.find(url, "embeddings")
+        if dump is None:
+            raise TableError(
+                f"{url}: the embeddings that {table.url} was mined from are gone, and the loss needs them as keys. Put "
+                "them back, or start a new run."
+            )
+        table.require_made_from("embeddings", dump)
+        if not self._table:  # rows stay those of the run
+            labels = ScratchRows(_WHAT)
+            for group in source.table.batches(["label_ids"]):
+                labels.add(list_column(group, "label_ids"))
+            self._labels = labels.mapped()
+        self._keys = np.empty((0, 0), np.float16)  # those before give their room back
+        scratch = ScratchFile(_WHAT).reserve(2 * max(1, dump.rows) * dump.dimension)
+        self._keys, self._known = (
+            np.ndarray((dump.rows, dump.dimension), np.float16, scratch),
+            np.zeros(dump.rows, bool),
+        )
+        for first, vectors in dump.vectors():
+            rows, lengths = slice(first, first + len(vectors)), np.linalg.norm(vectors.astype(np.float32), axis=1)
+            self._known[rows] = lengths > 0
+            self._keys[rows] = vectors / np.where(lengths > 0, lengths, 1)[:, None]
+        self._table = table.digest
+
+    def learn(self, batch: Batch, x: torch.Tensor, queries: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """Return the loss of a rank's part of a batch of so many `queries`, and its gradient on x [b, D]; 0 without a
+        table."""
+        if batch.hard is None or not len(batch):
+            return 0.0, 0.0
+        assert isinstance(batch.hard, np.ndarray)
+        near = np.maximum(batch.hard, 0).astype(np.int64)
+        found, x = (batch.hard >= 0) & self._known[near], x.detach().requires_grad_()
+        keys, own = send(self._keys[near], x.device), Ragged(batch.positives, batch.positive_offsets)
+        sum_of_queries = vote_loss(x, keys, found, own, self._labels.take(near.ravel()), self._options.temperature)
+        loss = sum_of_queries * (self._options.weight / queries)
+        (gradient,) = torch.autograd.grad(loss, x)
+        return loss.detach(), gradient
