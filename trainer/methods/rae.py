@@ -26,7 +26,7 @@ class Rae(DualEncoder):
     method: Literal["rae"]
     negatives: Labels = Labels()  # what the batch brings
     memory: MemorySection = MemorySection()
-    refresh: TextTables = TextTables(start=2, every=2)
+    refresh: TextTables = TextTables()
 
     @property
     def tables(self) -> Tables | None:
