@@ -194,9 +194,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = Field(
-        default=None,
-        description="Score labels by classifier vectors or by label embeddings, or points by their own. Default: the "
-        "trainer's.",
+        default=None, description="Vectors to search: of labels by the classifier or their texts, or of other points."
     )
     vectors: str | None = Field(
         default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."

@@ -247,13 +247,11 @@ class Table:
                 "was made from."
             )
 
-    def require_ids_of(self, what: str = "labels") -> None:
+    def require_ids_of(self, what: str) -> None:
         """Refuse a table of negatives whose ids are of something else than `what`. Raises TableError."""
         if self.ids_of != what:
-            raise TableError(
-                f"{self.url}: this table names {self.ids_of}, expected one that names {what}. Give a table that was "
-                f"mined {'with' if what == 'points' else 'without'} --by points."
-            )
+            given = f"{self.url}: this table names {self.ids_of}, expected one that names {what}"
+            raise TableError(f"{given}. Mine one {'with' if what == 'points' else 'without'} --by points.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
         """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""

@@ -170,8 +170,7 @@ def read_examples(
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
     tables = (each.table for each in run_tables(run)) if run is not None else ()
-    of_labels = (t for t in tables if t.ids_of == "labels")
-    joined = next((t for t in of_labels if t.parents.get("queries") == queries.digest), None)
+    joined = next((t for t in tables if t.ids_of == "labels" and t.parents.get("queries") == queries.digest), None)
     if joined is not None:
         table = joined.rows_at(rows, ["label_ids", "scores"])
         labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")

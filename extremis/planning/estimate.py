@@ -81,11 +81,6 @@ class Workload:
         return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
-    def width(self) -> int:
-        """K of the tables that are mined; 0: none are."""
-        return int(self.recipe.table_facts.get("table_width", 0))
-
-    @property
     def searched(self) -> str:
         """Name of the table whose vectors mining searches."""
         return "embeddings of queries" if self.recipe.table_facts.get("by") == "points" else "vectors"
@@ -185,7 +180,7 @@ def estimate(workload: Workload) -> Estimate:
             sizes["vectors"] = TableSize(rows, size, -(-rows // VECTOR_ROWS), workload.dumps)
             blocks = _mining_blocks(workload, sizes)
             each = _NEGATIVES * _entropy(sizes[workload.searched].rows) + _SCORE
-            sizes |= _source_tables("negatives", each * workload.width, workload, sizes)
+            sizes |= _source_tables("negatives", each * recipe.table_facts["table_width"], workload, sizes)
             needs = blocks.needs(workload.rows)
             if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # of one mining at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
@@ -234,12 +229,12 @@ def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, T
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError: too little memory."""
-    width, searched = workload.width, data[workload.searched]
+    facts, searched = workload.recipe.table_facts, data[workload.searched]
     options = MineOptions(memory=workload.memory)
     vectors = _planned("vectors", searched, VECTOR_GROUP_ROWS)
     points = [_planned(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
-    sizes = sizes_of(workload.columns, vectors, points, options, width, width)
-    return settle(workload.recipe.table_facts["index"], searched.rows, workload.rows, options, sizes)
+    sizes = sizes_of(workload.columns, vectors, points, options, facts["table_width"], facts["table_width"])
+    return settle(facts["index"], searched.rows, workload.rows, options, sizes)
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
@@ -258,7 +253,8 @@ def _train_memory(workload: Workload) -> int:
     """Estimate the peak of a rank: its parameters and optimizer state, the stream's windows, a step, a checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
-    each = workload.row_bytes["queries"] + 6 * workload.width
+    width = recipe.table_facts.get("table_width", 0) if workload.dumps else 0
+    each = workload.row_bytes["queries"] + 6 * width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     streams = -(-recipe.order.streams // workload.ranks)
     window = streams * recipe.order.window_groups * group * each * windows

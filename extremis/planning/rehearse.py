@@ -54,7 +54,7 @@ class Rehearsal:
     def sizes(self, rows: int) -> Sizes:
         """Return what the stages are told, of a workload of so many rows."""
         values: dict[str, Any] = {of.name: getattr(self.workload, of.name, of.default) for of in fields(Sizes)}
-        values |= {"queries": rows, "width": self.workload.width}
+        values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width}
         if blocks := self.planned.blocks:
             most = max(stop - start for start, stop in blocks.bounds)
             values |= {"block_rows": most, "blocks": len(blocks.bounds), "batch": blocks.batch}
@@ -104,8 +104,7 @@ def _check(work: Rehearsal, dumped: float) -> None:
         raise InputError(f"--rank {work.rank}: the ranks of --ranks {workload.ranks} count from 0. Choose a lower one.")
     if recipe.encoder.inputs != "tokens" or recipe.clusters or (workload.dumps and workload.searched != "vectors"):
         raise InputError(
-            "--rehearse: rows are made up of tokens, in no clusters, and labels are mined for them. Leave out "
-            "encoder.inputs, clusters or the memory of points (memory.weight = 0)."
+            "--rehearse: rows are made up of tokens, in no clusters. Leave out encoder.inputs, clusters or memory."
         )
     need, free = work.planned.memory["train"], free_memory()
     if free is not None and need > free:

@@ -31,15 +31,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Points that get negatives: `queries`, or `labels` where label texts are training points.
-
-    `ids_of`: what is searched for them, "labels" or "points", themselves; of these a point must not find itself.
-    """
+    """Points that get negatives: `queries`, or `labels` where label texts are training points."""
 
     name: str
     queries: Table
     embeddings: Table
-    ids_of: str = "labels"
+    ids_of: str = "labels"  # that are searched; of "points" none finds itself
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.

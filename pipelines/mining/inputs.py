@@ -38,7 +38,7 @@ class MineInputs:
 
     @property
     def labels(self) -> int:
-        """L; of points N."""
+        """L; N of points."""
         return self.vectors.rows
 
     @property
@@ -86,8 +86,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
     sources = _sources(data, layout, epoch, dump, options)
     vectors, by = _vectors(data, layout, epoch, dump, options)
-    if by == "points":
-        sources = tuple(replace(source, ids_of="points") for source in sources)
+    sources = tuple(replace(source, ids_of="points" if by == "points" else "labels") for source in sources)
     for source in sources:
         _require_one_training(source, vectors, dump)
     use_from = options.for_epoch

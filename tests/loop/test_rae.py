@@ -106,7 +106,7 @@ def test_without_its_keys_or_with_labels_it_says_so(
 ) -> None:
     run, _, _ = straight
     shutil.copytree(run / "negatives", tmp_path / "gone" / "negatives")
-    with pytest.raises(TableError, match="was mined from are gone, and the loss needs them as keys"):
+    with pytest.raises(TableError, match="Put them back, or start a new run"):
         train(Trainer.start(small.layout.root, str(tmp_path / "gone"), recipe(refresh={"start": 3}), silent))
     url, queries = RunLayout(str(tmp_path / "labels")).negatives(2, "queries"), small.layout.queries("train")
     build_negatives(url, open_manifest(queries), small.points["train"].positives, small.labels, 3)

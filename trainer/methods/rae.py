@@ -39,10 +39,8 @@ class Rae(DualEncoder):
     @model_validator(mode="after")
     def _check_memory(self) -> Rae:
         if self.data.mix or self.data.label_texts or self.data.by_parts:
-            raise ValueError(
-                "method = 'rae' has a memory of the points of one split, all dealt in each epoch: leave out data.mix, "
-                "data.label_texts, data.parts, data.half_life and data.replay"
-            )
+            others = "data.mix, data.label_texts, data.parts, data.half_life and data.replay"
+            raise ValueError(f"method = 'rae' has a memory of all points of one split: leave out {others}")
         if not self.encoder.normalize:
             raise ValueError("method = 'rae' finds near points by cosine: set encoder.normalize = true")
         return self

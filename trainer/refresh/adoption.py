@@ -166,8 +166,8 @@ def _decide(
     kind = "queries" if recipe.clusters else "negatives"
     tables = {source.name: Table.open(_url(run, recipe, newest, source), kind) for source in sources}
     if not recipe.clusters:  # before it is recorded
-        for table in tables.values():
-            table.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
+        for found in tables.values():
+            found.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
     # In the order in which a resumed run reads them, so that its record of the decision is the same to the byte.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")

@@ -25,8 +25,7 @@ class Neighbours:
     """
 
     def __init__(self, run: RunLayout, options: MemorySection) -> None:
-        self._run, self._options = run, options
-        self._table, self._labels = "", Ragged.empty(0)
+        self._run, self._options, self._table = run, options, ""
 
     def begin(self, sources: list[Source]) -> None:
         """Begin an epoch: read the keys of a table that is new. Raises TableError where they are gone."""
@@ -35,14 +34,10 @@ class Neighbours:
         if table is None or table.digest == self._table:
             return
         url = self._run.embeddings(table.parameters["epoch"], source.name)
-        dump = Table.find(url, "embeddings")
-        if dump is None:
-            raise TableError(
-                f"{url}: the embeddings that {table.url} was mined from are gone, and the loss needs them as keys. Put "
-                "them back, or start a new run."
-            )
+        if (dump := Table.find(url, "embeddings")) is None:
+            raise TableError(f"{url}: these keys of {table.url} are gone. Put them back, or start a new run.")
         table.require_made_from("embeddings", dump)
-        if not self._table:  # rows stay those of the run
+        if not self._table:  # later tables are of the same rows
             labels = ScratchRows(_WHAT)
             for group in source.table.batches(["label_ids"]):
                 labels.add(list_column(group, "label_ids"))
@@ -60,15 +55,13 @@ class Neighbours:
         self._table = table.digest
 
     def learn(self, batch: Batch, x: torch.Tensor, queries: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
-        """Return the loss of a rank's part of a batch of so many `queries`, and its gradient on x [b, D]; 0 without a
-        table."""
+        """Return the loss of a rank's part of a batch of `queries`, and its gradient on x [b, D]; 0 without a table."""
         if batch.hard is None or not len(batch):
             return 0.0, 0.0
         assert isinstance(batch.hard, np.ndarray)
-        near = np.maximum(batch.hard, 0).astype(np.int64)
-        found, x = (batch.hard >= 0) & self._known[near], x.detach().requires_grad_()
-        keys, own = send(self._keys[near], x.device), Ragged(batch.positives, batch.positive_offsets)
-        sum_of_queries = vote_loss(x, keys, found, own, self._labels.take(near.ravel()), self._options.temperature)
-        loss = sum_of_queries * (self._options.weight / queries)
-        (gradient,) = torch.autograd.grad(loss, x)
-        return loss.detach(), gradient
+        near, x = np.maximum(batch.hard, 0).astype(np.int64), x.detach().requires_grad_()
+        found, keys = (batch.hard >= 0) & self._known[near], send(self._keys[near], x.device)
+        own, theirs = Ragged(batch.positives, batch.positive_offsets), self._labels.take(near.ravel())
+        votes = vote_loss(x, keys, found, own, theirs, self._options.temperature)
+        loss = votes * (self._options.weight / queries)
+        return loss.detach(), torch.autograd.grad(loss, x)[0]
