@@ -102,7 +102,9 @@ def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _
     noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
-    if slack < _MORE_SLACK and unsure.size:
+    if not unsure.size:  # nor are all vectors read for none
+        return keys
+    if slack < _MORE_SLACK:
         keys[unsure] = search_exactly(block, queries[unsure], width, _MORE_SLACK)
         return keys
     at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
