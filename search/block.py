@@ -4,8 +4,10 @@ Faiss' own scores depend in their last bits on the shape of the matrix product, 
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
 """
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,10 +23,22 @@ _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _MORE_SLACK = 256  # for the rows that do not
 _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
+_FEW_PAIRS = 1 << 12
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have Faiss use one thread within the block, in the calling thread: with more, equal offers are cut by chance."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,8 @@ def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np
 
 def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, scores: np.ndarray) -> None:
     arrays = (faiss.swig_ptr(array) for array in (scores, queries, vectors, positions))
-    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
+    with one_thread() if positions.size < _FEW_PAIRS else contextlib.nullcontext():  # waking others takes longer
+        faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
 
 
 def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:

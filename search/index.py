@@ -1,7 +1,6 @@
 """The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import faiss
@@ -13,7 +12,7 @@ from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, offered, padded, search_exactly, set_threads
+from search.block import Block, offered, one_thread, padded, search_exactly, set_threads
 from search.candidates import unpack
 from search.factory import Factory
 from search.nearest import widened
@@ -72,17 +71,6 @@ def add(index: faiss.Index, vectors: np.ndarray) -> None:
 def keep_first(index: faiss.Index, rows: int) -> None:
     """Remove the vectors behind the first `rows` from an index that has inverted lists."""
     index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Have Faiss use one thread within the block, in the calling thread: with more, equal offers are cut by chance."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)
 
 
 def empty(factory: Factory, dimension: int) -> faiss.Index:

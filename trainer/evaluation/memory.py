@@ -282,9 +282,8 @@ class Memory:
         if self.on_device is not None:
             best, points = top_k(unit, self.on_device, count)
             return best.cpu().numpy(), points.cpu().numpy()
-        from search.block import search, search_exactly
+        from search.block import one_thread, search, search_exactly
         from search.candidates import unpack
-        from search.index import one_thread
 
         queries = unit.cpu().numpy()
         if self.index is None or not count:
