@@ -6,17 +6,17 @@ from typing import Literal, get_args
 Part = Literal["tokens", "features", "dense"]
 Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # encoder.inputs
 Kind = Literal[Read, "none"]  # of streams without an encoder, too
-_PARTS: tuple[Part, ...] = get_args(Part)
-_SPECIAL: Mapping[str, tuple[Part, ...]] = {"both": ("tokens", "features"), "all": _PARTS}
+PARTS: tuple[Part, ...] = get_args(Part)
+_SPECIAL: Mapping[str, tuple[Part, ...]] = {"both": ("tokens", "features"), "all": PARTS}
 
 
 def reads(kind: Kind) -> tuple[Part, ...]:
     """Return what `kind` reads."""
-    return _SPECIAL.get(kind) or tuple(part for part in _PARTS if part in kind.split("+"))
+    return _SPECIAL.get(kind) or tuple(part for part in PARTS if part in kind.split("+"))
 
 
 def kind_of(parts: Mapping[Part, bool]) -> Kind:
     """Return the kind that reads those of `parts` that there are."""
-    there = tuple(part for part in _PARTS if parts[part])
+    there = tuple(part for part in PARTS if parts[part])
     kinds: tuple[Read, ...] = get_args(Read)
     return next((kind for kind in kinds if reads(kind) == there), "none")

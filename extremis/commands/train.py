@@ -94,12 +94,12 @@ def train_recipe(
         for line in resolved.lines(data) if group.first else ():
             say(line)
         outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
-        earlier = resolved.recipe.train.start_from
-        if group.first and earlier:
-            carry(data, run, earlier, resolved.recipe.train.device)
-        if group.first:
-            say(f"{run}: trained; next: extremis evaluate {data} {run}")
-    return {"run": run, **outcome} if group.first else None
+    if not group.first:
+        return None
+    if earlier := resolved.recipe.train.start_from:  # when no other rank waits for this one
+        carry(data, run, earlier, resolved.recipe.train.device)
+    say(f"{run}: trained; next: extremis evaluate {data} {run}")
+    return {"run": run, **outcome}
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:

@@ -26,14 +26,12 @@ from trainer.encoders.features import (
 )
 from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.group import ALONE, Group
-from trainer.input_kinds import reads
+from trainer.input_kinds import PARTS, reads
 from trainer.inputs import Inputs
 from trainer.methods import rules
 from trainer.methods.kinds import EncoderSection
 from trainer.methods.rules import FromData
 from trainer.rows.matrix import RowMatrix, RowOptimizer
-
-_PARTS = "tokens", "features", "dense"
 
 
 class BagSection(EncoderSection):
@@ -93,7 +91,7 @@ class BagEncoder(Encoder):
     _config: BagSection
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:
-        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in _PARTS)
+        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in PARTS)
         if reads_dense and not dense:
             raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
         self._dense = dense if reads_dense else 0
@@ -124,7 +122,7 @@ class BagEncoder(Encoder):
     def least_bytes(cls, config: BagSection, vocabulary: int, features: int, dense: int = 0) -> int:
         """Return the bytes of the table, of the residual layer's weights and of the projection."""
         tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
-        sizes = zip(_PARTS, (tokens, features, dense), strict=True)
+        sizes = zip(PARTS, (tokens, features, dense), strict=True)
         rows = sum(size for part, size in sizes if part in reads(config.inputs))
         layer = (2 * config.hidden or config.dimension) * config.residual
         return 4 * config.dimension * (rows + layer)

@@ -3,6 +3,7 @@
 Its files say all: modules, pooling, the longest text, prompts. No code of theirs is run, and nothing is unpickled.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from torch import nn
@@ -102,7 +104,7 @@ class TextFiles:
     def open(self, device: torch.device, compute: str, prompt: str = "") -> "TextModel":
         """Load the model to `device`, to compute in `compute`, float32 or bfloat16. Raises InputError."""
         (first, path), *others = self.modules
-        try:
+        with reading_model(self.name):
             read = _Transformer if first == "Transformer" else _Table
             reader = read(self, self.folder / path, device, compute, prompt)
             normal = partial(nn.functional.normalize, dim=1)
@@ -111,12 +113,19 @@ class TextFiles:
                 for kind, path in others
                 if kind in ("Dense", "Normalize")
             ]
-        except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(
-                f"{self.name}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
-                "Save the model again with the library that made it."
-            ) from error
         return TextModel(reader, steps, device, prompt)
+
+
+@contextlib.contextmanager
+def reading_model(name: str) -> Iterator[None]:
+    """Raise InputError where the block cannot read the files of the model `name`."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise InputError(
+            f"{name}: its files are damaged, or do not fit together ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). Save the model again with the library that made it."
+        ) from error
 
 
 def find_folder(name: str) -> Path:

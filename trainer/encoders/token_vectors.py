@@ -15,7 +15,7 @@ from schemas.layout import DataLayout, find_tokenizer
 from schemas.randomness import InitialWeights, Purpose
 from schemas.table import Table
 from trainer.device import torch_generator
-from trainer.encoders.texts import STATIC, find_folder, static_rows
+from trainer.encoders.texts import STATIC, find_folder, reading_model, static_rows
 
 _OF_TRANSFORMER = tuple(
     f"{name}.weight" for name in ("word_embeddings", "embed_tokens", "tok_embeddings", "wte", "shared")
@@ -36,18 +36,15 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     Raises InputError: as `find_token_vectors`, or there are none in it; TableError.
     """
     folder, tokens = find_token_vectors(name, data)
-    places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
-    if not places:
+    with reading_model(_of(name)):
+        rows = _widest(folder)
+    if not rows.any():
         raise InputError(
             f"{_of(name)}: no vectors of tokens in it. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
             "sentence-transformers, WordLlama), or with the input embeddings of a transformer."
         )
-    widest = max(places)
-    with safe_open(widest.file, "pt") as file:
-        if widest.name in STATIC:
-            rows = static_rows({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        else:
-            rows = file.get_tensor(widest.name).float()
+    if not rows.isfinite().all():
+        raise InputError(f"{_of(name)}: a vector holds NaN or infinity. Name another model, or mend this one.")
     return torch.nn.functional.pad(rows[:tokens], (0, 0, 0, max(0, tokens - len(rows))))
 
 
@@ -56,7 +53,9 @@ def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
 
     Raises InputError: no such directory or hub name, or a model of another tokenizer; TableError.
     """
-    folder, table = find_folder(name), Table.open(data.tokenizer, "tokenizer")
+    folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
+    if table is None:
+        raise InputError(f"{_of(name)}: {data.root} has no tokens, which its vectors are of. Shard texts.")
     own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
     there = _vocabulary(name, folder)
     same = sum(there.get(token) == number for token, number in own.items())
@@ -72,10 +71,24 @@ def _of(name: str) -> str:
     return f"encoder.pretrained = {name!r}"
 
 
+def _widest(folder: Path) -> torch.Tensor:
+    """Return the vectors of tokens of most columns in the files of a model; [0, 0] where there are none."""
+    places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
+    if not places:
+        return torch.empty(0, 0)
+    widest = max(places)
+    with safe_open(widest.file, "pt") as file:
+        if widest.name in STATIC:
+            return static_rows({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        rows: torch.Tensor = file.get_tensor(widest.name).float()
+        return rows
+
+
 def _places_in(file: Path) -> list[_Place]:
     with safe_open(file, "pt") as tensors:
         names = [name for name in tensors.keys() if name in STATIC or name.endswith(_OF_TRANSFORMER)]  # noqa: SIM118
-        return [_Place(tensors.get_slice(name).get_shape()[1], file, name) for name in names]
+        shapes = ((tensors.get_slice(name).get_shape(), name) for name in names)
+        return [_Place(shape[1], file, name) for shape, name in shapes if len(shape) == 2]
 
 
 def _vocabulary(name: str, folder: Path) -> dict[str, int]:

@@ -144,17 +144,19 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
     """Give a run the fusion of `earlier`, which it went on from: its weights, its linear ranker, a memory of its own.
 
     Nothing is fitted, so that no row has to be held out; the memory's index is tuned on points. None: `earlier` has no
-    fusion. Raises as `fit_weights`.
+    fusion, or `run` has one. Raises as `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))
     if not is_published(RunLayout(earlier).fusion(before.step)):
         return None
-    fusion, table = open_fusion(data, earlier, before)
     step = best_step(RunLayout(run))
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(device))
+    if is_published(RunLayout(run).fusion(checkpoint.step)):
+        return None
+    fusion, table = open_fusion(data, earlier, before)
     memory = None
-    if isinstance(fusion, Weights) and fusion.votes:
+    if isinstance(fusion, Weights) and fusion.votes and not recipe.data.mix:
         memory = Memory.build(model, layout, recipe.data, budget)
         memory = memory.indexed(torch.from_numpy(memory.vectors[: 3 * TUNED].astype(np.float32)), budget)
     ranker = LinearRanker.read(table)

@@ -1,6 +1,7 @@
 """Tokens that begin at the vectors of a pretrained model: its forms, its tokenizer, and what becomes of its columns."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,20 @@ def test_a_model_of_another_tokenizer_is_refused_with_the_command(tmp_path: Path
     (model / "model.safetensors").unlink()
     with pytest.raises(InputError, match="no vectors of tokens in it"):
         read_token_vectors(str(model), sharded(tmp_path / "same", str(model)))
+
+
+@pytest.mark.parametrize("harm", ["cut", "nan", "flat"])
+def test_a_damaged_model_is_one_message(harm: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    model = tmp_path / "model"
+    rows = written("model2vec", model, tokenizer)
+    data, file = sharded(tmp_path, str(model)), model / "model.safetensors"
+    if harm == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        save_file({"embeddings": rows * math.nan if harm == "nan" else rows.flatten()}, file)
+    expected = {"cut": "damaged", "nan": "NaN", "flat": "no vectors of tokens"}[harm]
+    with pytest.raises(InputError, match=rf"encoder\.pretrained = '{model}': .*{expected}"):
+        read_token_vectors(str(model), data)
 
 
 @given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 1000))
