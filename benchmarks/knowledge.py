@@ -94,7 +94,7 @@ def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: 
     if side != "minilm":
         common["pretrained"] = model_of(SIDES[side]) if side == "static" else None
         common["minutes"] = minutes or None
-        extremis.run("auto", data, run, **common)
+        extremis.run("auto", data, run, deterministic=not minutes, **common)  # tables come when they would be due
         return
     common["set"] += [
         *("encoder.kind=transformer", f"encoder.model={model_of(SIDES[side])}", "encoder.lr=5e-5", "data.holdout=0.02"),
