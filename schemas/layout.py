@@ -18,7 +18,7 @@ SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
 COMPARED, COMPARISON = "ablation.json", "ablation.md"
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
-_NUMBERED = re.compile(r"(epoch|step)-(\d+)")
+_NUMBERED = re.compile(r"(epoch|step)-(-?\d+)")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 

@@ -7,11 +7,12 @@ from pipelines.common.vectors import Source, open_source
 from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, numbered, source_of_part, staging
+from schemas.layout import LABEL_TEXTS, DataLayout, RunLayout, numbered, source_of_part, staging
 from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
 
+_FIRST = -2  # the dump that a run makes of the run before, for epoch 0
 _UNLISTED = 8  # epochs after the last dump that is listed
 
 
@@ -113,7 +114,8 @@ def complete_dumps(run: str) -> dict[int, str]:
     digests: dict[int, str] = {}
     epochs = numbered(layout.dumps)
     if not storage.is_local(run):
-        epochs += range(max(epochs, default=-1) + 1, max(epochs, default=-1) + 1 + _UNLISTED)
+        after = max(epochs, default=-1) + 1
+        epochs = sorted({*epochs, _FIRST, *range(after, after + _UNLISTED)})
     for epoch in epochs:
         vectors = Table.find(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
@@ -162,15 +164,16 @@ def _sources(
 def _rows_of(data: DataLayout, name: str) -> Table:
     """Open the rows of a source, as the trainer calls it.
 
-    `queries`, one part of them where there is a window of parts, `labels`, or a split where splits are mixed.
+    `queries`, `labels`, one part of either where rows are dealt by parts, or a split where splits are mixed.
     """
-    if name == "labels":
-        return Table.open(data.labels, "labels")
-    train = Table.open(data.queries("train"), "queries")
-    if name == "queries":
-        return train
-    part = next((part for part in train.parts if source_of_part("queries", part.name) == name), None)
-    return Table.open(data.queries(name), "queries") if part is None else train.of_parts([part])
+    whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
+    for source, place in whole.items():
+        table = Table.open(*place)
+        if name == source:
+            return table
+        if part := next((part for part in table.parts if source_of_part(source, part.name) == name), None):
+            return table.of_parts([part])
+    return Table.open(data.queries(name), "queries")
 
 
 def _vectors(

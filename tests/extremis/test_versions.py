@@ -23,10 +23,13 @@ from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initial import begin_with_run
-from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model
+from trainer.model import DataSizes, find_checkpoint, load_encoder, load_model, open_texts
 from trainer.model import Model as TrainedModel
 from trainer.settings.resolve import resolve
 from trainer.settings.versions import LEAST
+from trainer.setup import open_replay
+from trainer.stream import open_sources
+from trainer.stream.sources import in_window
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -144,6 +147,76 @@ def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:
     stated = resolve("random", [*changes, "refresh.source=table", "refresh.start=2", "train.epochs=5"], data).recipe
     assert (stated.refresh.source, stated.refresh.start, stated.train.epochs) == ("table", 2, 5)
     assert stated.data.replay == 1
+
+
+DUAL = {
+    "train.epochs": 4,
+    "order.batch": 4,
+    "order.streams": 2,
+    "encoder.dimension": 8,
+    "encoder.hidden": 8,
+    "encoder.buckets": 64,
+    "negatives.hard": 2,
+    "negatives.width": 3,
+}
+
+
+def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_step(days: Path, tmp_path: Path) -> None:
+    layout, before, replayed = DataLayout(f"{days}/data2"), tmp_path / "run1", {**DUAL, "data.replay": 0.5}
+    extremis.train("dexml-sampled", days / "data1", before, set={**DUAL, "negatives.hard": 0}, progress=False)
+    run = extremis.run("dexml-sampled", layout.root, tmp_path / "run2", from_run=before, set=replayed, progress=False)
+    assert [epoch["table_epoch"] for epoch in run.epochs] == [0] * len(run.epochs)
+    assert [epoch["late"] for epoch in run.epochs] == [False] * len(run.epochs)
+
+    changes = [f"{key}={value}" for key, value in replayed.items()]
+    recipe = resolve("dexml-sampled", [*changes, f"train.start_from={str(before)!r}"], layout.root).recipe
+    facts, texts = DataSizes.of(layout), open_texts(layout, recipe)
+    model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, texts=texts)
+    assert begin_with_run(model, layout, recipe, silent)
+    of_run = RunLayout(str(tmp_path / "run2"))
+    for source in in_window(open_sources(layout, "train", True), "", 0.0, open_replay(layout, recipe)):
+        rows, table = source.table.read(), Table.open(of_run.negatives(0, source.name), "negatives").read()
+        own = rows.column("label_ids" if "label_ids" in rows.column_names else "label_id").to_pylist()
+        scores = (model.embed_table(rows).half().float() @ model.head.vectors.float().T).numpy()
+        for hard, score, positives in zip(table.column("label_ids").to_pylist(), scores, own, strict=True):
+            score[positives] = -np.inf
+            found = [label for label in hard if label >= 0]
+            np.testing.assert_allclose(score[found], np.sort(score)[::-1][: len(found)], atol=2e-3)
+            assert len({*found}) == min(3, np.isfinite(score).sum())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "start", "replays"),
+    [
+        ("rae", [], 0, False),  # its table is of one source
+        ("dexml-sampled", ["negatives.hard=2", "refresh.every=2"], 0, False),  # later tables are of whole epochs
+        ("dexml-sampled", ["negatives.hard=2", "refresh.start=2"], 2, False),
+        ("random", ["negatives.hard=3", "refresh.source=table"], 0, True),
+        ("random", ["negatives.hard=3", "refresh.by=labels", "data.label_texts=true"], 0, False),
+        ("ngame", ["order.cluster=2"], 2, False),  # clusters are of no earlier run
+    ],
+)
+def test_which_refreshes_begin_with_a_table(
+    recipe: str, changes: list[str], start: int, replays: bool, days: Path
+) -> None:
+    stated = [*_sizes(recipe), *changes, f"train.start_from={str(days / 'run1')!r}"]
+    settled = resolve(recipe, stated, f"{days}/data2").recipe
+    assert settled.tables is not None
+    assert settled.tables.start == start
+    assert (settled.data.replay < 1) == replays
+    assert settled.table_epochs() == [e for e in range(start, settled.train.epochs, settled.tables.every) if e != 1]
+
+
+def _sizes(recipe: str) -> list[str]:
+    changes = ["order.batch=8", "order.streams=2", "encoder.dimension=8", "encoder.hidden=8", "encoder.buckets=64"]
+    rates = [] if recipe == "random" else ["encoder.lr=0.01", "encoder.dense_lr=0.01"]
+    return [*changes, *rates]
+
+
+@pytest.mark.parametrize("start", ["0", "1"])
+def test_a_run_from_nothing_has_no_table_before_epoch_2(start: str) -> None:
+    with pytest.raises(InputError, match=rf"refresh.start = {start}: .*set 2 or more, or 0 with train.start_from"):
+        load_recipe("dexml-sampled", [*_sizes("dexml"), f"refresh.start={start}"])
 
 
 def test_a_refresh_keeps_the_fusion_of_the_run_before_with_a_memory_of_its_own(days: Path, tmp_path: Path) -> None:

@@ -186,7 +186,10 @@ class MinedTables(Tables, Refresh):
 
     source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
     start: Annotated[int, FromData(start_from_data)] = Field(
-        5, ge=LEAD, description="tau_s: the first epoch with hard negatives; two epochs after its dump"
+        5,
+        ge=0,
+        description="tau_s: the first epoch with hard negatives; two epochs after its dump, so 2 or more; with "
+        "train.start_from also 0, by the vectors of that run",
     )
     every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
     by: Literal["classifier", "labels"] = Field(

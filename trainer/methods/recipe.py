@@ -9,7 +9,18 @@ from pydantic import Field, SerializeAsAny, model_validator
 from schemas.options import Options
 from trainer.methods.earlier import renew
 from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
-from trainer.methods.sections import Checkpoint, Classifier, Data, Logging, Order, Storage, Tables, Train, Validation
+from trainer.methods.sections import (
+    LEAD,
+    Checkpoint,
+    Classifier,
+    Data,
+    Logging,
+    Order,
+    Storage,
+    Tables,
+    Train,
+    Validation,
+)
 from trainer.schedule import SINGLE_ROWS
 
 if TYPE_CHECKING:
@@ -172,8 +183,12 @@ class Recipe(OneOfKinds):
         return self.clusters or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
-        """List the epochs from which a new table is used: start, start + every, ... within the run."""
-        return [] if self.tables is None else list(range(self.tables.start, self.train.epochs, self.tables.every))
+        """List the epochs from which a new table is used: start, start + every, ... within the run.
+
+        That of epoch 0 is of the run before; what an epoch of this one dumps is used LEAD epochs later at the earliest.
+        """
+        epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
+        return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
 
     def mixtures(self) -> tuple[tuple[int, int], ...]:
         """Return the numbers of hard and random negatives of each epoch; empty where they do not change."""
@@ -204,6 +219,12 @@ class Recipe(OneOfKinds):
             raise ValueError(
                 f"validation.patience = {self.validation.patience} counts validations, and there are none: set "
                 "validation.split, or data.holdout"
+            )
+        start = self.tables.start if self.tables else LEAD
+        if start < LEAD and (start or self.clusters or not self.train.start_from):
+            raise ValueError(
+                f"refresh.start = {start}: the first table is of what epoch 0 dumps, for epoch {LEAD}: set {LEAD} or "
+                "more, or 0 with train.start_from, whose run is mined before epoch 0"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.tables and thin and not self.data.by_shares:

@@ -310,7 +310,12 @@ class Train(Options):
 class Tables(Options):
     """Schedule of tables (ASTRA's tau_s and tau_r), and the policy for late ones."""
 
-    start: int = Field(5, ge=LEAD, description="tau_s: the first epoch with a table; two epochs after its dump")
+    start: int = Field(
+        5,
+        ge=0,
+        description="tau_s: the first epoch with a table; two epochs after its dump, so 2 or more; with "
+        "train.start_from also 0, by the vectors of that run",
+    )
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
         "warn",

@@ -87,6 +87,15 @@ class EmbeddingCollector:
             rows, x = self._arriving.popleft()
             self._fresh.append(self._take(rows, x.take()))
 
+    def embed(self, model: Model) -> None:
+        """Keep the embeddings of all of this rank's rows by `model`. Raises TableError."""
+        for place in self._places:
+            table, first = self._sources[place.source].table, place.start
+            for rows in table.batches_of(place.index, model.columns):
+                x = model.embed_table(rows).to(CPU, torch.float16).numpy()
+                self._vectors[first - self._first :][: len(x)] = x
+                first += len(x)
+
     def take_fresh(self) -> np.ndarray:
         """Return the row ids [n] that came since this was last asked; `save_part` takes them."""
         self.fetch()
@@ -236,6 +245,16 @@ class Refresher:
     group: Group
     claim: Claim
     writer: BackgroundWriter
+
+    def begin(self, tables: list[Source], model: Model) -> None:
+        """Begin to write what the table of epoch 0 is made from: all rows, by the model that the run goes on from.
+
+        Raises TableError, StorageError.
+        """
+        dump = self.dump(-LEAD, 0, tables, model.width)
+        if dump is not None:
+            dump.embed(model)
+            self.publish(dump, model, 0)
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
         """Open the dump of `epoch`, restored up to its `step`; None where no table is made of it, or it is there."""

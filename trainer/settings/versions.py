@@ -2,13 +2,13 @@
 
 import glob
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from trainer.methods.astra import Astra, MinedTables
+from trainer.methods.astra import Astra
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Setting
 from trainer.model import find_earlier
@@ -59,7 +59,7 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
     return {key: setting for key, setting in settings.items() if key not in stated}
 
 
-def _epochs(recipe: Recipe, run: str, share: float, stated: Container[str]) -> dict[str, Setting]:
+def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
     """Show new rows half as often as from nothing does, and old ones as often as the rest of the time allows.
 
     The time is that for LEAST + SHARE * `share` of the epochs.
@@ -68,7 +68,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: Container[str]) -> d
     reason = f"{share:.1%} of the rows are new since {run}"
     times = (time / PASSES - share) / (1 - share) if share < 1 else 1.0
     rows = recipe.data
-    is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _takes_tables(recipe, stated)
+    is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
             "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; from nothing {epochs}"),
@@ -89,19 +89,33 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
     return settings
 
 
-def _negatives(recipe: Recipe, stated: Container[str]) -> dict[str, Setting]:
-    """Take hard negatives by the vectors as they are from the first step on, where there is an index for it."""
-    if not isinstance(recipe, Astra) or not recipe.negatives.hard or _takes_tables(recipe, stated):
-        return {}
+def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
+    """Take hard negatives from the first step on: by the vectors as they are, or by one table of those of RUN1."""
     reason = "vectors are trained: hard negatives from the first step on"
-    return {"refresh.source": Setting("in-trainer", reason), "refresh.start": Setting(0, reason)}
+    begun = {"refresh.start": Setting(0, reason)}
+    if _can_search(recipe) and "refresh.source" not in stated:
+        return {"refresh.source": Setting("in-trainer", reason), **begun}
+    if recipe.tables is None or recipe.clusters or "refresh.start" in stated:
+        return {}
+    one = Setting(recipe.train.epochs, "one table, of all rows by the run before")
+    return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "it is mined before the first step")}
 
 
-def _takes_tables(recipe: Recipe, stated: Container[str]) -> bool:
-    """Tell whether a run takes from tables what can come from nothing else, or is told to."""
-    if not isinstance(recipe, Astra) or not isinstance(recipe.refresh, MinedTables):
-        return recipe.tables is not None
-    return bool(recipe.negatives.hard) and (recipe.refresh.by == "labels" or "refresh.source" in stated)
+def _can_search(recipe: Recipe) -> bool:
+    """Tell whether hard negatives can come from an index of the vectors within the trainer."""
+    return isinstance(recipe, Astra) and bool(recipe.negatives.hard) and _searched(recipe) == "classifier"
+
+
+def _searched(recipe: Recipe) -> str:
+    """Return which vectors the tables of a run are mined from."""
+    return str(recipe.table_facts.get("by", "classifier")) if recipe.tables else "classifier"
+
+
+def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
+    """Tell whether tables are of what epochs dump, or of vectors of a whole source."""
+    if recipe.tables is None or (_can_search(recipe) and "refresh.source" not in stated):
+        return False
+    return recipe.clusters or _searched(recipe) != "classifier" or bool(stated & {"refresh.start", "refresh.every"})
 
 
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
