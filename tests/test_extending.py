@@ -221,8 +221,9 @@ def losses(done: Done) -> list[float]:
 @pytest.mark.parametrize("name", FILES)
 def test_an_example_is_short_and_touches_few_files(name: str) -> None:
     addition = ADDITIONS[name]
-    assert addition.shown == addition.example.read_text()
-    assert len(addition.shown.splitlines()) <= LINES
+    text = addition.example.read_text()
+    assert text.endswith(addition.shown)  # the page leaves out imports
+    assert len(text.splitlines()) <= LINES
     assert len(addition.files()) == FILES[name]
     assert not (ROOT / addition.place).exists()
 
