@@ -134,6 +134,16 @@ def test_every_recipe_is_on_the_page_of_recipes_and_in_the_readme() -> None:
         assert [name for name in recipe_names() if f"`{name}`" not in text] == []
 
 
+def test_the_reference_names_modules_and_classes_that_exist() -> None:
+    named = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert len(named) > 5
+    for name in named:
+        module, _, last = name.rpartition(".")
+        source = (ROOT / module.replace(".", "/")).with_suffix(".py")
+        whole = (ROOT / name.replace(".", "/")).with_suffix(".py")
+        assert whole.exists() or last in _definitions(ast.parse(source.read_text()).body), name
+
+
 def test_blocks_of_json_and_yaml_are_that() -> None:
     for page in PAGES:
         for language, body in FENCE.findall(page.read_text()):
