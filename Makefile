@@ -41,9 +41,9 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each
-	@for module in $(filter-out benchmarks.__init__,$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
-		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
+bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each, kept in benchmarks/results
+	@for module in $(filter-out __init__ results,$(notdir $(basename $(wildcard benchmarks/*.py)))); do \
+		echo "== $$module"; $(BIN)/python -m benchmarks.results --run $$module || exit 1; done
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m zensical build --strict --clean

@@ -24,7 +24,7 @@ from pipelines.clustering.balanced import balanced_clusters
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 DIMENSION, BATCH, SIZE = 64, 512, 32
 QUANTILES = (0.05, 0.1, 0.25, 0.5)
-EPOCH_SECONDS, EPOCHS_A_CLUSTERING = 11.0, 5  # of `make demo` (docs/results.md), and tau of the paper's table 9
+EPOCH_SECONDS, EPOCHS_A_CLUSTERING = 11.0, 5  # of `make demo`, and tau of the paper's table 9
 
 
 def main() -> None:

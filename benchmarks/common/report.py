@@ -1,12 +1,16 @@
-"""Report of a benchmark: one JSON object with its claim, figures, ratios against bars, and the machine."""
+"""Report of a benchmark: one JSON object with its claim, figures, ratios against bars, origin and machine."""
 
 import importlib.util
 import json
 import os
 import platform
+import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 # A bar is a least value, or with a leading "<" a greatest one that is not reached: {"a": 0.8, "b": "<1.3"}.
@@ -26,12 +30,27 @@ def report(
         "ratios": {name: round(value, 4) for name, value in ratios.items()},
         "bars": dict(bars),
         "holds": all(_holds(ratios[name], bar) for name, bar in bars.items()),
+        **origin(),
         "machine": machine(),
         **more,
     }
     sys.stdout.write(json.dumps(body) + "\n")
     sys.stdout.flush()
     return body
+
+
+def origin() -> dict[str, str]:
+    """Return the command, without folders of this machine, the commit ("+": with changes since), and the day."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec else "benchmarks"
+    arguments = [Path(text).name if os.path.isabs(text) else text for text in sys.argv[1:]]
+    git = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return {
+        "command": shlex.join(["python", "-m", name, *arguments]),
+        "commit": done.stdout.strip() or "unknown",
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
 
 
 def machine() -> dict[str, Any]:

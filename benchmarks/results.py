@@ -1,0 +1,245 @@
+"""docs/results.md from the records of benchmarks/results/, and which records are older than the code they measure."""
+
+import argparse
+import ast
+import functools
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+SECTIONS = ("Accuracy", "Data that grows", "Sharding", "Mining and embedding", "The stream", "Training", "Faults")
+FIELDS = ("title", "section", "claim", "command", "commit", "date", "machine", "columns", "rows", "read", "files")
+HEAD = """# Results
+
+For readers who choose or tune: what was measured, with which command, and at which commit.
+
+`python -m benchmarks.results` makes this page from `benchmarks/results/*.json`: change a record, not the page. Compare
+ratios: seconds depend on the machine. P@k, PSP@k and R@k are per cent of test splits, with A = 0.55 and B = 1.5.
+Brackets hold the ends of a 95 % interval, or a bar set beforehand. [papers/](../papers/README.md) has the claims of
+papers.
+"""
+# Calls that show their texts to a user: a text may change without a change of what was measured.
+SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}
+SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between versions of Python
+
+
+class RecordError(Exception):
+    """A record or a run cannot be used. Exit status 2."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page; with --check compare it, with --run measure anew. Return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare the page with the records; write nothing")
+    parser.add_argument("--run", metavar="MODULE", help="run benchmarks.MODULE ARGUMENTS, and keep its record")
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        if options.run:
+            keep(run(options.run, rest))
+        elif rest:
+            parser.error(f"unknown arguments: {' '.join(rest)}")
+        return check() if options.check else write()
+    except RecordError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def write() -> int:
+    """Fill in digests that records lack, from their commits, and write the page."""
+    for record in read_records():
+        if "digest" not in record:
+            save({**record, "digest": digest(record["files"], record["commit"])})
+    PAGE.write_text(page(read_records()))
+    return 0
+
+
+def check(records: Path = RECORDS, shown: Path = PAGE, root: Path = ROOT) -> int:
+    """Print what is wrong, and the stale records. Return 1 where the page is not made of the records, 0 otherwise."""
+    found = read_records(records)
+    wrong = [f"{record['name']}: no {field}" for record in found for field in missing(record)]
+    if not wrong and shown.read_text() != page(found, root):
+        wrong = [f"{shown.name} is not made of the records: run `python -m benchmarks.results`"]
+    for line in (*wrong, *(f"stale: {_origin(record)}" for record in stale(found, root))):
+        sys.stdout.write(f"{line}\n")
+    return bool(wrong)
+
+
+def read_records(folder: Path = RECORDS) -> list[dict[str, Any]]:
+    """Return all records in the page's order: by section, then by name."""
+    records = [{**json.loads(path.read_text()), "name": path.stem} for path in folder.glob("*.json")]
+    return sorted(records, key=lambda record: (SECTIONS.index(record["section"]), record["name"]))
+
+
+def missing(record: Mapping[str, Any]) -> list[str]:
+    """Return the fields that a record lacks, or has empty, or, of rows, of another width."""
+    lacks = [field for field in (*FIELDS, "digest") if not record.get(field)]
+    return lacks or ["row of equal width"] * any(len(row) != len(record["columns"]) for row in record["rows"])
+
+
+def save(record: Mapping[str, Any]) -> None:
+    """Write a record, a line a row, so that a change is seen."""
+    fields = {name: value for name, value in record.items() if name != "name"}
+    rows = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in fields.pop("rows"))
+    text = json.dumps(fields, indent=2, ensure_ascii=False).removesuffix("\n}")
+    RECORDS.mkdir(exist_ok=True)
+    (RECORDS / f"{record['name']}.json").write_text(f'{text},\n  "rows": [\n{rows}\n  ]\n}}\n')
+
+
+def page(records: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
+    """Return the page of the records; code in `root` says which are stale."""
+    parts = [HEAD]
+    for section in SECTIONS:
+        own = [_shown(record) for record in records if record["section"] == section]
+        parts += [f"## {section}\n", *own] if own else []
+    old = ";\n".join(_origin(record) for record in stale(records, root))
+    parts += [f"## Measured before the code changed\n\n{old}.\n"] if old else []
+    return "\n".join(parts)
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    which = [record["columns"].index(name) for name in record.get("shown", record["columns"])]
+    lines = [[record["columns"][i] for i in which], ["---"] * len(which)]
+    lines += [[str(row[i]) for i in which] for row in record["rows"]]
+    table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
+    commands = "\n".join(f"    {line}" for line in record["command"].splitlines())
+    machine = record["machine"]
+    if isinstance(machine, Mapping):
+        machine = f"{machine['cores']} cores, {machine['cpu']}"
+    more = f", {record['seeds']}" if record.get("seeds") else ""
+    origin = f"*Commit {record['commit']}, {record['date']}, {machine}{more}.*"
+    return f"### {record['title']}\n\n{record['claim']}\n\n{commands}\n\n{table}\n\n{record['read']} {origin}\n"
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    return f"{record['name']} {record['commit']} {record['date']}"
+
+
+def stale(records: Iterable[Mapping[str, Any]], root: Path = ROOT) -> list[Mapping[str, Any]]:
+    """Return the records whose code has changed since they were measured."""
+    return [record for record in records if record.get("digest") != digest(record["files"], root=root)]
+
+
+def digest(files: Sequence[str], commit: str | None = None, root: Path = ROOT) -> str:
+    """Return the digest of code, files and folders below `root`, as it is now or was at a commit.
+
+    It is of syntax trees without docstrings and messages; of TOML, of lines without comments. A path that is not there
+    counts as such.
+    """
+    texts: dict[str, str] = {}
+    for path in files:
+        if commit:
+            listed = _git("ls-tree", "-r", "--name-only", commit, "--", path).splitlines()
+            texts |= {name: _git("show", f"{commit}:{name}") for name in listed if _counts(name)}
+        else:
+            found = [root / path] if (root / path).is_file() else [*(root / path).rglob("*")]
+            texts |= {str(each.relative_to(root)): each.read_text() for each in found if _counts(each.name)}
+    return _hashed({name: _content(text, name.endswith(".py")) for name, text in texts.items()})
+
+
+@functools.cache
+def _content(text: str, python: bool) -> str:
+    lines = [line.strip() for line in text.splitlines()]
+    return _hashed(shape(text) if python else [line for line in lines if line and not line.startswith("#")])
+
+
+def _hashed(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _counts(name: str) -> bool:
+    return name.endswith((".py", ".toml"))
+
+
+def shape(source: str) -> Any:
+    """Return the syntax tree of a module as lists of texts, without docstrings, messages and places."""
+    return _shape(ast.parse(source), False)
+
+
+def _shape(node: Any, message: bool) -> Any:
+    if isinstance(node, list):
+        return [_shape(each, message) for each in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    message = message or isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg == "help")
+    if isinstance(node, ast.Call):
+        message = message or getattr(node.func, "attr", getattr(node.func, "id", "")) in SAYING
+    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    if text and message:
+        return "message"
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in SKIPPED}
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        fields["body"] = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    if isinstance(node, ast.Assert):
+        fields["msg"] = None
+    return [type(node).__name__, *([name, _shape(value, message)] for name, value in fields.items())]
+
+
+def run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a benchmark; return the JSON object that it prints last. Raises RecordError where there is none."""
+    if "--quick" in arguments:
+        raise RecordError("--quick tries a benchmark: its figures are no record. Run it without --quick.")
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *arguments], stdout=subprocess.PIPE, text=True)
+    sys.stdout.write(done.stdout)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines or not lines[-1].startswith("{"):
+        raise RecordError(f"benchmarks.{module} ended with status {done.returncode} and no report: no record is kept.")
+    body: dict[str, Any] = json.loads(lines[-1])
+    return body
+
+
+def keep(body: Mapping[str, Any]) -> None:
+    """Make a benchmark's report the record of its command, in place of an earlier one, whose title and files stay.
+
+    The sentence to read from the earlier figures goes: the record is complete when one about the new ones is written.
+    """
+    records = read_records()
+    old = next((record for record in records if record["command"] == body["command"]), {})
+    module, *arguments = body["command"].split()[2:]
+    name = module.removeprefix("benchmarks.").replace(".", "_")
+    if not old and any(record["name"] == name for record in records):  # of other arguments
+        name += "_" + (re.sub(r"\W+", "_", " ".join(arguments)).strip("_") or "default")
+    files = old.get("files", [f"{module.replace('.', '/')}.py"])
+    ratios = {ratio: _with_bar(value, body["bars"].get(ratio)) for ratio, value in body["ratios"].items()}
+    save(
+        {
+            "name": old.get("name", name),
+            "title": old.get("title", name),
+            "section": old.get("section", "Training"),
+            **{field: body[field] for field in ("claim", "command", "commit", "date", "machine")},
+            "read": "",
+            "files": files,
+            "digest": digest(files),
+            "columns": ["figure", "value"],
+            "rows": [[name, value] for name, value in _flat({**body["figures"], **ratios})],
+        }
+    )
+
+
+def _with_bar(value: float, bar: float | str | None) -> float | str:
+    return value if bar is None else f"{value} (bar {bar})"
+
+
+def _flat(figures: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}: ")
+        else:
+            yield f"{before}{name}", ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RecordError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
