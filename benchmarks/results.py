@@ -22,8 +22,11 @@ For readers who choose or tune: what was measured, with which command, and at wh
 
 `python -m benchmarks.results` makes this page from `benchmarks/results/*.json`: change a record, not the page. Compare
 ratios: seconds depend on the machine. P@k, PSP@k and R@k are per cent of test splits, with A = 0.55 and B = 1.5.
-Brackets hold the ends of a 95 % interval, or a bar set beforehand. [papers/](../papers/README.md) has the claims of
-papers.
+Brackets hold the ends of a 95 % interval, or a bar set beforehand. `papers/` of a checkout has the claims of papers.
+"""
+OLD = """## Measured before the code changed
+
+The code of these records has changed since, so a new run can give other figures:
 """
 # Calls that show their texts to a user: a text may change without a change of what was measured.
 SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}
@@ -36,7 +39,7 @@ class RecordError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; with --check compare it, with --run measure anew. Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="compare the page with the records; write nothing")
     parser.add_argument("--run", metavar="MODULE", help="run benchmarks.MODULE ARGUMENTS, and keep its record")
     options, rest = parser.parse_known_args(arguments)
@@ -52,35 +55,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write() -> int:
-    """Fill in digests that records lack, from their commits, and write the page."""
+    """Fill in digests that records lack, from their commits, and write the page.
+
+    Raises RecordError where a record lacks more than the sentence to read from it, which is only said.
+    """
     for record in read_records():
-        if "digest" not in record:
+        if "digest" not in record and not missing({**record, "digest": "to come"}):
             save({**record, "digest": digest(record["files"], record["commit"])})
-    PAGE.write_text(page(read_records()))
+    records = read_records()
+    wrong = _wrong(records)
+    if not all(line.endswith(": no read") for line in wrong):
+        raise RecordError("\n".join(wrong))
+    PAGE.write_text(page(records))
+    sys.stderr.writelines(f"{line}: write a sentence to read from its figures\n" for line in wrong)
     return 0
 
 
 def check(records: Path = RECORDS, shown: Path = PAGE, root: Path = ROOT) -> int:
     """Print what is wrong, and the stale records. Return 1 where the page is not made of the records, 0 otherwise."""
     found = read_records(records)
-    wrong = [f"{record['name']}: no {field}" for record in found for field in missing(record)]
-    if not wrong and shown.read_text() != page(found, root):
-        wrong = [f"{shown.name} is not made of the records: run `python -m benchmarks.results`"]
-    for line in (*wrong, *(f"stale: {_origin(record)}" for record in stale(found, root))):
-        sys.stdout.write(f"{line}\n")
-    return bool(wrong)
+    lines = wrong = _wrong(found)
+    if not wrong:
+        if shown.read_text() != page(found, root):
+            wrong = [f"{shown.name} is not made of the records: run `python -m benchmarks.results`"]
+        lines = [*wrong, *(f"stale: {_origin(record)}" for record in stale(found, root))]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return int(bool(wrong))
 
 
 def read_records(folder: Path = RECORDS) -> list[dict[str, Any]]:
-    """Return all records in the page's order: by section, then by name."""
+    """Return all records in the page's order: by section, then by name, which is the file's."""
     records = [{**json.loads(path.read_text()), "name": path.stem} for path in folder.glob("*.json")]
-    return sorted(records, key=lambda record: (SECTIONS.index(record["section"]), record["name"]))
+    place = {section: number for number, section in enumerate(SECTIONS)}
+    return sorted(records, key=lambda record: (place.get(record.get("section", ""), len(SECTIONS)), record["name"]))
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
-    """Return the fields that a record lacks, or has empty, or, of rows, of another width."""
-    lacks = [field for field in (*FIELDS, "digest") if not record.get(field)]
-    return lacks or ["row of equal width"] * any(len(row) != len(record["columns"]) for row in record["rows"])
+    """Return the fields that a record lacks or has empty; of a whole record, those that do not fit."""
+    if lacks := [field for field in (*FIELDS, "digest") if not record.get(field)]:
+        return lacks
+    columns = record["columns"]
+    fits = {
+        f"section of {', '.join(SECTIONS)}": record["section"] in SECTIONS,
+        "row of the columns' number": all(len(row) == len(columns) for row in record["rows"]),
+        "column that `shown` names": {*record.get("shown", ())} <= {*columns},
+    }
+    return [what for what, right in fits.items() if not right]
+
+
+def _wrong(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"{record['name']}: no {field}" for record in records for field in missing(record)]
 
 
 def save(record: Mapping[str, Any]) -> None:
@@ -99,7 +123,7 @@ def page(records: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
         own = [_shown(record) for record in records if record["section"] == section]
         parts += [f"## {section}\n", *own] if own else []
     old = ";\n".join(_origin(record) for record in stale(records, root))
-    parts += [f"## Measured before the code changed\n\n{old}.\n"] if old else []
+    parts += [f"{OLD}\n{old}.\n"] if old else []
     return "\n".join(parts)
 
 
@@ -189,7 +213,9 @@ def run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     sys.stdout.write(done.stdout)
     lines = done.stdout.splitlines()
     if done.returncode or not lines or not lines[-1].startswith("{"):
-        raise RecordError(f"benchmarks.{module} ended with status {done.returncode} and no report: no record is kept.")
+        raise RecordError(
+            f"benchmarks.{module} ended with status {done.returncode}, without a report: nothing is kept."
+        )
     body: dict[str, Any] = json.loads(lines[-1])
     return body
 
