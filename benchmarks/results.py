@@ -200,6 +200,8 @@ def _shape(node: Any, message: bool) -> Any:
     fields = {name: value for name, value in ast.iter_fields(node) if name not in SKIPPED}
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         fields["body"] = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts in formats
+        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
     if isinstance(node, ast.Assert):
         fields["msg"] = None
     return [type(node).__name__, *([name, _shape(value, message)] for name, value in fields.items())]
@@ -231,7 +233,8 @@ def keep(body: Mapping[str, Any]) -> None:
     name = module.removeprefix("benchmarks.").replace(".", "_")
     if not old and any(record["name"] == name for record in records):  # of other arguments
         name += "_" + (re.sub(r"\W+", "_", " ".join(arguments)).strip("_") or "default")
-    files = old.get("files", [f"{module.replace('.', '/')}.py"])
+    path = module.replace(".", "/")
+    files = old.get("files", [path if (ROOT / path).is_dir() else f"{path}.py"])
     ratios = {ratio: _with_bar(value, body["bars"].get(ratio)) for ratio, value in body["ratios"].items()}
     save(
         {
