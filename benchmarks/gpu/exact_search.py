@@ -17,7 +17,7 @@ D, QUERIES, AUDITED, K = 64, 4096, 16, 100
 def measurements(place: Place) -> Iterator[Measurement]:
     for name in ("2K",) if place.quick else ("1.3M", "13M"):
         labels = 2048 if place.quick else SIZES[name]
-        gib = labels * D * 6 / 2**30 + 2
+        gib = labels * D * 8 / 2**30 + (3 if place.on_gpu else 0)
         yield Measurement(f"evaluation, L={name}", partial(_evaluation, place, labels), gib)
         yield Measurement(f"mining, L={name}", partial(_mining, place, labels), gib)
 

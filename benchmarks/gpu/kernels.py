@@ -39,7 +39,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
     hot = Case("bfloat16", "adagrad", 64, "own")
     yield Measurement("a hot label", partial(_hot, place, hot), on_cpu=False)
     far = _Far("bfloat16", "adam", 64, "own", FAR // 64 if not place.quick else 1000)
-    yield Measurement("beyond 2^31 elements", partial(_far, place, far), gib=30, on_cpu=False)
+    yield Measurement("beyond 2^31 elements", partial(_far, place, far), gib=45, on_cpu=False)
 
 
 @dataclass(frozen=True)

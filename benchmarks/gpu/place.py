@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 _OF_A_CPU = 2.0  # GiB that a measurement takes there at most
+_GROUP, _SHORT = 0.05, 0.3  # seconds
 
 
 class Measurement(NamedTuple):
@@ -66,7 +67,9 @@ class Place:
         """Return milliseconds of a call, after `warm` ones: the median of groups that keep the device at work."""
         for _ in range(1 if self.quick else warm):
             work()
-        groups, calls = (2, 1) if self.quick else (9, 10) if self.on_gpu else (3, 1)
+        once = self.seconds(work)
+        calls = max(1, min(10, int(_GROUP / once))) if self.on_gpu else 1
+        groups = 1 if self.quick else 9 if self.on_gpu and once < _SHORT else 3
         times = [self.seconds(lambda: [work() for _ in range(calls)]) / calls for _ in range(groups)]
         return statistics.median(times) * 1000
 

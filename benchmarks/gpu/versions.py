@@ -18,7 +18,7 @@ PACKAGES = ("torch", "triton", "numpy", "numba", "pyarrow", "transformers", "pyd
 
 def measurements(place: Place) -> Iterator[Measurement]:
     yield Measurement("versions", lambda: _versions(place))
-    yield Measurement("copy", lambda: {"gb_s": place.copy_gigabytes()}, gib=3)
+    yield Measurement("copy", lambda: {"gb_s": place.copy_gigabytes()}, gib=3 if place.on_gpu else 0)
 
 
 def _versions(place: Place) -> dict[str, Any]:
