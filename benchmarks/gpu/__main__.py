@@ -9,7 +9,9 @@ makes what is carried along with a checkout.
 """
 
 import argparse
+import fcntl
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -53,7 +55,13 @@ def main() -> None:
         work(arguments)
         return
     deadline = time.monotonic() + 60 * arguments.minutes
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(os.open(arguments.out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+    except BlockingIOError:
+        parser.error(f"--out {arguments.out}: another call writes there. Wait for it, or give another --out.")
+    except OSError as error:
+        parser.error(f"--out {arguments.out}: {error.strerror}. Give a folder that can be written.")
     Results(arguments.out).drop_failed()
     worker = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:], "--worker"]
     planned = supervise(worker, arguments.out, deadline)

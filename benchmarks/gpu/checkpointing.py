@@ -27,9 +27,9 @@ def _measure(place: Place, labels: int) -> dict[str, Any]:
         writer = CheckpointWriter(RunLayout(folder))
         context = open_model(place, BAG, labels)
 
-        def before_change(candidates: Any) -> None:
+        def before_change(candidates: Any, merged: Any = None) -> None:
             if writer.copies_rows:
-                writer.before_change(candidates.touched)
+                writer.before_change(candidates.touched if merged is None else merged)
 
         step = open_steps(place, replace(context, before_change=before_change), labels)
         alone = place.milliseconds(step)

@@ -48,8 +48,9 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 def _measurement(place: Place, labels: str, shape: Shape, pool: str) -> Measurement:
     name = f"{pool} B={shape.size} D={shape.dimension} L={labels}"
-    gib = shape.gib + 1 if shape.storage == "memory" and shape.gib > 1 else 1.0
-    return Measurement(name, lambda: _measure(place, shape, pool), gib)
+    on_host = shape.storage == "host"
+    gib = shape.gib + 1 if not on_host and shape.gib > 1 else 1.0
+    return Measurement(name, lambda: _measure(place, shape, pool), gib, on_cpu=not on_host)
 
 
 def open_classifier(place: Place, shape: Shape) -> Classifier:

@@ -25,7 +25,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
     for name, (labels, dimension) in ours.items():
         shape = Shape(16 if place.quick else B, dimension, labels)
         gib = shape.gib + 4 * B * CHUNK * 4 / 2**30 if labels > SIZES["131K"] else 1
-        yield Measurement(f"in chunks, {name}", partial(_chunks, place, shape), gib, 90)
+        yield Measurement(f"in chunks, {name}", partial(_chunks, place, shape), gib, 90, on_cpu=labels < SIZES["1.3M"])
     for name in ours if place.quick else PLAIN:
         shape = Shape(16 if place.quick else B, *(ours[name][::-1]))
         gib = 4 * 2 * B * shape.labels / 2**30 + 1

@@ -27,7 +27,8 @@ WARM, STEPS, PROFILED = 20, 50, 30
 
 def measurements(place: Place) -> Iterator[Measurement]:
     for encoder in (*reversed(TRANSFORMERS), BAG):
-        yield Measurement(encoder, functools.partial(_measure, place, encoder), 8, 90, on_cpu=encoder == BAG)
+        is_bag = encoder == BAG
+        yield Measurement(encoder, functools.partial(_measure, place, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
 
 
 @functools.cache

@@ -127,6 +127,11 @@ def test_every_section_runs_with_nothing_else_and_goes_on_where_it_was_cut(data:
 
 def test_a_section_that_fails_fails_the_whole(tmp_path: Path) -> None:
     done = gpu("--out", tmp_path / "out", "--only", "tate", "--bundle", tmp_path)
+    while done.poll() is None and not (tmp_path / "out" / FILE).exists():
+        time.sleep(0.01)
+    second = gpu("--out", tmp_path / "out")
+    assert "another call writes there" in second.communicate()[1]
+    assert second.returncode == 2
     report = json.loads(done.communicate()[0].splitlines()[-1])
     assert done.returncode == 1
     assert not report["holds"]
