@@ -15,7 +15,7 @@ MINUTES = 1.5
 
 
 def measurements(place: Place) -> Iterator[Measurement]:
-    yield Measurement("astra", lambda: _train(place), gib=1, seconds=240)
+    yield Measurement("astra", lambda: _train(place), gib=1, seconds=300)
 
 
 def _train(place: Place) -> dict[str, Any]:
