@@ -70,11 +70,8 @@ class TablePlan:
     @property
     def tokens(self) -> pa.DataType | None:
         """The type of a token id; None where the rows have features or a vector alone."""
-        return (
-            None
-            if self.vocabulary is None and (self.features or self.dense)
-            else arrow.token_type(self.vocabulary or 0)
-        )
+        alone = self.vocabulary is None and (self.features or self.dense)
+        return None if alone else arrow.token_type(self.vocabulary or 0)
 
 
 @dataclass(frozen=True)
