@@ -84,7 +84,10 @@ def shard(
     least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
-    recorded = options.recorded(_tokenizer_identity(options, frozen, base), None if dense is None else dense.identity())
+    # A directory's tokenizer is known by its content, a version's as its base has it.
+    name = f"directory:{frozen.sha256}" if frozen else options.tokenizer
+    name = name if base is None else str(base.manifest.parameters["options"]["tokenizer"])
+    recorded = options.recorded(name, None if dense is None else dense.identity())
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
@@ -134,13 +137,6 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
             if phases.needed and not isinstance(error, InputError):
                 say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
         raise
-
-
-def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: EarlierData | None) -> str:
-    """Return what the manifest calls the tokenizer: a directory's by its content, a version's as its base does."""
-    if base is not None:
-        return str(base.manifest.parameters["options"]["tokenizer"])
-    return f"directory:{frozen.sha256}" if frozen else options.tokenizer
 
 
 def _find_dense_model(
