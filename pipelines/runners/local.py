@@ -11,16 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
 from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
 from schemas.errors import ExtremisError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _PIECES = 4  # of a stage's elements a worker: one that is done takes another
 _STOP_SECONDS = 20.0  # for an idle worker process to end
@@ -49,7 +46,7 @@ class Runner:
 
     shuffles = far = False
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> "Runner":
         return self
 
     def __exit__(self, *error: object) -> None:
