@@ -155,9 +155,7 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
 
     Those of a range of lines are brought together through `staged` and sorted, one range after the other.
     """
-    by_table: dict[str, list[Packet]] = {}
-    for table, packet in rejected:
-        by_table.setdefault(table, []).append(packet)
+    by_table = dict(group_by_key(rejected))
     url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []
     for number, table in enumerate(sorted(by_table)):
         with parquet.writing_shard(url, number, len(by_table), schema, _GROUP_ROWS) as shard:
