@@ -101,8 +101,9 @@ def shard(
         dataset.clear(data)
         phases = Phases(absolute_path(phases_of(data)), resume.digest(inputs, recorded, described), job.build.claim)
         own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+        attempt = Attempt(job.build, job.runner, job.watch, *own)
         with _kept_for_later(phases, data, say):
-            manifest = dataset.place(job.build, _make(Attempt(*vars(job).values(), *own), frozen))
+            manifest = dataset.place(job.build, _make(attempt, frozen))
         made = True
         return manifest
 

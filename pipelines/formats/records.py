@@ -87,9 +87,8 @@ def key(value: Any, name: str) -> str:
     if type(value) is not int and not isinstance(value, float):
         return string(value, name)
     if type(value) is float or not -(1 << 63) <= value < 1 << 64:
-        # Python does not print a number of very many digits.
-        long = isinstance(value, int) and value.bit_length() > 4 * _SHOWN
-        got = f"one of {value.bit_length():,} bits" if long else shown(value)
+        bits = value.bit_length() if isinstance(value, int) else 0
+        got = f"one of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no very long number
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
     return str(value)
 
