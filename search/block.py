@@ -112,8 +112,10 @@ def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys
-    # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
-    noise = _rounding(queries, block)
+    # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations:
+    # two of one inner product in float32, in any order, differ by 2·D·ε·‖x‖·‖w‖ at most.
+    bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
+    noise = np.asarray(bound * np.linalg.norm(queries, axis=1) * block.longest)
     _, weakest = unpack(keys[:, -1])
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
     if not unsure.size:  # nor are all vectors read for none
@@ -175,9 +177,3 @@ def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray
 def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
     label_ids = np.where(positions < 0, positions, positions + block.start) if block.start else positions
     return pack(label_ids, score(queries, block.vectors, positions))
-
-
-def _rounding(queries: np.ndarray, block: Block) -> np.ndarray:
-    """Bound the difference [B] of two float32 computations of one inner product, in any order: 2·D·ε·‖x‖·‖w‖."""
-    noise = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * block.longest
-    return np.asarray(noise)

@@ -12,15 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.merging import (
-    applies,
-    explain,
-    flatten,
-    merge,
-    section_of,
-    without_auto,
-    without_foreign,
-)
+from trainer.config.merging import applies, explain, flatten, merge, section_of, without_auto, without_foreign
 from trainer.methods.earlier import REMOVED, renew
 from trainer.methods.kinds import KindSection
 from trainer.methods.recipe import Recipe
