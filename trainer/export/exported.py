@@ -74,23 +74,24 @@ class Serving:
         """Labels [C] that may be predicted, ascending; None: all."""
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
-    def embed(self, rows: pa.Table) -> np.ndarray:
-        """Embed rows with `columns`: x float32 [B, D], as the vectors are scored against it.
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Embed what the encoder reads of B rows: x float32 [B, D], as the vectors are scored against it.
 
         Raises TableError where the export's files were written over.
         """
         if self.files is not None:
             self.files.require_unchanged()
-        rows, wide = rows.select(self.columns), int(self.bias)
-        parts = [self.encoder.embed(Inputs.of(rows.slice(start, _BATCH))) for start in range(0, rows.num_rows, _BATCH)]
-        x = np.concatenate(parts) if parts else np.empty((0, self.vectors.shape[1] - wide), np.float32)
-        return np.pad(x, ((0, 0), (0, wide)), constant_values=1)
+        x = np.ones((inputs.rows, self.vectors.shape[1]), np.float32)
+        for start in range(0, len(x), _BATCH):
+            part = slice(start, min(start + _BATCH, len(x)))
+            x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
+        return x
 
     def rank(
-        self, rows: pa.Table, k: int, filters: Ragged | None = None, exact: bool = False
+        self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `top_k` does for rows with `columns`."""
-        return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.columns)))
+        """Return what `top_k` does for what the encoder reads of B rows."""
+        return self.top_k(self.embed(inputs), k, filters, exact, inputs)
 
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
@@ -101,8 +102,8 @@ class Serving:
         candidates that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises
         TableError where the export's files were written over, ExtremisError where a score is not a number.
         """
-        if self.files is not None:
-            self.files.require_unchanged()
+        if self.files is not None and inputs is None:
+            self.files.require_unchanged()  # else `embed` has looked
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
         shortlisted = self._search(x, depth, filters, exact)
@@ -110,12 +111,12 @@ class Serving:
             return shortlisted
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
-    def parts(self, rows: pa.Table, ids: np.ndarray) -> Scored:
-        """Return what each scorer says of labels `ids` [B, S] for rows with `columns`; -1 pads.
+    def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
+        """Return what each scorer says of labels `ids` [B, S] of B rows; -1 pads.
 
         The fused score is `fused.fusion.fuse` of it. Without fusion all but `scores` are 0.
         """
-        x, inputs = self.embed(rows), Inputs.of(rows.select(self.columns))
+        x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
         return scorers.score_listed(x, inputs, self.vectors, listed)
 
@@ -258,5 +259,5 @@ def iterate_ranked(
     """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
     for table in rows:
         filters = filters_of(table) if filter else None
-        scores, ids = serving.rank(table, k, filters)
+        scores, ids = serving.rank(Inputs.of(table.select(serving.columns)), k, filters)
         yield table, scores, ids
