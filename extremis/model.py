@@ -163,6 +163,7 @@ class Model:
         if fused is None or fused.scorers.linear is None:
             return []
         ((_, rows),) = self._batches(text)
+        assert rows.tokens is not None
         found = fused.scorers.linear.explain(rows.tokens.entries, label)
         return [(" ".join(str(self._tokenizer.id_to_token(word)) for word in name), added) for name, added in found]
 
