@@ -336,18 +336,20 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
     return _read_checked(find_shard(url, shard, remedy), shard.sha256, remedy)
 
 
-def verify_shard(url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None) -> str:
+def verify_shard(
+    url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None, remedy: str = "Make the table again."
+) -> str:
     """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """
-    place = find_shard(url, shard)
+    place = find_shard(url, shard, remedy)
 
     def read() -> str:
         with storage.open_read(place) as file:
             return storage.stream_sha256(file, on_bytes)
 
-    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256))
+    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
     return place
 
 
