@@ -1,5 +1,6 @@
 # Every target sets up what it needs in .venv; nothing outside this folder is changed.
 PYTHON ?= python3
+PYTHON312 ?= python3.12
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
@@ -9,7 +10,7 @@ IMAGE_PARTS := Dockerfile .dockerignore constraints.txt $(sort $(wildcard images
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all engines images images-digest lint types bench docs audit clean
+.PHONY: help demo test test-all engines images images-digest lint types bench gpu-bundle docs audit clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -44,6 +45,23 @@ types: $(VENV)/.dev  ## mypy
 bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each, kept in benchmarks/results
 	@for module in $(filter-out __init__ results,$(notdir $(basename $(wildcard benchmarks/*.py)))); do \
 		echo "== $$module"; $(BIN)/python -m benchmarks.results --run $$module || exit 1; done
+
+# Carried along with a checkout to a machine without a network; `benchmarks.gpu` reads it.
+gpu-bundle: build/gpu/tate/_manifest.json  ## what benchmarks.gpu takes to a GPU, in build/gpu: six packages for CPython 3.12, sharded Tate
+	$(BIN)/python -m pip install -q --no-deps --no-compile --upgrade --target build/gpu/packages -c constraints.txt \
+		--only-binary=:all: --implementation cp --python-version 3.12 --platform manylinux_2_28_x86_64 \
+		--platform manylinux_2_17_x86_64 -r benchmarks/gpu/bundle.txt
+	@du -sh build/gpu
+
+build/gpu/tate/_manifest.json: $(VENV)/.demo
+	$(BIN)/extremis shard examples/tate build/gpu/tate --propensity 0.55,1.5
+
+# An environment as on such a machine, for a test: 5.7 GB.
+.venvs/gpu/.done: benchmarks/gpu/machine.txt
+	$(PYTHON312) -m venv .venvs/gpu
+	.venvs/gpu/bin/python -m pip install -q -r $<
+	.venvs/gpu/bin/python -m pip uninstall -q -y -r benchmarks/gpu/bundle.txt
+	@touch $@
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m zensical build --strict --clean

@@ -1,6 +1,7 @@
 """An export as a model in this process: labels for texts, embeddings, and the labels themselves."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -12,16 +13,16 @@ from tokenizers import Tokenizer
 from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
-from pipelines.models import dense_column
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
+from schemas.ragged import Ragged
 from schemas.shard_files import parquet
 from schemas.text_model import DENSE
 from schemas.version import follow
-from trainer.device import open_device
-from trainer.encoders.texts import TextFiles
+from search.nearest import find_device
 from trainer.export.exported import ENCODER, Exported, use_threads
+from trainer.inputs import Inputs
 
 _BATCH = 256  # texts at a time
 _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
@@ -72,6 +73,12 @@ class Labels(Sequence[Label]):
     def __getitem__(self, place: int) -> Label:  # type: ignore[override]
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
 
+    def scored(self, ids: np.ndarray, scores: np.ndarray) -> list[Label]:
+        """Return the labels `ids` int64 [n] with their `scores` [n]."""
+        places = pa.array(ids)
+        keys, texts = (column.take(places).to_pylist() for column in (self._keys, self._texts))
+        return [Label(key, text or "", score) for key, text, score in zip(keys, texts, scores.tolist(), strict=True)]
+
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
         return f"{len(self):,} labels: {first}, …"
@@ -92,12 +99,12 @@ class Model:
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
-        if "feature_ids" in exported.serving.model.columns:
+        if "feature_ids" in exported.serving.columns:
             raise InputError(
                 f"{exported.table.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
             )
         self._embed = open_embedder(exported, embedder)
-        if self._embed is None and DENSE in exported.serving.model.columns:
+        if self._embed is None and DENSE in exported.serving.columns:
             raise InputError(
                 f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
             )
@@ -138,11 +145,10 @@ class Model:
         predictions = Predictions()
         for part, rows in self._batches(texts):
             scores, ids = self._exported.serving.rank(rows, k)
-            for text, of_text, best in zip(part, scores.tolist(), ids.tolist(), strict=True):
-                pairs = zip(of_text, best, strict=True)
-                kept = [(score, place) for score, place in pairs if place != PAD and score >= lowest]
-                labels = ((self.labels[place], score) for score, place in kept)
-                predictions.append(Prediction(text, tuple(Label(each.key, each.text, score) for each, score in labels)))
+            kept = (ids != PAD) & (scores >= lowest)
+            labels = iter(self.labels.scored(ids[kept], scores[kept]))
+            for text, count in zip(part, kept.sum(axis=1).tolist(), strict=True):
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count))))
         return predictions
 
     def explain(self, text: str, label: int) -> list[tuple[str, float]]:
@@ -157,25 +163,27 @@ class Model:
         if fused is None or fused.scorers.linear is None:
             return []
         ((_, rows),) = self._batches(text)
-        found = fused.scorers.linear.explain(parquet.list_column(rows, "input_ids").entries, label)
+        assert rows.tokens is not None
+        found = fused.scorers.linear.explain(rows.tokens.entries, label)
         return [(" ".join(str(self._tokenizer.id_to_token(word)) for word in name), added) for name, added in found]
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
-        parts = [self._exported.serving.embed(rows).float().numpy() for _, rows in self._batches(texts)]
+        parts = [self._exported.serving.embed(rows) for _, rows in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
-    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
-        """Yield parts of the texts, with the rows that the encoder reads. Raises InputError for what is no text."""
+    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs]]:
+        """Yield parts of the texts, with what the encoder reads of them. Raises InputError for what is no text."""
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
                 raise InputError(f"texts[{place}] is no string, but {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
-            dense = {} if self._embed is None else {DENSE: self._embed(pa.array(part, pa.string()))}
-            yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url), **dense})
+            dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
+            values, offsets, _ = encode_whole(self._tokenizer, part, f"of {self.url}")
+            yield part, Inputs(Ragged(values, offsets), dense=dense and Inputs.of(dense).dense)
 
 
 @naming_arguments()
@@ -201,8 +209,8 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
 
     Raises InputError: no such device; TableError, StorageError.
     """
-    exported = Exported.open(url, exact, open_device(device))
-    use_threads(threads, bool(exported.serving.index))
+    exported = Exported.open(url, exact, find_device(device))
+    use_threads(threads)
     return exported
 
 
@@ -211,11 +219,14 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
     It makes a column of vectors of texts. None where there is none. Raises InputError: no such model, or another one.
     """
-    stated = exported.dense_model if DENSE in exported.serving.model.columns else None
+    stated = exported.dense_model if DENSE in exported.serving.columns else None
     if stated is None:
         if place is not None:
             raise InputError(f"--embedder {place}: {exported.table.url} needs no model of texts. Leave it out.")
         return None
+    from pipelines.models import dense_column
+    from trainer.encoders.texts import TextFiles
+
     url, model = exported.table.url, replace(stated, name=place or stated.name)
     try:
         files = TextFiles.find(model.name)

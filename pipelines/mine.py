@@ -162,7 +162,12 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
         plan.require_room(*find_left(plan), here)
         watch.expect(expected)
         keep = number == 0 and (plan.index_url is not None or (len(passes) > 1 and not plan.factory.exact))
-        runner.run(_flow(plan, places, keep), watch)
+        flow = Flow()
+        groups = flow.create("Groups", plan.tasks(places, keep))
+        candidates = groups.flat_map("Search groups", steps.search_group, plan)
+        if not plan.sole:
+            candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
+        runner.run(flow, watch)
         storage.remove(plan.inputs.candidates, recursive=True)
 
 
@@ -172,15 +177,6 @@ def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int |
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
     indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))
     return {steps.INDEX: indexed, steps.SEARCH: rows * len(plan.bounds), steps.MERGE: rows}
-
-
-def _flow(plan: MinePlan, places: Sequence[Place], keep: bool) -> Flow:
-    """Search the shards of one pass, and merge them where there are several groups; `keep`: their indexes, too."""
-    flow = Flow()
-    candidates = flow.create("Groups", plan.tasks(places, keep)).flat_map("Search groups", steps.search_group, plan)
-    if not plan.sole:
-        candidates.group("Group by shard").map("Merge shards", steps.merge_shard, plan)
-    return flow
 
 
 def _describe(plan: MinePlan, source: Source, made: dict[str, Any]) -> Manifest:

@@ -23,9 +23,14 @@ _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
 MIN_SHARDS = 4  # of small data, so that it spreads over readers
 
 
+def _unset(description: str, **bounds: Any) -> Any:
+    """Return the field of a value that is None where nobody states it."""
+    return Field(default=None, description=description, **bounds)
+
+
 def _positive(description: str) -> Any:
     """Return the field of a number from 1 on, or None."""
-    return Field(default=None, ge=1, description=description)
+    return _unset(description, ge=1)
 
 
 class ShardOptions(Options):
@@ -33,58 +38,48 @@ class ShardOptions(Options):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    tokenizer: str = Field(default="train:30000", description="train:SIZE, a directory, or a hub name.")
+    tokenizer: str = Field("train:30000", description="train:SIZE, a directory, or a hub name.")
     max_tokens: int | None = _positive("Tokens kept of a text. Default: 128, up to 512 where texts are longer.")
-    text: Text = Field(default="title+content", description="Fields that make up a text, where records have a title.")
+    text: Text = Field("title+content", description="Fields that make up a text, where records have a title.")
     shards: int | None = _positive("Shards of each split. Default: from --shard-bytes.")
-    shard_bytes: int = Field(default=128 << 20, ge=1, description="Approximate bytes per shard.")
+    shard_bytes: int = Field(128 << 20, ge=1, description="Approximate bytes per shard.")
     row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
-    seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
+    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
-    embed: str | None = Field(
-        default=None, description="Model of texts, whose vectors are stored beside tokens: a directory or a hub name."
-    )
-    keep_text: bool = Field(default=False, description="Store the queries' text beside their tokens.")
+    embed: str | None = _unset("Model of texts, whose vectors are stored beside tokens: a directory or a hub name.")
+    keep_text: bool = Field(False, description="Store the queries' text beside their tokens.")
     validation_share: float = Field(
-        default=0.0, ge=0, lt=1, alias="validation", description="Share of train to cut out as split val."
+        0.0, ge=0, lt=1, alias="validation", description="Share of train to cut out as split val."
     )
-    test_share: float = Field(
-        default=0.0, ge=0, lt=1, alias="test", description="Share of train to cut out as split test."
-    )
+    test_share: float = Field(0.0, ge=0, lt=1, alias="test", description="Share of train to cut out as split test.")
     max_reject_share: float = Field(
-        default=0.001,
+        0.001,
         ge=0,
         le=1,
         description="Share of a table's rows, and of its label mentions, that may be rejected; of XC's labels, none.",
     )
     tokenizer_texts: int = Field(
-        default=200_000,
-        ge=1,
-        description="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
+        200_000, ge=1, description="Number of texts that train:SIZE learns from, chosen by the hash of their keys."
     )
-    format: str | None = Field(default=None, description="Form of INPUT{names}. Default: detected.")
-    fields: str | None = Field(default=None, description="Names of the fields in INPUT, e.g. key=id,text=query.")
+    format: str | None = _unset("Form of INPUT{names}. Default: detected.")
+    fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     sink: Sink = Field(
-        default="parquet",
+        "parquet",
         description="Files of the queries{names}. Parquet is small and fast; webdataset is for its stock library.",
     )
-    exchange: Literal["files", "shuffle"] | None = Field(
-        default=None,
-        description="Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle.",
+    exchange: Literal["files", "shuffle"] | None = _unset(
+        "Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle."
     )
-    onto: str | None = Field(default=None, description="Add to DATA1: DATA holds what is new, and names the rest.")
-    part: str | None = Field(
-        default=None, description="Name of what is added, e.g. a date. Default: the version's number."
-    )
+    onto: str | None = _unset("Add to DATA1: DATA holds what is new, and names the rest.")
+    part: str | None = _unset("Name of what is added, e.g. a date. Default: the version's number.")
     again: Literal["replace", "keep"] = Field(
-        default="replace",
+        "replace",
         description="With --onto, points whose key comes again: the older one is replaced, or kept beside it.",
     )
-    labels: Literal["all", "new"] | None = Field(
-        default=None,
-        description="With --onto, labels listed in INPUT: all there are (others retire), or new and changed ones "
-        "alone. Default: all, unless more than half would retire.",
+    labels: Literal["all", "new"] | None = _unset(
+        "With --onto, labels listed in INPUT: all there are (others retire), or new and changed ones "
+        "alone. Default: all, unless more than half would retire."
     )
 
     @field_validator("tokenizer")
@@ -148,14 +143,12 @@ def vocabulary_size(name: str) -> int | None:
 class DumpOptions(Options):
     """Options that mining and clustering share."""
 
-    queries: str | None = Field(default=None, description="Embeddings from `extremis embed` instead of the dump's.")
-    memory: int = Field(default=4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
-    seed: int = Field(default=0, ge=0, description="Seed of all random choices.")
-    for_epoch: int | None = Field(
-        default=None, ge=0, description="First epoch to train on the table. Default: the dump's."
-    )
-    out: str | None = Field(default=None, description="Publish at URL instead of in RUN.")
-    overwrite: bool = Field(default=False, description="Replace a table made with other options.")
+    queries: str | None = _unset("Embeddings from `extremis embed` instead of the dump's.")
+    memory: int = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
+    seed: int = Field(0, ge=0, description="Seed of all random choices.")
+    for_epoch: int | None = _unset("First epoch to train on the table. Default: the dump's.", ge=0)
+    out: str | None = _unset("Publish at URL instead of in RUN.")
+    overwrite: bool = Field(False, description="Replace a table made with other options.")
 
     @field_validator("memory", mode="before")
     @classmethod
@@ -173,7 +166,7 @@ class TextOptions(Options):
     """Options on the labels' texts."""
 
     equal_texts: Literal["off", "equal", "near"] = Field(
-        default="equal",
+        "equal",
         description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
     )
 
@@ -181,55 +174,43 @@ class TextOptions(Options):
 class MarginOptions(Options):
     """Options on the scores of a row's positives."""
 
-    margin: float | None = Field(
-        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
-    )
-    relative_margin: float | None = Field(
-        default=None, ge=0, description="The same, as a share of that positive's score."
-    )
+    margin: float | None = _unset("Keep scores below the weakest positive's score minus this.", ge=0)
+    relative_margin: float | None = _unset("The same, as a share of that positive's score.", ge=0)
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
     """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
-    by: Literal["classifier", "labels", "points"] | None = Field(
-        default=None, description="Vectors to search: of labels by the classifier or their texts, or of other points."
+    by: Literal["classifier", "labels", "points"] | None = _unset(
+        "Vectors to search: of labels by the classifier or their texts, or of other points."
     )
-    vectors: str | None = Field(
-        default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."
-    )
+    vectors: str | None = _unset("Vectors from `extremis embed --what labels` instead of the dump's.")
     # The negatives of a row.
     width: int | None = _positive("K, hard negatives per query. Default: the trainer's; 50 of arrays.")
-    ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
-    skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
+    ranges: int = Field(1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
+    skip_top: int = Field(0, ge=0, description="Number of best-ranked negatives to leave out.")
     window: int | None = _positive("Negatives come from ranks [skip-top, window).")
-    max_score: float | None = Field(default=None, description="Keep scores of at most this.")
-    min_score: float | None = Field(default=None, description="Keep scores of at least this.")
+    max_score: float | None = _unset("Keep scores of at most this.")
+    min_score: float | None = _unset("Keep scores of at least this.")
     sample: Literal["top", "uniform", "softmax"] = Field(
-        default="top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
+        "top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
     )
-    temperature: float | None = Field(default=None, ge=1e-6, description="Of the softmax of the scores. Default: 1.")
+    temperature: float | None = _unset("Of the softmax of the scores. Default: 1.", ge=1e-6)
     # The search.
-    index: str | None = Field(
-        default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."
-    )
+    index: str | None = _unset("exact, auto, or a Faiss factory string. Default: the trainer's.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Score this many times K candidates exactly. Default: tuned.")
-    target_recall: float = Field(
-        default=0.95, gt=0, le=1, description="Recall to tune nprobe, ef-search and refine to."
-    )
+    target_recall: float = Field(0.95, gt=0, le=1, description="Recall to tune nprobe, ef-search and refine to.")
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
-    tasks_per_block: int = Field(default=1, ge=1, description="Work items per group of blocks, each with its indexes.")
+    tasks_per_block: int = Field(1, ge=1, description="Work items per group of blocks, each with its indexes.")
     threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
-    device: str = Field(default="auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
-    audit_queries: int | None = Field(
-        default=None, ge=0, description="Rows to search exactly too. Default: 200 to 1000."
-    )
+    device: str = Field("auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
+    audit_queries: int | None = _unset("Rows to search exactly too. Default: 200 to 1000.", ge=0)
     # The output.
-    keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
+    keep_index: str | None = _unset("Keep every block's Faiss index under URL, for serving.")
 
     @model_validator(mode="after")
     def _agree(self) -> "Self":
@@ -254,7 +235,7 @@ class MergeOptions(TextOptions):
     """Options of `extremis merge`."""
 
     by: Literal["turns", "score"] = Field(
-        default="turns", description="Order of a row: the best of each table in turns, or by score."
+        "turns", description="Order of a row: the best of each table in turns, or by score."
     )
     width: int | None = _positive("K, negatives of a row. Default: the most of a table.")
 
@@ -263,33 +244,30 @@ class TeachOptions(MarginOptions):
     """Options of `extremis teach`."""
 
     width: int | None = _positive("K, negatives of a row. Default: the table's.")
-    label: str | None = Field(default=None, description="Output that is the score, where the teacher has several.")
-    batch: int = Field(default=64, ge=1, description="Pairs that are scored at a time.")
+    label: str | None = _unset("Output that is the score, where the teacher has several.")
+    batch: int = Field(64, ge=1, description="Pairs that are scored at a time.")
 
 
 class ArrayOptions(MineOptions):
     """Options of `extremis mine` of vectors in files."""
 
-    positives: str | None = Field(
-        default=None, description="Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels."
+    positives: str | None = _unset("Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels.")
+    metric: Literal["inner", "cosine"] | None = _unset(
+        "Inner product, or cosine: vectors get length 1. Default: inner."
     )
-    metric: Literal["inner", "cosine"] | None = Field(
-        default=None, description="Inner product, or cosine: vectors get length 1. Default: inner."
+    fields: str | None = _unset(
+        "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id for documents alone."
     )
-    fields: str | None = Field(
-        default=None,
-        description="Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id for documents alone.",
+    query_texts: str | None = _unset(
+        "Parquet or Arrow with keys and texts of QUERIES, row by row, which lacks columns."
     )
-    query_texts: str | None = Field(
-        default=None, description="Parquet or Arrow with keys and texts of QUERIES, row by row, which lacks columns."
-    )
-    document_texts: str | None = Field(default=None, description="The same for VECTORS.")
+    document_texts: str | None = _unset("The same for VECTORS.")
 
 
 class ClusterOptions(DumpOptions):
     """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
 
-    size: int | None = Field(default=None, ge=2, description="C, queries per cluster. Default: the trainer's.")
+    size: int | None = _unset("C, queries per cluster. Default: the trainer's.", ge=2)
     smallest: int | None = _positive("Smallest part that halving gives. Default: the trainer's.")
     part_rows: int | None = _positive("Queries clustered in one piece. Default: from --memory.")
 
@@ -297,27 +275,25 @@ class ClusterOptions(DumpOptions):
 class EmbedOptions(Options):
     """Options of `extremis embed` with a checkpoint."""
 
-    what: Literal["queries", "labels"] = Field(default="queries", description="Texts to embed.")
-    split: str = Field(default="test", description="Split of the queries.")
-    step: int | None = Field(
-        default=None, ge=0, description="Step of the checkpoint. Default: as of evaluate, the one of the run's figures."
-    )
-    dtype: Literal["float16", "float32"] = Field(default="float16", description="Numbers of the embeddings.")
-    batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")
+    what: Literal["queries", "labels"] = Field("queries", description="Texts to embed.")
+    split: str = Field("test", description="Split of the queries.")
+    step: int | None = _unset("Step of the checkpoint. Default: as of evaluate, the one of the run's figures.", ge=0)
+    dtype: Literal["float16", "float32"] = Field("float16", description="Numbers of the embeddings.")
+    batch: int = Field(1024, ge=1, description="Rows that are encoded at a time.")
 
 
 class EmbedTextsOptions(Options):
     """Options of `extremis embed` with any model of texts; of DATA `what` are its labels, or else its queries."""
 
-    what: Literal["queries", "labels", "documents"] | None = Field(
-        default=None, description="Texts to embed: of a model with prompts it chooses one. Default: queries of DATA."
+    what: Literal["queries", "labels", "documents"] | None = _unset(
+        "Texts to embed: of a model with prompts it chooses one. Default: queries of DATA."
     )
-    prompt: str | None = Field(default=None, description="Prompt of all texts: its name in the model, or the prompt.")
-    fields: str | None = Field(default=None, description="Names of the fields in INPUT, e.g. key=id,text=query.")
+    prompt: str | None = _unset("Prompt of all texts: its name in the model, or the prompt.")
+    fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     split: str = cast("Any", EmbedOptions.model_fields["split"])
     dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
     compute: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
+        "auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
     )
     threads: int | None = _positive("Threads per worker. Default: all cores.")
 

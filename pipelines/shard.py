@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from pipelines import formats
 from pipelines.common.exchange import Exchange, Files, Packet, choose_exchange, size_of
 from pipelines.common.flow import Collection, Flow, sum_of
-from pipelines.common.progress import Progress, Watch, silent
+from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
-from pipelines.job import Job
+from pipelines.job import Job, make_table
 from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.runners.local import LocalRunner
 from pipelines.runners.runner import absolute_path, choose_runner, for_workers
@@ -39,13 +39,10 @@ from pipelines.sharding.versions.publish import publish_version, require_most_la
 from schemas import storage
 from schemas.cores import cores
 from schemas.errors import ExtremisError, InputError
-from schemas.layout import DataLayout, parts_prefix
+from schemas.layout import parts_prefix
 from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
-from schemas.owners.build import building, clean_up
-from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
-from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
 from schemas.version import open_whole
@@ -84,42 +81,50 @@ def shard(
     least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
-    recorded = options.recorded(_tokenizer_identity(options, frozen, base), None if dense is None else dense.identity())
+    # A directory's tokenizer is known by its content, a version's as its base has it.
+    name = f"directory:{frozen.sha256}" if frozen else options.tokenizer
+    name = name if base is None else str(base.manifest.parameters["options"]["tokenizer"])
+    recorded = options.recorded(name, None if dense is None else dense.identity())
 
-    def find_finished() -> Manifest | None:
+    described, made = base.described() if base else None, False
+
+    def find() -> Manifest | None:
         if overwrite or not is_published(data):
             return None
         files = resume.identity(inputs, resume.read_files(inputs))
-        finished = dataset.open_finished(data, files, recorded, base.described() if base else None)
+        finished = dataset.open_finished(data, files, recorded, described)
         say(f"{data}: made from this input with these options already; nothing to do")
         return finished
 
-    finished = find_finished()
-    if finished is not None:
-        clean_up(data, "sharded")
-        return finished
-    read_bytes = sum(storage.size(url) for url in resume.files_of(inputs))
-    # The first step writes all that it reads; how densely, and how much of it, is not known before.
-    require_room(data, {"rows": read_bytes // 4}, "Choose another place.")
-    with claimed(data, "sharded", say):
-        finished = find_finished()  # the last owner may have made it
-        if finished is not None:
-            return finished
+    def make(job: Job) -> Manifest:
+        nonlocal made
         dataset.clear(data)
-        with building(data, "sharded", in_phases=True) as build:
-            urls = [*resume.files_of(inputs), data, *([base.url] if base else ())]
-            watch = Watch(DataLayout(build.url).staging, say)
-            work = resume.digest(inputs, recorded, base.described() if base else None)
-            phases = Phases(absolute_path(phases_of(data)), work, build.claim)
-            with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
-                runner.check(resume.files_of(inputs)[:1], watch.staging, say)
-                job = build, runner, watch
-                attempt = Attempt(
-                    *job, source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
-                )
-                manifest = dataset.place(build, _make(attempt, frozen))
-            watch.summarize()
-    say(f"{data}: published")
+        phases = Phases(absolute_path(phases_of(data)), resume.digest(inputs, recorded, described), job.build.claim)
+        own = source, data, form, inputs, options, recorded, say, phases, overwrite, base, dense
+        attempt = Attempt(job.build, job.runner, job.watch, *own)
+        with _kept_for_later(phases, data, say):
+            manifest = dataset.place(job.build, _make(attempt, frozen))
+        made = True
+        return manifest
+
+    files = resume.files_of(inputs)
+    # The first step writes all that it reads; how densely, and how much of it, is not known before.
+    needs = {"rows": sum(storage.size(url) for url in files) // 4}
+    manifest = make_table(
+        data,
+        "sharded",
+        find,
+        make,
+        beam_options,
+        say,
+        needs=needs,
+        remedy="Choose another place.",
+        urls=[*files, data, *([base.url] if base else ())],
+        reads=files[:1],
+        in_phases=True,
+    )
+    if made:
+        say(f"{data}: published")
     return manifest
 
 
@@ -134,13 +139,6 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
             if phases.needed and not isinstance(error, InputError):
                 say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
         raise
-
-
-def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: EarlierData | None) -> str:
-    """Return what the manifest calls the tokenizer: a directory's by its content, a version's as its base does."""
-    if base is not None:
-        return str(base.manifest.parameters["options"]["tokenizer"])
-    return f"directory:{frozen.sha256}" if frozen else options.tokenizer
 
 
 def _find_dense_model(

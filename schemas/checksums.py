@@ -8,7 +8,13 @@ import base64
 from collections.abc import Iterable
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32  # ten times as fast as that of zlib
+
+try:
+    from zlib_ng.zlib_ng import (
+        crc32,
+    )  # ten times as fast as that of zlib
+except ImportError:  # where nothing can be installed
+    from zlib import crc32
 
 __all__ = ["crc32", "pack", "unpack"]
 _TYPE = np.dtype("<u4")

@@ -112,10 +112,6 @@ class DataLayout:
     tokenizer = _Below("tokenizer")
     rejects = _Below("rejects")
 
-    @property
-    def staging(self) -> str:
-        return staging(self.root)
-
     def queries(self, split: str) -> str:
         return join(self.root, "queries", folder(split))
 

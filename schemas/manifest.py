@@ -2,13 +2,12 @@
 
 import configparser
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pydantic
@@ -18,9 +17,6 @@ from schemas import checksums, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, RUN_FILE
 from schemas.storage import join, resolve
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
@@ -158,7 +154,7 @@ class Shard(_Stated):
         return {name: value for name, value in body.items() if value is not None}
 
     @model_validator(mode="after")
-    def _adds_up(self) -> "Self":
+    def _adds_up(self) -> "Shard":
         if self.groups is not None and sum(self.groups) != self.rows:
             raise ValueError(f"{self.path}: {sum(self.groups):,} rows in its row groups, and {self.rows:,} in all")
         return self
@@ -340,23 +336,20 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
     return _read_checked(find_shard(url, shard, remedy), shard.sha256, remedy)
 
 
-def verify_shard(url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None) -> str:
+def verify_shard(
+    url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None, remedy: str = "Make the table again."
+) -> str:
     """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """
-    place = find_shard(url, shard)
+    place = find_shard(url, shard, remedy)
 
     def read() -> str:
-        digest = hashlib.sha256()
         with storage.open_read(place) as file:
-            while piece := file.read(storage.READ_BYTES):
-                digest.update(piece)
-                if on_bytes is not None:
-                    on_bytes(len(piece))
-        return digest.hexdigest()
+            return storage.stream_sha256(file, on_bytes)
 
-    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256))
+    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
     return place
 
 

@@ -455,11 +455,13 @@ def file_sha256(path: str) -> str:
         return stream_sha256(file)
 
 
-def stream_sha256(file: IO[bytes]) -> str:
-    """Return the hexadecimal SHA-256 of what is left of an open file, read in pieces."""
+def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the hexadecimal SHA-256 of what is left of an open file; `on_bytes(bytes)` is called after each piece."""
     digest = hashlib.sha256()  # Python 3.10 has no hashlib.file_digest
     while piece := file.read(1 << 20):
         digest.update(piece)
+        if on_bytes is not None:
+            on_bytes(len(piece))
     return digest.hexdigest()
 
 

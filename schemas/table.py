@@ -160,7 +160,15 @@ class Table:
     @cached_property
     def groups(self) -> RowGroups:
         """All row groups, from the manifest alone."""
-        return _row_groups(self.manifest)
+        size = self.manifest.row_group_rows or 1
+        sizes = [
+            np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
+            for entry in self.shards
+        ]
+        counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
+        shard = np.repeat(np.arange(len(counts)), counts)
+        rows = np.concatenate([np.empty(0, np.int64), *sizes])
+        return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(rows))
 
     def batches(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
@@ -351,16 +359,3 @@ def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.T
         first += group.num_rows
         if first >= stop:
             return
-
-
-def _row_groups(manifest: Manifest) -> RowGroups:
-    """Return all row groups of a table."""
-    size = manifest.row_group_rows or 1
-    sizes = [
-        np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
-        for entry in manifest.shards
-    ]
-    counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
-    shard = np.repeat(np.arange(len(counts)), counts)
-    rows = np.concatenate([np.empty(0, np.int64), *sizes])
-    return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(rows))

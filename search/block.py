@@ -7,9 +7,10 @@ candidate is therefore scored again, pair by pair, and exact search proves that 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -20,14 +21,22 @@ from search.candidates import best, pack, unpack
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
-_MORE_SLACK = 256  # for the rows that do not
+_SLACKS = _SLACK, 256  # the second for the rows that do not
 _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _FEW_PAIRS = 1 << 12
+_AT_ONCE, _LANES, _BYTES = 1 << 12, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
+_CODED_SLACKS = 64, 1024  # the same by codes, whose error is that of a hundredth of a vector
+_CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
+
+
+def threads() -> int:
+    """Return the threads that Faiss uses, in the calling thread."""
+    return int(faiss.omp_get_max_threads())
 
 
 @contextlib.contextmanager
@@ -46,13 +55,15 @@ class Block:
     """Labels [start, start + n): `vectors` [n, D], an index over them or None for exact search.
 
     Vectors are float32, or float16, which may be mapped from a file: what is read of them is widened.
-    Exact search is on `device`, cpu or one that PyTorch has, with the same result.
+    Exact search is on `device`, cpu or one that PyTorch has, with the same result. `coded`: many searches of a few
+    queries come, for which a byte a number is kept in memory.
     """
 
     start: int
     vectors: np.ndarray
     index: faiss.Index | None = None
     device: str = CPU
+    coded: bool = False
 
     @property
     def stop(self) -> int:
@@ -75,10 +86,74 @@ class Block:
         return DeviceVectors(self.vectors, self.device)
 
     @cached_property
+    def codes(self) -> "Codes | None":
+        """A byte a number, to be scanned in a fraction of the time; None where they do not pay."""
+        if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
+            return None
+        return Codes.of(self.vectors)
+
+    @cached_property
     def longest(self) -> float:
         """Largest norm of a vector."""
-        squares = (np.einsum("nd,nd->n", rows, rows).max() for _, rows in widened(self.vectors))
-        return float(np.sqrt(max(squares, default=0.0)))
+        return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
+
+    def prepare(self) -> "Block":
+        """Compute now what searches would compute when they need it first, so that forked processes share it."""
+        _ = self.codes, self.longest
+        return self
+
+
+def _longest(rows: np.ndarray) -> float:
+    return float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max(initial=0)))
+
+
+class Codes(NamedTuple):
+    """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
+
+    `longest`: the greatest norm of bytes where Faiss rounds queries to whole numbers, as it may, by the processor and
+    the number of columns; else 0.
+    """
+
+    quantizer: faiss.IndexScalarQuantizer
+    scale: np.ndarray
+    error: float
+    longest: float
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> "Codes | None":
+        """Round `vectors` [n, D]; None where one is not a number."""
+        largest = np.max([np.maximum(rows.max(0), -rows.min(0)) for _, rows in widened(vectors, _AT_ONCE)], 0)
+        if not np.isfinite(largest).all():
+            return None
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        columns = -(-vectors.shape[1] // _LANES) * _LANES
+        index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
+        error = longest = 0.0
+        for _, rows in widened(vectors, _AT_ONCE):
+            rounded = rows / scale
+            np.rint(rounded, out=rounded)
+            index.add(padded(rounded, columns, copy=False))
+            longest = max(longest, _longest(rounded))
+            rounded *= scale
+            rounded -= rows
+            error = max(error, _longest(rounded))
+        probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
+        found, position = index.search(probe, 1)
+        rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest
+        return cls(index, scale, error, longest if rounds else 0.0)
+
+    def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find the `width` best of queries [B, D]: scores [B, width], positions, and their error [B] at most."""
+        scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
+        error = self.error * np.linalg.norm(queries, axis=1)
+        if self.longest:
+            unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
+            rounded = np.rint(scaled / unit)
+            error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
+            scaled = rounded
+        with one_thread() if len(queries) == 1 else contextlib.nullcontext():
+            products, positions = self.quantizer.search(padded(scaled, self.quantizer.d, copy=False), width)
+        return products * unit, positions, error
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
@@ -104,22 +179,31 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
     return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
-def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _SLACK) -> np.ndarray:
+def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
+    return _search_exactly(block, queries, width, _SLACKS if block.codes is None else _CODED_SLACKS + _SLACKS)
+
+
+def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:
+    """Search with `slacks` in turn, as far as rows do not prove themselves."""
     rows = len(block.vectors)
-    fetch = min(rows, width + slack)
-    approximate, positions = block.nearest(queries, fetch)
+    fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
+    noise = _rounding(queries, block)
+    if codes is None:
+        approximate, positions = block.nearest(queries, fetch)
+    else:
+        approximate, positions, error = codes.search(queries, fetch)
+        noise += error
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys
     # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
-    noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
-    unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
+    unsure = np.flatnonzero(~(weakest > approximate[:, -1] + noise))
     if not unsure.size:  # nor are all vectors read for none
         return keys
-    if slack < _MORE_SLACK:
-        keys[unsure] = search_exactly(block, queries[unsure], width, _MORE_SLACK)
+    if len(slacks) > 1:
+        keys[unsure] = _search_exactly(block, queries[unsure], width, slacks[1:])
         return keys
     at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
@@ -175,9 +259,3 @@ def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray
 def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
     label_ids = np.where(positions < 0, positions, positions + block.start) if block.start else positions
     return pack(label_ids, score(queries, block.vectors, positions))
-
-
-def _rounding(queries: np.ndarray, block: Block) -> np.ndarray:
-    """Bound the difference [B] of two float32 computations of one inner product, in any order: 2·D·ε·‖x‖·‖w‖."""
-    noise = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * block.longest
-    return np.asarray(noise)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from schemas.errors import InputError
@@ -27,6 +26,8 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 
     Scores float32 [B, count], best first, and positions int64 [B, count]; equal scores in any order.
     """
+    import faiss  # which a GPU's search does without
+
     many = len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE)
     if many and vectors.dtype == np.float32:
         return faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 """Fixtures of several tests: small data, made once by the real `extremis shard`; a store that speaks S3."""
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from tests.command import MINED, PROCESSES, extremis, sets
 from tests.faults import Proxy
@@ -18,15 +18,26 @@ if TYPE_CHECKING:
 
 Once = Callable[[str, Callable[[Path], object]], Path]
 
-# No deadline for an example: first calls load libraries, and machines are shared.
-settings.register_profile("extremis", deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
-settings.load_profile("extremis")
+with contextlib.suppress(ImportError):  # of a machine with a GPU and little else
+    from hypothesis import settings
+
+    # No deadline for an example: first calls load libraries, and machines are shared.
+    settings.register_profile("extremis", deadline=None, max_examples=50)
+    settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
+    settings.load_profile("extremis")
 
 
 def pytest_configure() -> None:
     """Compute on one thread, before PyTorch is loaded: threads of several test processes wait busily for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Load with `-m gpu` only files and folders with such tests: a machine with a GPU lacks what others import."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return True if not any("mark.gpu" in file.read_text() for file in files) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

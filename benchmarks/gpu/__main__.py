@@ -1,86 +1,99 @@
-"""Training, search and full one-vs-all on a GPU, on synthetic data made on the spot; in at most 8 minutes.
+"""Measure all that runs on a GPU, in ten minutes, on a machine without a network.
 
-It needs torch, transformers, numba, numpy, pyarrow, pydantic and what they bring; no Beam, no Faiss, no network.
-Sections can be run alone. One that fails says so in its place, and the others are measured.
+Each measurement is a line of DIR/results.jsonl, on the disk before the next one begins, and is left out where it is
+there: what was cut goes on when the command is given again. A measurement that fails, hangs or kills its process
+costs no other one. DIR/report.json, and the last line of the output, is all of it beside its bars. `make gpu-bundle`
+makes what is carried along with a checkout.
 
-    python -m benchmarks.gpu [--only classifier,step,search,full,losses] [--device auto] [--quick]
+    python -m benchmarks.gpu --out DIR [--minutes 9] [--only versions,kernels] [--device auto] [--bundle DIR] [--quick]
 """
 
 import argparse
+import fcntl
+import json
+import os
 import sys
 import time
-import traceback
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.common.report import Bar, report
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.supervisor import supervise
+from benchmarks.gpu.worker import work
 
-from benchmarks.common.report import report
-from benchmarks.gpu import classifier_step, exact_search, one_vs_all, same_losses, whole_step
-from trainer.device import describe_device, open_device
-
-SECTIONS = {
-    "losses": same_losses,
-    "full": one_vs_all,
-    "classifier": classifier_step,
-    "step": whole_step,
-    "search": exact_search,
-}
 CLAIM = "on a GPU, a step's cost does not grow with the labels, and the device does not wait"
+BARS: dict[str, Bar] = {
+    "ms at 100M": "<0.4001",
+    "step at 100M : at 13M": "<1.2001",
+    "device idle, 6 x 768": "<0.0501",
+    "classifier of the step, 6 x 768": "<0.1001",
+    "full one-vs-all at 3M, GiB": "<8.0001",
+    "losses off the CPU's": "<0.0010001",
+    "least recall of exact search": 0.999,
+}
+BUNDLE = Path("build/gpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results go, or are already")
+    parser.add_argument("--minutes", type=float, default=9, help="when it ends, whatever is left (9)")
+    sections = ",".join(SECTIONS)
+    parser.add_argument("--only", default=sections, help=f"sections with commas between: {sections}")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument(
-        "--only", default=",".join(SECTIONS), help=f"sections with commas between: {','.join(SECTIONS)}"
+        "--bundle", type=Path, default=BUNDLE, metavar="DIR", help=f"what `make gpu-bundle` made ({BUNDLE})"
     )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, in seconds: tells whether it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, in a minute: tells whether all of it runs")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    names = arguments.only.split(",")
-    if not set(names) <= SECTIONS.keys():
-        parser.error(f"--only {arguments.only}: expected some of {','.join(SECTIONS)}")
-    device = open_device(arguments.device)
-    if device.type == "cpu" and not arguments.quick:
-        parser.error("there is no GPU here: its sizes are too large for a CPU; --quick tells whether all of it runs")
-    figures: dict[str, Any] = {}
-    for name in names:
-        began = time.perf_counter()
-        try:
-            figures[name] = SECTIONS[name].measure(device, arguments.quick)
-        except Exception as error:  # what is measured already is not lost
-            traceback.print_exc()
-            figures[name] = {"failed": f"{type(error).__name__}: {error}"}
-        figures[name]["seconds"] = round(time.perf_counter() - began, 1)
-        sys.stderr.write(f"{name}: {figures[name]}\n")
-    ratios = {} if arguments.quick else _ratios(figures)
+    if unknown := set(arguments.only.split(",")) - SECTIONS.keys():
+        parser.error(f"--only {arguments.only}: no section {', '.join(sorted(unknown))}; there are {sections}")
+    if arguments.worker:
+        work(arguments)
+        return
+    deadline = time.monotonic() + 60 * arguments.minutes
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        fcntl.flock(os.open(arguments.out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+    except BlockingIOError:
+        parser.error(f"--out {arguments.out}: another call writes there. Wait for it, or give another --out.")
+    except OSError as error:
+        parser.error(f"--out {arguments.out}: {error.strerror}. Give a folder that can be written.")
+    Results(arguments.out).drop_failed()
+    worker = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:], "--worker"]
+    planned = supervise(worker, arguments.out, deadline)
+    rows = Results(arguments.out).rows
+    gaps = {name: "not measured" for name in planned if name not in rows}
+    gaps |= {name: row["failed"] for name, row in rows.items() if "failed" in row}
+    if not planned:
+        gaps["start"] = "nothing could be measured: messages are above"
+    ratios = {} if arguments.quick else _ratios(rows)
     bars = {name: bar for name, bar in BARS.items() if name in ratios}
-    facts = {"device": describe_device(device), "cuda": torch.version.cuda, "quick": arguments.quick}
-    report(CLAIM, figures, ratios, bars, **facts)
+    body = report(CLAIM, rows, ratios, bars, gaps=gaps, quick=arguments.quick)
+    (arguments.out / "report.json").write_text(json.dumps(body, indent=1) + "\n")
+    raise SystemExit(0 if body["holds"] else 1)
 
 
-BARS = {
-    "step at 100M : at 131K": "<1.3001",
-    "ms at 100M": "<2.0001",
-    "classifier of the step, 6 x 768": "<0.1001",
-    "device idle, 6 x 768": "<0.0501",
-    "full one-vs-all at 3M, GiB": "<8.0001",
-    "losses off the CPU's": "<0.0010001",
-}
-
-
-def _ratios(figures: Mapping[str, Any]) -> dict[str, float]:
+def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return what bars are about, as far as it is measured."""
-    classifier, step = figures.get("classifier", {}), figures.get("step", {}).get("6x768", {})
-    small, large = (classifier.get(f"B=512 D=64 L={name}", {}).get("own_ms") for name in ("131K", "100M"))
-    losses = [row["of_cpu"] for row in figures.get("losses", {}).values() if isinstance(row, dict)]
+
+    def of(name: str, figure: str) -> Any:
+        return rows.get(name, {}).get(figure)
+
+    near, far = (of(f"steps: own B=512 D=64 L={labels}", "ms") for labels in ("13M", "100M"))
+    losses = [row["of_cpu"] for row in rows.values() if "of_cpu" in row]
+    recalls = [row["recall"] for row in rows.values() if "recall" in row]
     measured = {
-        "step at 100M : at 131K": large / small if large and small else None,
-        "ms at 100M": large,
-        "classifier of the step, 6 x 768": step.get("classifier_share"),
-        "device idle, 6 x 768": step.get("idle_share"),
-        "full one-vs-all at 3M, GiB": figures.get("full", {}).get("gib"),
+        "ms at 100M": far,
+        "step at 100M : at 13M": far / near if near and far else None,
+        "device idle, 6 x 768": of("waiting: 6 x 768", "idle_share"),
+        "classifier of the step, 6 x 768": of("transformer: 6 x 768", "classifier_share"),
+        "full one-vs-all at 3M, GiB": of("full: in chunks, 3M D=768", "gib"),
         "losses off the CPU's": max(losses, default=None),
+        "least recall of exact search": min(recalls, default=None),
     }
     return {name: value for name, value in measured.items() if value is not None}
 

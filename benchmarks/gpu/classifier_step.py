@@ -1,68 +1,92 @@
-"""The classifier's step at 131K to 100M labels, against full one-vs-all: milliseconds, GiB, share of what must move."""
+"""The classifier's step at 131K to 100M labels: milliseconds, GiB, share of the bytes that must move at a copy's speed.
 
-from typing import Any
+Vectors are random, and so is Adagrad's sum: zeros would be rounded to themselves.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.random_queries import plan, random_batch
-from benchmarks.gpu.timing import copy_gigabytes, fits, milliseconds, peak_gib, reset_peak
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import label_range
 
-SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}
-ON_HOST = ("131K", "19M")  # of these once more, with vectors in main memory
+SIZES = {"131K": 131_072, "1.3M": 1_305_265, "13M": 13_052_650, "100M": 100_000_000}
+ON_HOST = ("131K", "13M")  # of these once more, with vectors in main memory
 QUICK = {"2K": 2048, "20K": 20_000}
 SHAPES = ((512, 64), (4096, 64), (512, 768))  # B, D
-CHUNK = 1 << 16
 BATCHES = 4
-FULL_LABELS = 3_000_000  # beyond, one-vs-all is told by its labels
+_CHUNK = 1 << 22  # rows that are filled at a time
 
 
-def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return figures by B, D and labels."""
-    speed = copy_gigabytes(device)
-    figures: dict[str, Any] = {"copy_gb_s": round(speed, 1)}
-    for size, dimension in ((16, 8),) if quick else SHAPES:
-        for name, labels in (QUICK if quick else SIZES).items():
-            gib = labels * (2 * dimension + 4) / 2**30
-            if fits(device, gib + 1 if not quick else gib):
-                figures[f"B={size} D={dimension} L={name}"] = _measure(device, size, dimension, labels, speed)
-    size, dimension = (16, 8) if quick else SHAPES[0]
-    for name in QUICK if quick else ON_HOST:
-        labels = {**SIZES, **QUICK}[name]
-        figures[f"B={size} D={dimension} L={name}, on the host"] = _measure(
-            device, size, dimension, labels, speed, storage="host"
-        )
-    return figures
+class Shape(NamedTuple):
+    """B queries, D columns, L labels, and where the vectors are."""
+
+    size: int
+    dimension: int
+    labels: int
+    storage: str = "memory"
+
+    @property
+    def gib(self) -> float:
+        """GiB of vectors in bfloat16 and their sums."""
+        return self.labels * (2 * self.dimension + 4) / 2**30
 
 
-def _measure(
-    device: torch.device, size: int, dimension: int, labels: int, speed: float, storage: str = "memory"
-) -> dict[str, float]:
-    reset_peak(device)
-    classifier = Classifier(Config(dtype="bfloat16", lr=0.01, storage=storage), labels, dimension, 0, device=device)
-    x = torch.randn(size, dimension, device=device)
-    batches = [random_batch(size, labels, step) for step in range(BATCHES)]
-    rounds, figures = (2 if labels in QUICK.values() else 10), {}
-    for pool in ("own", "shared"):
-        planned = [plan(batch, labels, pool, device, storage == "memory") for batch in batches]
-        number = 0
+def measurements(place: Place) -> Iterator[Measurement]:
+    sizes = QUICK if place.quick else SIZES
+    shapes = ((16, 8),) if place.quick else SHAPES
+    for name, labels in reversed(sizes.items()):  # the largest is what nobody has measured
+        for size, dimension in shapes:
+            for pool in ("own", "shared"):
+                yield _measurement(place, name, Shape(size, dimension, labels), pool)
+    for name in QUICK if place.quick else ON_HOST:
+        yield _measurement(place, f"{name}, on the host", Shape(*shapes[0], sizes[name], "host"), "own")
 
-        def step() -> None:
-            nonlocal number
-            classifier.descend(x, planned[number % BATCHES], 1.0, number, 1 / size)
-            number += 1
 
-        figures[f"{pool}_ms"] = milliseconds(step, device, rounds)
-        rows = sum(len(candidates.ids) for candidates in planned) / BATCHES
-        moved = rows * 2 * (2 * dimension + 4)  # vectors and their sums, read and written
-        figures[f"{pool}_rows"] = rows
-        figures[f"{pool}_of_copy"] = moved / speed / 1e6 / figures[f"{pool}_ms"]
-    figures["gib"] = peak_gib(device)
-    if labels <= FULL_LABELS:
-        positives = [label_range(batches[0], low, min(low + CHUNK, labels)) for low in range(0, labels, CHUNK)]
-        figures["full_ms"] = milliseconds(
-            lambda: [classifier.descend(x, chunk, 1.0, 0, 1 / size) for chunk in positives], device, 2, 1
-        )
-    return {name: round(value, 4) for name, value in figures.items()}
+def _measurement(place: Place, labels: str, shape: Shape, pool: str) -> Measurement:
+    name = f"{pool} B={shape.size} D={shape.dimension} L={labels}"
+    on_host = shape.storage == "host"
+    gib = shape.gib + 1 if not on_host and shape.gib > 1 else 1.0
+    return Measurement(name, lambda: _measure(place, shape, pool), gib, on_cpu=not on_host)
+
+
+def open_classifier(place: Place, shape: Shape) -> Classifier:
+    """Open a classifier of random vectors."""
+    config = Config(dtype="bfloat16", lr=0.01, storage=shape.storage)
+    classifier = Classifier(config, shape.labels, shape.dimension, 0, device=place.device)
+    for part in classifier.vectors.split(_CHUNK):
+        part.normal_(0, 0.1)
+    rows = classifier.rows()
+    rows["square"].fill_(1e-3)
+    return classifier
+
+
+def open_step(place: Place, shape: Shape, pool: str) -> tuple[Callable[[], object], float]:
+    """Return a step of batches planned beforehand, and the mean number of labels of a batch, pads included."""
+    classifier = open_classifier(place, shape)
+    x = torch.randn(shape.size, shape.dimension, device=place.device)
+    merges = shape.storage == "memory"
+    planned = [
+        plan(random_batch(shape.size, shape.labels, step), shape.labels, pool, place.device, merges)
+        for step in range(BATCHES)
+    ]
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        classifier.descend(x, planned[number % BATCHES], 1.0, number, 1 / shape.size)
+        number += 1
+
+    rows = sum(len(each.ids) if each.drawn is None else len(each.drawn.label) for each in planned) / BATCHES
+    return step, rows
+
+
+def _measure(place: Place, shape: Shape, pool: str) -> dict[str, Any]:
+    place.reset_peak()
+    step, rows = open_step(place, shape, pool)
+    time = place.milliseconds(step)
+    moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums, read and written
+    return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": place.peak_gib()}

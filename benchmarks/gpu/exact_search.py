@@ -1,23 +1,54 @@
-"""Exact search on the device: queries a second for their best 100 of 1.3M and 19M vectors."""
+"""Exact search on the device: queries a second for their best 100, and how many of them float64 finds on a CPU."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.timing import fits, milliseconds
+from benchmarks.gpu.classifier_step import SIZES
+from benchmarks.gpu.place import Measurement, Place
+from search.nearest import DeviceVectors
 from trainer.evaluation.search import top_k
 
-SIZES = {"1.3M": 1_305_265, "19M": 19_049_952}
-D, QUERIES, K = 64, 4096, 100
+D, QUERIES, AUDITED, K = 64, 4096, 16, 100
 
 
-def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return queries a second by the number of vectors, in float16."""
-    figures = {}
-    for name, labels in ({"20K": 20_000} if quick else SIZES).items():
-        if fits(device, 2 * D * labels / 2**30):
-            vectors = torch.randn(labels, D, device=device).half()
-            x = torch.randn(64 if quick else QUERIES, D, device=device)
-            time = milliseconds(lambda: top_k(x, vectors, K), device, 2, 1)
-            figures[name] = {"queries_s": round(len(x) / time * 1000, 1)}
-    return figures
+def measurements(place: Place) -> Iterator[Measurement]:
+    for name in ("2K",) if place.quick else ("1.3M", "13M"):
+        labels = 2048 if place.quick else SIZES[name]
+        gib = labels * D * 8 / 2**30 + (3 if place.on_gpu else 0)
+        yield Measurement(f"evaluation, L={name}", partial(_evaluation, place, labels), gib)
+        yield Measurement(f"mining, L={name}", partial(_mining, place, labels), gib)
+
+
+def _evaluation(place: Place, labels: int) -> dict[str, Any]:
+    """Search float16 vectors as `evaluate` does."""
+    x, vectors = _drawn(place, labels)
+    vectors = vectors.half()
+    time = place.milliseconds(lambda: top_k(x, vectors, K), warm=1)
+    return {"queries_s": len(x) / time * 1000, "recall": _recall(top_k(x[:AUDITED], vectors, K)[1], x, vectors)}
+
+
+def _mining(place: Place, labels: int) -> dict[str, Any]:
+    """Search float32 vectors as `mine --index exact` does, host to host."""
+    x, vectors = _drawn(place, labels)
+    queries, there = x.cpu().numpy(), DeviceVectors(vectors.cpu().numpy(), str(place.device))
+    time = place.milliseconds(lambda: there.nearest(queries, K), warm=1)
+    found = torch.from_numpy(there.nearest(queries[:AUDITED], K)[1])
+    return {"queries_s": len(x) / time * 1000, "recall": _recall(found, x, vectors)}
+
+
+def _drawn(place: Place, labels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator(place.device).manual_seed(labels)
+    count = 64 if place.quick or not place.on_gpu else QUERIES
+    x, vectors = (torch.randn(rows, D, generator=draw, device=place.device) for rows in (count, labels))
+    return x, vectors
+
+
+def _recall(found: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor) -> float:
+    """Return the share of the best K labels of the first queries that are among `found` [AUDITED, K]."""
+    queries = x[:AUDITED].cpu().double()
+    scores = torch.cat([queries @ part.cpu().double().T for part in vectors.split(1 << 20)], 1)
+    best = scores.topk(K).indices
+    return float((found.cpu()[:, :, None] == best[:, None]).any(2).double().mean())

@@ -1,36 +1,86 @@
-"""Full one-vs-all over 3 million labels in chunks: its memory is that of the vectors and of one chunk."""
+"""Full one-vs-all in chunks, and beside it what one would write in plain PyTorch: all scores at once, compiled; and
+`nn.Embedding(sparse=True)` with Adagrad for own pools.
+"""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import softplus
 
-from benchmarks.gpu.classifier_step import CHUNK
-from benchmarks.gpu.random_queries import random_batch
-from benchmarks.gpu.timing import milliseconds, peak_gib, reset_peak
-from trainer.heads.classifier import Classifier
-from trainer.methods.sections import Classifier as Config
+from benchmarks.gpu.classifier_step import SIZES, Shape, open_classifier
+from benchmarks.gpu.place import Measurement, Place
+from benchmarks.gpu.random_queries import HARD, POSITIVES, RANDOM, random_batch
 from trainer.negatives.candidates import label_range
 
-LABELS, D, B = 3_000_000, 768, 512
+B, CHUNK = 512, 1 << 16
+OURS = {"131K D=64": (SIZES["131K"], 64), "1.3M D=64": (SIZES["1.3M"], 64), "3M D=768": (3_000_000, 768)}
+PLAIN = ("131K D=64", "1.3M D=64")
+SPARSE = {"131K D=64": SIZES["131K"], "1.3M D=64": SIZES["1.3M"], "13M D=64": SIZES["13M"]}
 
 
-def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return milliseconds of a step, GiB at its peak and those of the vectors."""
-    labels, dimension, size, chunk = (3000, 8, 16, 512) if quick else (LABELS, D, B, CHUNK)
-    reset_peak(device)
-    classifier = Classifier(Config(dtype="bfloat16", lr=0.01), labels, dimension, 0, device=device)
-    x = torch.randn(size, dimension, device=device)
-    batch = random_batch(size, labels, 0)
+def measurements(place: Place) -> Iterator[Measurement]:
+    ours = {"2K D=8": (2048, 8)} if place.quick else OURS
+    for name, (labels, dimension) in ours.items():
+        shape = Shape(16 if place.quick else B, dimension, labels)
+        gib = shape.gib + 4 * B * CHUNK * 4 / 2**30 if labels > SIZES["131K"] else 1
+        yield Measurement(f"in chunks, {name}", partial(_chunks, place, shape), gib, 90, on_cpu=labels < SIZES["1.3M"])
+    for name in ours if place.quick else PLAIN:
+        shape = Shape(16 if place.quick else B, *(ours[name][::-1]))
+        gib = 4 * 2 * B * shape.labels / 2**30 + 1
+        yield Measurement(f"plain, {name}", partial(_plain, place, shape), gib, 120, on_cpu=False)
+    for name, labels in {"2K D=8": 2048}.items() if place.quick else SPARSE.items():
+        shape = Shape(16 if place.quick else B, 8 if place.quick else 64, labels)
+        gib = 2 * 4 * shape.dimension * labels / 2**30 + 1
+        yield Measurement(f"nn.Embedding, {name}", partial(_embedding, place, shape), gib)
+
+
+def _chunks(place: Place, shape: Shape) -> dict[str, Any]:
+    place.reset_peak()
+    classifier, batch = open_classifier(place, shape), random_batch(shape.size, shape.labels, 0)
+    x = torch.randn(shape.size, shape.dimension, device=place.device)
+    chunk = 512 if place.quick else CHUNK
+    parts = [label_range(batch, low, min(low + chunk, shape.labels)) for low in range(0, shape.labels, chunk)]
+    time = place.milliseconds(lambda: [classifier.descend(x, part, 1.0, 0, 1 / shape.size) for part in parts], warm=1)
+    return {"ms": time, "gib": place.peak_gib(), "vectors_gib": shape.gib}
+
+
+def _plain(place: Place, shape: Shape) -> dict[str, Any]:
+    place.reset_peak()
+    w = torch.randn(shape.labels, shape.dimension, device=place.device, dtype=torch.bfloat16).mul_(0.1)
+    w.requires_grad_()
+    x = torch.randn(shape.size, shape.dimension, device=place.device, dtype=torch.bfloat16)
+    positives = torch.from_numpy(random_batch(shape.size, shape.labels, 0).positives).to(place.device)
+    queries = torch.arange(shape.size, device=place.device).repeat_interleave(POSITIVES)
+
+    def loss_of(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        scores = x @ w.T
+        return (softplus(scores).sum(dtype=torch.float32) - scores[queries, positives].float().sum()) / len(x)
+
+    compiled = loss_of if place.quick else torch.compile(loss_of)
+    optimizer = torch.optim.SGD([w], lr=0.01)
 
     def step() -> None:
-        for low in range(0, labels, chunk):
-            classifier.descend(x, label_range(batch, low, min(low + chunk, labels)), 1.0, 0, 1 / size)
+        optimizer.zero_grad()
+        compiled(w, x).backward()
+        optimizer.step()
 
-    time = milliseconds(step, device, 2, 1)
-    return {
-        "labels": labels,
-        "dimension": dimension,
-        "ms": round(time, 2),
-        "gib": round(peak_gib(device), 3),
-        "vectors_gib": round(labels * (2 * dimension + 4) / 2**30, 3),
-    }
+    return {"ms": place.milliseconds(step), "gib": place.peak_gib()}
+
+
+def _embedding(place: Place, shape: Shape) -> dict[str, Any]:
+    place.reset_peak()
+    table = torch.nn.Embedding(shape.labels, shape.dimension, sparse=True, device=place.device)
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.01)
+    x = torch.randn(shape.size, 1, shape.dimension, device=place.device)
+    ids = torch.randint(shape.labels, (shape.size, POSITIVES + HARD + RANDOM), device=place.device)
+    sign = torch.ones(ids.shape, device=place.device)
+    sign[:, :POSITIVES] = -1
+
+    def step() -> None:
+        optimizer.zero_grad()
+        softplus((table(ids) * x).sum(2) * sign).sum().div(shape.size).backward()
+        optimizer.step()
+
+    return {"ms": place.milliseconds(step), "gib": place.peak_gib()}

@@ -1,4 +1,4 @@
-"""Batches of queries with 10 positives, 50 hard and 400 random negatives each, all drawn uniformly."""
+"""Batches of queries with 10 positives, 100 hard and 400 random negatives each, all drawn uniformly."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from trainer.negatives.draws import RandomPool
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 
-POSITIVES, HARD, RANDOM = 10, 50, 400
+POSITIVES, HARD, RANDOM = 10, 100, 400
 
 
 def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary: int = 0) -> Batch:

@@ -1,9 +1,12 @@
 """Losses of 20 steps on the device beside those of the same steps on the CPU, from the same start, in float32."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
 from trainer.group import ALONE
@@ -17,16 +20,18 @@ from trainer.step import Clock, StepContext, take_step
 LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 
 
-def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return the greatest relative difference of a loss, by loss and pool, and of a second run on the device."""
-    figures = {}
+def measurements(place: Place) -> Iterator[Measurement]:
     for loss, pool in (("bce", "own"), ("bce", "shared"), ("decoupled", "shared")):
-        expected, got, again = (_train(place, loss, pool, quick) for place in (CPU, device, device))
-        figures[f"{loss} {pool}"] = {
-            "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),
-            "again": max(abs(a - b) / abs(b) for a, b in zip(again, got, strict=True)),
-        }
-    return figures
+        yield Measurement(f"{loss} {pool}", partial(_measure, place, loss, pool))
+
+
+def _measure(place: Place, loss: str, pool: str) -> dict[str, Any]:
+    """Return the greatest relative difference of a loss from the CPU's, and from a second run's on the device."""
+    expected, got, again = (_train(device, loss, pool, place.quick) for device in (CPU, place.device, place.device))
+    return {
+        "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),
+        "again": max(abs(a - b) / abs(b) for a, b in zip(again, got, strict=True)),
+    }
 
 
 def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[float]:

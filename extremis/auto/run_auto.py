@@ -122,13 +122,7 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 
 
 def _choose(
-    data: str,
-    run: str,
-    survey: Survey,
-    pretrained: str,
-    overrides: Sequence[str],
-    minutes: float,
-    remaining: Remaining,
+    data: str, run: str, survey: Survey, pretrained: str, overrides: Sequence[str], minutes: float, remaining: Remaining
 ) -> tuple[dict[str, Any], Resolved, float]:
     """Try the contenders, then variations of the best: a report, the recipe of the winner, seconds of an epoch of it.
 

@@ -46,7 +46,12 @@ def recipes(
     if action == "list":
         return _list()
     if action == "validate":
-        return _validate(str(recipe), changes(set))
+        from trainer.config.load import check_keys, load_recipe
+
+        check_keys(str(recipe), changes(set))
+        body = load_recipe(str(recipe), changes(set)).model_dump(mode="json")
+        say(f"{recipe}: valid")
+        return {"recipe": str(recipe), "valid": True, "options": body}
     return _show(str(recipe), changes(set), None if out is None else fspath(out))
 
 
@@ -67,15 +72,6 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     storage.write_bytes(out, text.encode())
     say(f"{out}: {recipe}, to be changed; next: extremis recipes validate {out}")
     return {"out": out, "recipe": stated}
-
-
-def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    from trainer.config.load import check_keys, load_recipe
-
-    check_keys(recipe, overrides)
-    body = load_recipe(recipe, overrides).model_dump(mode="json")
-    say(f"{recipe}: valid")
-    return {"recipe": recipe, "valid": True, "options": body}
 
 
 def _list() -> dict[str, Any]:

@@ -81,7 +81,6 @@ def shard(
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     a, b = propensity or (None, None)
-    embed = None if embed is None else fspath(embed)
     options = options_of(ShardOptions, {**locals(), "propensity_a": a, "propensity_b": b})
     from extremis.inspecting.data_summary import summarize, summary_lines
     from pipelines import shard as sharding

@@ -59,17 +59,16 @@ def list_tables(url: str) -> list[ListedTable]:
     return list(walk(url, "", DEPTH))
 
 
-def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, list[str]]:
+def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, str]:
     """Find tables that cannot be read, and parts of DATA that have another digest than its manifest says, by name."""
-    faults = {item.name: [item.fault] for item in tables if item.fault}
+    faults = {item.name: item.fault for item in tables if item.fault}
     digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
     for name, digest in (data.parents if data is not None else {}).items():
         if name not in digests and name not in faults:
-            faults[name] = ["missing, though the data's manifest names it: shard again"]
+            faults[name] = "missing, though the data's manifest names it: shard again"
         elif name in digests and digests[name] != digest:
-            faults[name] = [
-                f"digest {digests[name][:12]}…, the data's manifest names {digest[:12]}…: it was replaced; shard again"
-            ]
+            had = f"digest {digests[name][:12]}…, the data's manifest names {digest[:12]}…"
+            faults[name] = f"{had}: it was replaced; shard again"
     return faults
 
 
@@ -238,18 +237,17 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         "verified": check,
         "bytes": size,
         "tables": {item.name: _describe(item) for item in tables},
-        "checks": mismatches,
+        "checks": {name: [fault] for name, fault in mismatches.items()},
     }
     if data is not None:
         body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
         body |= inspect_queries(DataLayout(url), rows, split)
     if mismatches and check:
-        count = sum(map(len, mismatches.values()))
-        raise TableError(f"{url}: {count} thing(s) are not as the manifests say; see above.")
+        raise TableError(f"{url}: {len(mismatches)} thing(s) are not as the manifests say; see above.")
     return body
 
 
-def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, list[str]]) -> None:
+def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, str]) -> None:
     rows = []
     for item in tables:
         if item.manifest is None:
@@ -259,9 +257,8 @@ def _print_tables(url: str, tables: list[ListedTable], mismatches: dict[str, lis
         counts = [f"{count:,}" for count in (item.manifest.rows, len(item.manifest.shards), item.bytes)]
         rows.append([item.name, item.manifest.kind, *counts, "replaced" if item.name in mismatches else "ok"])
     table("tables", ["table", "kind", "rows", "shards", "bytes", "state"], rows)
-    for name, lines in mismatches.items():
-        for line in lines:
-            say(f"{name or url}: {line}")
+    for name, fault in mismatches.items():
+        say(f"{name or url}: {fault}")
 
 
 def _describe(item: ListedTable) -> dict[str, Any]:

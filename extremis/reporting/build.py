@@ -196,9 +196,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
 
 def _inert(text: str) -> str:
     """Escape JSON so that no string in it is HTML markup."""
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def _asset(name: str) -> str:

@@ -99,12 +99,6 @@ def sample_rows(rows: int, count: int) -> np.ndarray:
     return np.arange(count) + np.repeat(starts - edges[:-1], np.diff(edges))
 
 
-def with_rows(sampled: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return as many rows as were `sampled`, the rows `first` among them: int64, ascending."""
-    first = first[: len(sampled)]
-    return np.union1d(first, np.setdiff1d(sampled, first)[: len(sampled) - len(first)])
-
-
 def sample(
     data: DataLayout,
     runs: list[Run],
@@ -126,7 +120,9 @@ def sample(
     for split in splits:
         table = Table.open(data.queries(split), "queries")
         sampled = sample_rows(table.rows, -(-count // len(splits)))
-        rows = with_rows(sampled, np.asarray(sorted(weak[split]), np.int64))
+        first = np.asarray(sorted(weak[split]), np.int64)[: len(sampled)]
+        others = np.setdiff1d(sampled, first)[: len(sampled) - len(first)]  # as many in all as are sampled
+        rows = np.union1d(first, others)
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
     examples = [example for examples in by_run.values() for example in examples]

@@ -49,7 +49,8 @@ def balanced_order(
     starts, clusters = np.array([0, count]), np.array([-(-count // size)])
     while clusters.max(initial=0) > 1:
         left = (clusters + 1) // 2
-        sizes = _left_sizes(np.diff(starts), clusters, left)
+        base, larger = np.divmod(np.diff(starts), clusters)  # all leaves of a part are equal within one
+        sizes = base * left + np.minimum(larger, left)
         order = order[halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
@@ -65,12 +66,6 @@ def balanced_order(
         order = order[halved(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
         parts, edges = 2 * parts, finer
     return order, starts
-
-
-def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Count the points of left halves that become `left` clusters: all leaves of a part are equal within one."""
-    base, larger = points // clusters, points % clusters
-    return base * left + np.minimum(larger, left)
 
 
 def halved(

@@ -17,10 +17,7 @@ _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
 
 
 def watch_dumps(
-    run: str,
-    complete: Callable[[], dict[int, str]],
-    make: Callable[[int], bool],
-    say: Callable[[str], None],
+    run: str, complete: Callable[[], dict[int, str]], make: Callable[[int], bool], say: Callable[[str], None]
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 

@@ -15,9 +15,11 @@ from typing import Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from pipelines.common.flow import group_by_key
 from schemas import storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
+from schemas.sizes import in_pieces
 from schemas.storage import join
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -76,18 +78,9 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
 
     Raises StorageError.
     """
-    held, size = dict[K, list[pa.RecordBatch]](), 0
-
-    def send() -> Iterator[tuple[K, Packet]]:
-        return exchange.send((destination, pa.concat_batches(some)) for destination, some in held.items())
-
-    for destination, batch in parts:
-        held.setdefault(destination, []).append(batch)
-        size += batch.nbytes
-        if size >= _HELD_BYTES:
-            yield from send()
-            held, size = {}, 0
-    yield from send()
+    for held in in_pieces(parts, lambda part: part[1].nbytes, _HELD_BYTES):
+        yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
+        del held  # before there are more
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:

@@ -17,6 +17,7 @@ MAIN = "main"  # tag of what is yielded without one
 
 Elements = list[Any]
 Outputs = dict[str, Elements]  # of a stage, by tag
+Way = Literal["map", "flat_map", "over"]  # how a function gets elements: see `Work`
 
 
 class Tagged(NamedTuple):
@@ -40,7 +41,7 @@ class Work:
     arguments: those behind the element.
     """
 
-    way: Literal["map", "flat_map", "over"]
+    way: Way
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
@@ -116,31 +117,32 @@ class Collection:
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
         """Call `function(element, *arguments)`, which returns one element; a Collection among these is a dictionary."""
-        return self._add(name, Work("map", function, arguments), (MAIN,))[MAIN]
+        return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
         """Call `function(element, *arguments)`, which yields elements."""
-        return self._add(name, Work("flat_map", function, arguments), (MAIN,))[MAIN]
+        return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
         """Call `function(elements, *arguments)`, which yields elements, with those that one worker gets at a time."""
-        return self._add(name, Work("over", function, arguments), (MAIN,))[MAIN]
+        return self._add(name, "over", function, arguments)[MAIN]
 
     def split(
         self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
     ) -> "dict[str, Collection]":
         """Do as `flat_map`, or `over`, of a function that yields `Tagged` elements: collections of `tags`, and MAIN."""
-        return self._add(name, Work("over" if over else "flat_map", function, arguments), (MAIN, *tags))
+        return self._add(name, "over" if over else "flat_map", function, arguments, tags)
 
     def group(self, name: str) -> "Collection":
         """Group pairs (key, value) to (key, values)."""
         return self.flow.add(Stage(name, self.outputs))[MAIN]
 
-    def _add(self, name: str, work: Work, tags: tuple[str, ...]) -> "dict[str, Collection]":
-        sides = {n: given.outputs for n, given in enumerate(work.arguments) if isinstance(given, Collection)}
-        arguments = tuple(None if place in sides else given for place, given in enumerate(work.arguments))
-        work = Work(work.way, work.function, arguments)
-        return self.flow.add(Stage(name, self.outputs, work=work, tags=tags, sides=sides))
+    def _add(
+        self, name: str, way: Way, function: Callable[..., Any], arguments: Sequence[Any], tags: Sequence[str] = ()
+    ) -> "dict[str, Collection]":
+        sides = {n: given.outputs for n, given in enumerate(arguments) if isinstance(given, Collection)}
+        work = Work(way, function, tuple(None if n in sides else given for n, given in enumerate(arguments)))
+        return self.flow.add(Stage(name, self.outputs, work=work, tags=(MAIN, *tags), sides=sides))
 
 
 def sum_of(collections: Sequence[Collection]) -> Collection:
@@ -172,7 +174,4 @@ def _tag_value(element: tuple[Any, Any], tag: str) -> tuple[Any, tuple[str, Any]
 
 
 def _values_by_tag(element: tuple[Any, Iterable[tuple[str, Any]]], tags: Sequence[str]) -> tuple[Any, Outputs]:
-    values: Outputs = {tag: [] for tag in tags}
-    for tag, value in element[1]:
-        values[tag].append(value)
-    return element[0], values
+    return element[0], {tag: [] for tag in tags} | dict(group_by_key(element[1]))

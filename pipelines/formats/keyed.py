@@ -71,11 +71,9 @@ class Keyed:
         parsed = parser.parse_points(raw, first_row, part.name, shape)
         if holds.derived:
             return _labels_of(parsed)
-        return (
-            Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects)
-            if labels
-            else parsed
-        )
+        if not labels:
+            return parsed
+        return Parsed(parsed.batch.select(labels_schema(holds.features, holds.dense).names), parsed.rejects)
 
 
 @dataclass(frozen=True)

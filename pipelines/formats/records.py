@@ -87,9 +87,9 @@ def key(value: Any, name: str) -> str:
     if type(value) is not int and not isinstance(value, float):
         return string(value, name)
     if type(value) is float or not -(1 << 63) <= value < 1 << 64:
-        raise Bad(
-            Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {shown_number(value)}"
-        )
+        bits = value.bit_length() if isinstance(value, int) else 0
+        got = f"one of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no very long number
+        raise Bad(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
     return str(value)
 
 
@@ -98,13 +98,6 @@ def whole_numbers(value: Any, name: str) -> list[int]:
     if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
     return value
-
-
-def shown_number(value: float) -> str:
-    """Show a number; one of more digits than Python prints by its length."""
-    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
-        return f"one of {value.bit_length():,} bits"
-    return shown(value)
 
 
 def shown(value: Any) -> str:

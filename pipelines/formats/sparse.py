@@ -188,7 +188,7 @@ def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fiel
 
 def _pairs(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     fields = _fields(data, offsets, _PAIR_BYTES)
-    if fields is None or len(fields.kind) != 2 * fields.marks:
+    if fields is None or len(fields.kind) != 2 * fields.marks or (fields.first % 2).any():  # half a pair in a line
         return None
     of_value = fields.kind == _MARK
     if of_value[::2].any() or not of_value[1::2].all() or fields.lengths[::2].max(initial=0) > MAX_DIGITS:

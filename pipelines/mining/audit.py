@@ -50,23 +50,17 @@ def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width
 
 def stack(audits: Sequence[Audit], width: int) -> Audit:
     """Join audits of different rows."""
-    firsts = np.cumsum([0, *(len(audit.exact) for audit in audits)])
-    return Audit(
-        np.concatenate([np.empty((0, width), np.uint64), *(audit.exact for audit in audits)]),
-        np.concatenate(
-            [np.empty(0, np.int64), *(a.positive_rows + first for a, first in zip(audits, firsts, strict=False))]
-        ),
-        np.concatenate([np.empty(0, np.float32), *(audit.positive_scores for audit in audits)]),
-    )
+    parts, rows = [Audit(np.empty((0, width), np.uint64), np.empty(0, np.int64), np.empty(0, np.float32))], 0
+    for audit in audits:
+        parts.append(audit._replace(positive_rows=audit.positive_rows + rows))
+        rows += len(audit.exact)
+    return Audit(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
     """Merge audits of the same rows against different blocks into one against all labels."""
-    return Audit(
-        merge([audit.exact for audit in blocks], width),
-        np.concatenate([audit.positive_rows for audit in blocks]),
-        np.concatenate([audit.positive_scores for audit in blocks]),
-    )
+    exact, rows, scores = zip(*blocks, strict=True)
+    return Audit(merge(exact, width), np.concatenate(rows), np.concatenate(scores))
 
 
 def weakest_positives(rows: int, audit: Audit) -> np.ndarray:

@@ -235,16 +235,11 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     range_of = tuple(number for number, part in enumerate(parts) for _ in part)
     longest = max(stop - start for start, stop in bounds)
     require_fit(factory, longest, batch, options.memory, sizes)
-    together = _fit_blocks(factory, longest, len(bounds), batch, options.memory, sizes)
+    one, two = (estimate(factory, longest, batch, sizes, blocks).total for blocks in (1, 2))
+    together = min(len(bounds), 1 + (options.memory - one) // max(1, two - one))  # blocks that fit
     groups = tuple(equal_ranges(0, len(bounds), -(-len(bounds) // together)))
     need = estimate(factory, longest, batch, sizes, max(stop - first for first, stop in groups))
     return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, groups, need, sizes)
-
-
-def _fit_blocks(factory: Factory, rows: int, most: int, batch: int, memory: int, sizes: Sizes) -> int:
-    """Return how many blocks of `rows` vectors, 1 to `most`, fit into `memory` together."""
-    one, two = (estimate(factory, rows, batch, sizes, blocks).total for blocks in (1, 2))
-    return min(most, 1 + (memory - one) // max(1, two - one))
 
 
 def sizes_of(

@@ -5,7 +5,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from apache_beam.runners.runner import create_runner
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
-from pipelines.common.progress import Count, Progress, Watch, also_tell, sum_counts
+from pipelines.common.progress import Count, Progress, also_tell, sum_counts
 from pipelines.runners import engine_errors
 from pipelines.runners.check import Question, answer
 from pipelines.runners.engine import Engine
@@ -77,33 +77,27 @@ class BeamRunner(Runner):
         os.rmdir(pipeline.local_tempdir)
         return pipeline
 
-    def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end. A worker's ExtremisError is raised here as it was raised there.
-
-        Raises ExtremisError, too, where an engine failed.
-        """
+    def _run(self, flow: Flow) -> Mapping[str, Count]:
+        """Run `flow`. A worker's ExtremisError is raised here as it was there, and one where an engine failed."""
         engine = self._engine
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
         translate(flow, pipeline, engine.question if engine is not None else None)
-        watching = watch.watching() if watch is not None else contextlib.nullcontext()
-        with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext(), watching as settle:
+        with quiet(_LOGGERS) if engine is not None else contextlib.nullcontext():
             try:
-                metrics = _run_on_service(pipeline) if engine is None else engine.run(pipeline, name)
-                if settle is not None:
-                    self._counts = sum_counts([self._counts, counts_of(metrics)])
-                    settle(self._counts)
+                if engine is not None:
+                    metrics = engine.run(pipeline, name)
+                else:
+                    result = pipeline.run()
+                    result.wait_until_finish()
+                    metrics = result.metrics()
+                self._counts = sum_counts([self._counts, counts_of(metrics)])
+                return self._counts
             except Exception as error:
                 cause = unwrap(error)
                 if cause is not None:
                     raise cause from None
                 raise engine_errors.failure(str(error), service=engine is None) from error
-
-
-def _run_on_service(pipeline: beam.Pipeline) -> MetricResults:
-    result = pipeline.run()
-    result.wait_until_finish()
-    return result.metrics()
 
 
 def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:

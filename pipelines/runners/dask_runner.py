@@ -5,19 +5,19 @@ Of Beam it has the options alone: Beam's own Dask runner carries out the last st
 """
 
 import functools
+import itertools
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.dask.dask_runner import DaskOptions
 from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
 
-from pipelines.common.flow import Elements, Flow, Outputs, by_tag
-from pipelines.common.progress import Watch
+from pipelines.common.flow import Flow, Outputs, by_tag
+from pipelines.common.progress import Count
 from pipelines.runners.local import Piece, Runner, carry_out, quiet
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
@@ -38,33 +38,25 @@ class DaskRunner(Runner):
         if self._options.partition_size:
             raise InputError("--dask_partition_size means nothing here; give --dask_npartitions, or neither.")
 
-    def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end. Raises what a worker raised; ExtremisError where there are no workers, or they die.
+    def _run(self, flow: Flow) -> Mapping[str, Count]:
+        """Run `flow`. Raises what a worker raised; ExtremisError where there are no workers, or they die.
 
-        When it raises, no task of the flow is at work any more.
+        When it raises, no task of the flow is at work any more. Counts are those that the workers tell by themselves.
         """
-        run, watching = uuid.uuid4().hex, nullcontext() if watch is None else watch.watching()
-        with quiet(["distributed"]), watching as settle, _connect(self._options) as client:
+        with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
-            carry_out(flow, functools.partial(_compute, client, run), count)
-            if settle is not None:
-                settle({})
+            carry_out(flow, functools.partial(_compute, client, uuid.uuid4().hex), count)
+        return {}
 
 
 def work_on(run: str, piece: Piece) -> Outputs:
     """Do a piece of `run` on a worker. Raises what it raises."""
     _AT_WORK[run] += 1
     try:
-        return by_tag(piece.work(_until_stopped(run, piece.elements)), piece.tags)
+        goes_on = itertools.takewhile(lambda _: run not in _STOPPED, piece.elements)
+        return by_tag(piece.work(goes_on), piece.tags)
     finally:
         _AT_WORK[run] -= 1
-
-
-def _until_stopped(run: str, elements: Elements) -> Iterator[Any]:
-    for element in elements:
-        if run in _STOPPED:
-            return
-        yield element
 
 
 def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]:
@@ -76,20 +68,16 @@ def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]
         return [made[future] for future in futures]
     except BaseException as error:
         client.cancel(futures, force=True)
-        _drain(client, run)
+        # A piece of `run` that went on would write into what is cleared, or made again.
+        for _ in waiting("the Dask workers to end what they are at", seconds=_DRAIN_SECONDS):
+            if not any(client.run(stop, run, on_error="ignore").values()):
+                break
         if isinstance(error, KilledWorker):
             raise ExtremisError(
                 f"a Dask worker died at the same task several times: {error}. It was out of memory, most likely: give "
                 "the workers more of it, or fewer threads (the pipelines' pages say what each step needs)."
             ) from error
         raise
-
-
-def _drain(client: Client, run: str) -> None:
-    """Wait until no piece of `run` is at work: one that went on would write into what is cleared, or made again."""
-    for _ in waiting("the Dask workers to end what they are at", seconds=_DRAIN_SECONDS):
-        if not any(client.run(stop, run, on_error="ignore").values()):
-            return
 
 
 def stop(run: str) -> int:

@@ -8,19 +8,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
 from pipelines.common.progress import Count, Progress, Watch, counted_here, sum_counts
 from schemas.errors import ExtremisError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _PIECES = 4  # of a stage's elements a worker: one that is done takes another
 _STOP_SECONDS = 20.0  # for an idle worker process to end
@@ -49,7 +46,7 @@ class Runner:
 
     shuffles = far = False
 
-    def __enter__(self) -> "Self":
+    def __enter__(self) -> "Runner":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -60,6 +57,13 @@ class Runner:
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
         """Run `flow` to its end, `watch` shows its steps. A worker's error is raised here as it was raised there."""
+        with watch.watching() if watch is not None else nullcontext() as settle:
+            counts = self._run(flow)
+            if settle is not None:
+                settle(counts)
+
+    def _run(self, flow: Flow) -> Mapping[str, Count]:
+        """Run `flow`, and return the counts of all flows so far, as far as the runner has its own."""
         raise NotImplementedError
 
 
@@ -92,17 +96,13 @@ class LocalRunner(Runner):
         for worker in self._started:
             worker.end(at_once=error[0] is not None)
 
-    def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end. Raises what a worker raised; ExtremisError where one died. Nothing is at work then."""
-        watching: AbstractContextManager[Callable[[Mapping[str, Count]], None] | None]
-        watching = nullcontext() if watch is None else watch.watching()
-        with watching as settle:
-            if self._mode == "in_memory":
-                carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
-            else:
-                self._run_beside(flow)
-            if settle is not None:
-                settle(sum_counts(worker.counts for worker in self._started))
+    def _run(self, flow: Flow) -> Mapping[str, Count]:
+        """Run `flow`. Raises what a worker raised; ExtremisError where one died. Nothing is at work then."""
+        if self._mode == "in_memory":
+            carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
+        else:
+            self._run_beside(flow)
+        return sum_counts(worker.counts for worker in self._started)
 
     def _run_beside(self, flow: Flow) -> None:
         if self._mode == "multi_processing" and not self._started:

@@ -36,7 +36,10 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
 
         return BeamRunner(beam_options)
     if not any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in beam_options):
-        mode, workers = "multi_processing" if _worth_processes(urls) else "in_memory", min(cores(), _MOST_WORKERS)
+        reached = cores() > 1 and not any(url.startswith("memory://") for url in urls)
+        sizes = (storage.size(url) for url in urls if storage.exists(url))
+        worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # whose start takes a second
+        mode, workers = "multi_processing" if worth_processes else "in_memory", min(cores(), _MOST_WORKERS)
     return LocalRunner(mode, workers or cores())
 
 
@@ -95,10 +98,3 @@ def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
     except ImportError as error:
         raise MissingExtra(f"no {name} here ({error})", extra) from None
     return runner
-
-
-def _worth_processes(urls: Sequence[str]) -> bool:
-    """Return whether the files at `urls` are worth the start of processes, which takes a second, and can be reached."""
-    if cores() < 2 or any(url.startswith("memory://") for url in urls):
-        return False
-    return sum(storage.size(url) for url in urls if storage.exists(url)) >= _WORTH_PROCESSES

@@ -155,23 +155,16 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
 
     Those of a range of lines are brought together through `staged` and sorted, one range after the other.
     """
-    by_table: dict[str, list[Packet]] = {}
-    for table, packet in rejected:
-        by_table.setdefault(table, []).append(packet)
+    by_table = dict(group_by_key(rejected))
     url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []
     for number, table in enumerate(sorted(by_table)):
         with parquet.writing_shard(url, number, len(by_table), schema, _GROUP_ROWS) as shard:
-            for _, packets in sorted(_by_range(by_table[table], staged).items()):
+            ranges = (part for batch in receive(by_table[table]) for part in _ranges(batch))
+            for _, packets in sorted(group_by_key(send_together(staged, ranges))):
                 shard.write(gather(packets, schema).sort_by([(name, "ascending") for name in schema.names]))
         shards.append(shard.entry)
     request = Request("rejects", None, {"tables": sorted(by_table)})
     return describe(request, Summary({request.kind: tuple(shards)}), schema, _GROUP_ROWS, None)
-
-
-def _by_range(packets: Sequence[Packet], staged: Files) -> dict[Range, list[Packet]]:
-    """Send rejects to their ranges of lines."""
-    parts = (part for batch in receive(packets) for part in _ranges(batch))
-    return dict(group_by_key(send_together(staged, parts)))
 
 
 def _ranges(batch: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:

@@ -15,7 +15,7 @@ from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, 
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
 from schemas.errors import InputError
-from schemas.layout import DataLayout
+from schemas.layout import DataLayout, staging
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
 from schemas.text_model import DenseModel, TextEmbedder
@@ -70,11 +70,8 @@ class TablePlan:
     @property
     def tokens(self) -> pa.DataType | None:
         """The type of a token id; None where the rows have features or a vector alone."""
-        return (
-            None
-            if self.vocabulary is None and (self.features or self.dense)
-            else arrow.token_type(self.vocabulary or 0)
-        )
+        alone = self.vocabulary is None and (self.features or self.dense)
+        return None if alone else arrow.token_type(self.vocabulary or 0)
 
 
 @dataclass(frozen=True)
@@ -300,7 +297,7 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
 
 def tokenizer_url(data: str) -> str:
     """Return the URL of the tokenizer's file in staging, which the workers open."""
-    return join(DataLayout(data).staging, "tokenizer.json")
+    return join(staging(data), "tokenizer.json")
 
 
 def name_of(inputs: Inputs, table: str) -> str:
@@ -344,4 +341,4 @@ def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
 
 
 def _filter_url(data: str, split: str) -> str:
-    return join(DataLayout(data).staging, f"filter-{split}.int64")
+    return join(staging(data), f"filter-{split}.int64")

@@ -7,7 +7,6 @@ The holder of the output's claim alone writes records, and removes what no recor
 the phase is done. Work is the same where the input is, by the digests of its files.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pipelines.common.flow import group_by_key
 from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary
 from pipelines.formats import lines
@@ -130,7 +130,7 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
     """Return the digest of what decides the work, but for the content of files, which is compared by itself."""
     parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
-    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+    return storage.sha256(json.dumps(work, sort_keys=True).encode())
 
 
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
@@ -176,10 +176,7 @@ def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> Identity:
     In a form with keys neither names nor the order of files matter, so that several files of one kind are known by
     their sorted digests.
     """
-    kinds: dict[str, list[str]] = {}
-    for kind, url in _places(inputs):
-        kinds.setdefault(kind, []).append(url)
-    return {kind: _described(urls, files, inputs.keyed) for kind, urls in kinds.items()}
+    return {kind: _described(urls, files, inputs.keyed) for kind, urls in group_by_key(_places(inputs))}
 
 
 def _described(urls: list[str], files: Mapping[str, tuple[int, str]], keyed: bool) -> dict[str, Any]:
@@ -187,7 +184,7 @@ def _described(urls: list[str], files: Mapping[str, tuple[int, str]], keyed: boo
     digests = [files[url][1] for url in urls]
     if keyed:
         digests.sort()
-    digest = digests[0] if len(urls) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    digest = digests[0] if len(urls) == 1 else storage.sha256("".join(digests).encode())
     name = urls[0].rsplit("/", 1)[-1] if not keyed and len(urls) == 1 else f"{len(urls)} file(s)"
     return {"file": name, "bytes": size, "sha256": digest}
 

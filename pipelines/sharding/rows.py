@@ -36,7 +36,9 @@ def order(rows: pa.Table) -> Ordered:
     rows = _sort(rows)
     place = rows.select(["part", "row", "key"])
     count = rows.num_rows
-    starts = _starts(rows)
+    starts = np.ones(count, bool)  # of the first row of each key
+    tied, same = _ties(rows)
+    starts[tied[same] + 1] = False
     if starts.all():
         return Ordered(rows, 0, place.slice(0, 0), place.slice(0, 0))
     first = np.flatnonzero(starts)
@@ -87,14 +89,6 @@ def _sort(rows: pa.Table) -> pa.Table:
         names = ("hash", "key", "content", "part", "row")
         return rows.sort_by([(name, "ascending") for name in names]).combine_chunks()
     return done
-
-
-def _starts(rows: pa.Table) -> np.ndarray:
-    """Mark each ordered row that is the first of its key: bool [N]."""
-    starts = np.ones(rows.num_rows, bool)
-    tied, same = _ties(rows)
-    starts[tied[same] + 1] = False
-    return starts
 
 
 def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:

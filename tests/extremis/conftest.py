@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.days import live
-
 
 @pytest.fixture(scope="session")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three versions, a run on the first, and one on the second that goes on from it; tests do not change these."""
+    from tests.days import live  # much more than tests of a GPU need
+
     return live(tmp_path_factory.mktemp("days"))

@@ -137,7 +137,7 @@ def test_a_small_phase_is_no_job_elsewhere(tiny: Path, tmp_path: Path, monkeypat
             jobs[-1] += 1
             super().run(flow, watch)
 
-    monkeypatch.setattr(module, "choose_runner", lambda *_: Far())
+    monkeypatch.setattr("pipelines.job.choose_runner", lambda *_: Far())
     for size in (0, 1 << 20):
         jobs.append(0)
         monkeypatch.setattr(module, "_WORTH_A_JOB", size)

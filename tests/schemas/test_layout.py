@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout, check_name, folder, parse_number, shard_name
+from schemas.layout import DataLayout, RunLayout, check_name, folder, parse_number, shard_name, staging
 
 numbers = st.integers(0, 10**9)
 
@@ -61,6 +61,6 @@ def test_names_that_earlier_versions_took_are_read() -> None:
 
 def test_tables_of_data_stand_apart() -> None:
     data = DataLayout("/data/")
-    urls = [data.labels, data.tokenizer, data.queries("train"), data.queries("test"), data.staging]
+    urls = [data.labels, data.tokenizer, data.queries("train"), data.queries("test"), staging(data.root)]
     assert len(set(urls)) == len(urls)
     assert all(url.startswith("/data/") for url in urls)

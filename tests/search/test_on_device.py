@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from search import nearest
 from search.block import Block, search_exactly
 from search.exclusions import Exclusions, start_search
-from search.nearest import DeviceVectors, find_device
+from search.nearest import find_device
 
 DEVICE = "cpu:0"
 
@@ -29,27 +28,7 @@ def test_keys_are_those_of_a_cpu(rows: int, queries: int, width: int, ties: bool
     np.testing.assert_array_equal(start_search(there, x, exclusions, width)(), expected)
 
 
-def test_blocks_of_vectors_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "_SCORES_ON_DEVICE", 64)
-    draw = np.random.default_rng(0)
-    vectors, x = draw.standard_normal((100, 8)).astype(np.float32), draw.standard_normal((4, 8)).astype(np.float32)
-    scores, positions = DeviceVectors(vectors, DEVICE).nearest(x, 7)
-    np.testing.assert_array_equal(positions, np.argsort(-(x @ vectors.T), axis=1)[:, :7])
-    np.testing.assert_allclose(scores, np.take_along_axis(x @ vectors.T, positions, 1), rtol=1e-5)
-
-
 def test_a_device_that_is_not_there_is_refused() -> None:
     assert find_device("cpu") == "cpu"
     with pytest.raises(InputError, match="cuda:99"):
         find_device("cuda:99")
-
-
-@pytest.mark.gpu
-def test_a_gpu_finds_what_a_cpu_finds() -> None:
-    draw = np.random.default_rng(1)
-    vectors, x = (
-        draw.standard_normal((50_000, 64)).astype(np.float32),
-        draw.standard_normal((700, 64)).astype(np.float32),
-    )
-    there = Block(0, vectors, None, find_device("auto"))
-    np.testing.assert_array_equal(search_exactly(there, x, 50), search_exactly(Block(0, vectors), x, 50))

@@ -104,7 +104,7 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
             ["data.mix={train = 2.0, labels = 0.5}"],
             "labels = 0.5 is below 1, .*multiply all weights .*or set negatives.hard = 0",
         ),
-        (["refresh.start=1"], "refresh.start: .*greater than or equal to 2, got 1"),
+        (["refresh.start=1"], "refresh.start = 1: .*set 2 or more"),
         (["storage.cache=/c"], "storage.cache = '/c' needs a limit: set storage.cache_size"),
         (["storage.cache_size=1GiB"], "storage.cache_size is the limit of a cache: set storage.cache"),
         (["storage.cache=/c", "storage.cache_size=much"], "storage.cache_size = 'much' is no size: .*8GiB"),

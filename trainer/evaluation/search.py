@@ -1,7 +1,8 @@
 """Exact search for the best labels of queries, with filtered labels left out before the cut at k."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch
 from schemas import PAD
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
+from search.candidates import NOT_A_NUMBER
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 
@@ -38,6 +40,10 @@ class LabelRows:
         """The device of the rows."""
         return getattr(self.rows, "device", CPU)
 
+    def of(self, rows: Rows) -> "LabelRows":
+        """Return other `rows` of the same labels."""
+        return replace(self, rows=rows)
+
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
         """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for those that no rank has.
 
@@ -58,16 +64,6 @@ class LabelRows:
             gathered = gathered.to(x.device).float().unflatten(0, places[part].shape)
             scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
         return self.group.sum(scores * inside).numpy()
-
-
-class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
-
-    ids: np.ndarray
-    scores: np.ndarray
-    texts: np.ndarray
-    votes: np.ndarray
-    linear: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +103,7 @@ def top_k(
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
     if scores.isnan().any():
-        raise ExtremisError(
-            "a score is not a number: the queries or the vectors hold NaN or infinity. "
-            "Training has diverged; go back to an earlier checkpoint or lower the learning rate."
-        )
+        raise ExtremisError(NOT_A_NUMBER)
     missing = (0, k - scores.shape[1])
     return (
         torch.nn.functional.pad(scores, missing, value=-torch.inf),
@@ -161,10 +154,10 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
 def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k greatest products of each query with `rows` [R, D], and the rows: as `top_of_block`.
 
-    Of many on a CPU the search of mining finds them, without a matrix of scores, in half of the time.
+    Of many on a CPU the search of mining, with Faiss, finds them, without a matrix of scores, in half of the time.
     """
-    few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS
-    if few or queries.device != CPU or queries.dtype != torch.float32 or not k:
+    few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
+    if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
         return top_of_block(queries @ rows.T, k)
     from search.block import Block, search_exactly  # Faiss, which few processes need
     from search.candidates import unpack

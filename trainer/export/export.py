@@ -1,6 +1,7 @@
 """Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
 
 import functools
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from schemas.errors import InputError
@@ -27,6 +29,7 @@ from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
+from trainer.encoders.served import ServedByTorch
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
@@ -38,7 +41,7 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
-from trainer.inputs import scored_columns
+from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
@@ -265,8 +268,9 @@ def _write_serving(
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
+    by_model = ServedByTorch(model.encoder), model.inputs
     if fusion is None:
-        return shards, Serving(model, vectors, retired=retired_labels(data))
+        return shards, Serving(*by_model, vectors, model.head.bias, retired=retired_labels(data))
     texts, memory, linear = None, fusion.memory(), fusion.ranker()
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
@@ -279,7 +283,7 @@ def _write_serving(
     name = TREE if isinstance(fusion.fusion, Tree) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
     fused = Fused(fusion.fusion, Scorers(texts, memory, linear), label_statistics(data).frequency, fusion.shortlist)
-    return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))
+    return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
@@ -290,9 +294,9 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
         spec = earlier.facts["factory"]
     if spec is None:
         return [], None
-    group = next(open_queries(plan.data, "train").batches(serving.model.columns), None)  # shards are pre-shuffled
-    none = torch.empty(0, serving.vectors.shape[1])
-    queries = none if group is None else serving.embed(group.slice(0, _TUNING_QUERIES))
+    queries = np.empty((0, serving.vectors.shape[1]), np.float32)
+    for group in itertools.islice(open_queries(plan.data, "train").batches(serving.columns), 1):  # pre-shuffled shards
+        queries = serving.embed(Inputs.of(group.slice(0, _TUNING_QUERIES)))
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
     shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
@@ -321,7 +325,7 @@ def _measure_thresholds(
         )
         return None
     table = open_queries(data, split)
-    columns = scored_columns(table, serving.model.columns)
+    columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
     for rows, scores, ids in iterate_ranked(serving, table.batches(columns), DEPTH):
         predictions.add(ids, scores, list_column(rows, "label_ids"))

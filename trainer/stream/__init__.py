@@ -1,20 +1,12 @@
 """Joined stream of training batches."""
 
-from trainer.stream.batch import Batch
-from trainer.stream.dataset import JoinedStream, StreamOptions
-from trainer.stream.processes import Ranks, ranks_of_environment
-from trainer.stream.row_groups import Reading
-from trainer.stream.sources import Source, by_shares, open_queries, open_sources
-
-__all__ = [
-    "Batch",
-    "JoinedStream",
-    "Ranks",
-    "Reading",
-    "Source",
-    "StreamOptions",
-    "by_shares",
-    "open_queries",
-    "open_sources",
-    "ranks_of_environment",
-]
+from trainer.stream.batch import Batch as Batch
+from trainer.stream.dataset import JoinedStream as JoinedStream
+from trainer.stream.dataset import StreamOptions as StreamOptions
+from trainer.stream.processes import Ranks as Ranks
+from trainer.stream.processes import ranks_of_environment as ranks_of_environment
+from trainer.stream.row_groups import Reading as Reading
+from trainer.stream.sources import Source as Source
+from trainer.stream.sources import by_shares as by_shares
+from trainer.stream.sources import open_queries as open_queries
+from trainer.stream.sources import open_sources as open_sources

@@ -116,11 +116,9 @@ def _pairs(some: Examples) -> Columns:
     negative = some.negative[np.arange(len(some.row)), np.maximum(some.number - first, 0)]
     places = np.where(is_positive, some.positive, negative)
     columns = some.anchors() | {"other": some.texts(places)}
-    return columns | (
-        {"label": is_positive.astype(np.int64)}
-        if some.scores is None
-        else {"score": pa.array(some.scores[places], from_pandas=True)}
-    )
+    if some.scores is None:
+        return columns | {"label": is_positive.astype(np.int64)}
+    return columns | {"score": pa.array(some.scores[places], from_pandas=True)}
 
 
 def _one_list(some: Examples) -> Columns:

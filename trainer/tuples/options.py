@@ -12,15 +12,15 @@ Form = Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembeddin
 class TupleOptions(Options):
     """Options of `extremis tuples` and of a `TupleStream`."""
 
-    form: Form = Field(default="tuples", description="Columns of an example, or the library that reads it.")
+    form: Form = Field("tuples", description="Columns of an example, or the library that reads it.")
     negatives: int | None = Field(
-        default=None, ge=1, description="Negatives of an example, best first. Default: 1 in triplets, else all."
+        None, ge=1, description="Negatives of an example, best first. Default: 1 in triplets, else all."
     )
-    keys: bool = Field(default=False, description="Keys in the place of texts.")
+    keys: bool = Field(False, description="Keys in the place of texts.")
     each_positive: bool = Field(
-        default=False, description="Examples for each positive of a row. Default: one positive, another each epoch."
+        False, description="Examples for each positive of a row. Default: one positive, another each epoch."
     )
     scores: Literal["search", "teacher"] | None = Field(
-        default=None, description="Scores in the place of labels: the search's, or a teacher's (null of positives)."
+        None, description="Scores in the place of labels: the search's, or a teacher's (null of positives)."
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")
+    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")

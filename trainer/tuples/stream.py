@@ -33,14 +33,7 @@ class TupleStream(IterableDataset):
     InputError, TableError, StorageError.
     """
 
-    def __init__(
-        self,
-        table: str | os.PathLike[str],
-        data: str | os.PathLike[str] | None = None,
-        *,
-        batch: int = 256,
-        **options: Any,
-    ) -> None:
+    def __init__(self, table: Place, data: Place | None = None, *, batch: int = 256, **options: Any) -> None:
         super().__init__()
         own = {name: options.pop(name) for name in TupleOptions.model_fields if name in options}
         self.options = check(TupleOptions, own)

@@ -211,16 +211,11 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
         rows = pa.concat_tables(changed)
         place = rows.column_names.index("label_id")
         rows = rows.set_column(place, POSITION, pc.subtract(rows["label_id"], first)).sort_by(POSITION)
-        rows = _over(_changed_before(url, entry), rows)
-        patched.append(write_patch(built, LABELS, number, "changed", rows))
+        with open_shard(url, entry) as file:
+            assert isinstance(file, ViewedShard)
+            patched.append(write_patch(built, LABELS, number, "changed", _over(file.changed, rows)))
     more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
     return Summary(counters={LABELS: more}, patched=tuple(patched))
-
-
-def _changed_before(url: str, entry: Any) -> pa.Table | None:
-    with open_shard(url, entry) as file:
-        assert isinstance(file, ViewedShard)
-        return file.changed
 
 
 def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:

@@ -163,11 +163,10 @@ class EarlierData:
         }
 
 
-def views_of(before: str, after: str, table: Manifest | None, part: str) -> tuple[Shard, ...]:
+def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard, ...]:
     """Return the shards with rows of `table` at `before`, which is of `part`, as views of the table at `after`."""
-    shards, place = [], relative(after, before)
-    for entry in table.shards if table is not None else ():
-        size = (table.row_group_rows if table is not None else None) or 1
+    shards, place, size = [], relative(after, before), table.row_group_rows or 1
+    for entry in table.shards:
         view = entry.view and moved(entry.view, before, after)
         view = view or View(table=place, part=part, first=0, rows=entry.rows, row_group_rows=size)
         shards.append(entry.model_copy(update={"view": view}))

@@ -59,7 +59,11 @@ def publish_version(
         parents[name] = manifests.publish(join(built, name), queries.model_copy(update={"parents": origins})).digest
         rows[split] = queries.rows
     table = _view_of_table(earlier, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
-    table = _with_retired(table).model_copy(update={"parents": {**origins, _TRAIN: parents[_TRAIN]}})
+    columns = table.columns
+    if RETIRED not in (column.name for column in columns):  # which the shards of a view may have
+        columns = (*columns, Column(name=RETIRED, type="bool"))
+    made_from = {**origins, _TRAIN: parents[_TRAIN]}
+    table = table.model_copy(update={"columns": columns, "parents": made_from})
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
     stated = {
@@ -122,9 +126,8 @@ def _view_of_table(
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
-    shards = renumbered(
-        [*_with_patches(earlier.views[name], patched), *views_of(own, earlier.place(name), added, earlier.part)]
-    )
+    more = views_of(own, earlier.place(name), added, earlier.part) if added else ()
+    shards = renumbered([*_with_patches(earlier.views[name], patched), *more])
     columns = _columns(name, older, added)
     size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
     parts = _parts(earlier, name, added, shards)
@@ -198,11 +201,3 @@ def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple
             f"{', '.join(sorted(before))}. Give INPUT of the same form."
         )
     return columns
-
-
-def _with_retired(labels: Manifest) -> Manifest:
-    """State the column of retired labels, which the shards of a view may have."""
-    names = [column.name for column in labels.columns]
-    if RETIRED in names:
-        return labels
-    return labels.model_copy(update={"columns": (*labels.columns, Column(name=RETIRED, type="bool"))})

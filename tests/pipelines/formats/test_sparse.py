@@ -111,8 +111,9 @@ def test_what_is_wrong_with_a_line(line: bytes, shown: str) -> None:
     assert rows_of(ragged) == [[(0, 1.0)], [], [(7, 2.5)]]
 
 
-def test_a_colon_does_not_reach_over_a_line_end() -> None:
-    ragged, wrong = sparse.parse_pairs(array([b"1:", b"2", b"", b"3:4"]))
+@pytest.mark.parametrize("pair", [(b"1:", b"2"), (b"5", b":7")])
+def test_a_pair_does_not_reach_over_a_line_end(pair: tuple[bytes, bytes]) -> None:
+    ragged, wrong = sparse.parse_pairs(array([*pair, b"", b"3:4"]))
     assert sorted(wrong) == [0, 1]
     assert rows_of(ragged) == [[], [], [], [(3, 4.0)]]
 

@@ -1,0 +1,50 @@
+"""Steps while a checkpoint is written in the background, beside the same steps without it, and the memory it takes."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from benchmarks.gpu.classifier_step import SIZES
+from benchmarks.gpu.models import BAG, open_model, open_steps
+from benchmarks.gpu.place import Measurement, Place
+from schemas.layout import RunLayout
+from trainer.checkpoints.writer import CheckpointWriter, Contents
+
+STEPS = 20
+
+
+def measurements(place: Place) -> Iterator[Measurement]:
+    for name in ("2K",) if place.quick else ("1.3M", "13M"):
+        labels = 2048 if place.quick else SIZES[name]
+        yield Measurement(f"L={name}", partial(_measure, place, labels), labels * 132 / 2**30 + 1, 90)
+
+
+def _measure(place: Place, labels: int) -> dict[str, Any]:
+    steps = STEPS if place.on_gpu else 3
+    with tempfile.TemporaryDirectory() as folder:
+        writer = CheckpointWriter(RunLayout(folder))
+        context = open_model(place, BAG, labels)
+
+        def before_change(candidates: Any, merged: Any = None) -> None:
+            if writer.copies_rows:
+                writer.before_change(candidates.touched if merged is None else merged)
+
+        step = open_steps(place, replace(context, before_change=before_change), labels)
+        alone = place.milliseconds(step)
+        place.reset_peak()
+        memory = place.peak_gib()  # of what is there
+        head, parts = context.model.head, context.model.parts()
+        begun = place.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
+        beside = place.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps
+        is_written = not writer.copies_rows
+        written = begun + beside * steps / 1000 + place.seconds(writer.wait)
+        return {
+            "ms": alone,
+            "ms_while_written": beside,
+            "begun_ms": begun * 1000,
+            "seconds_written": written,
+            "written_before_the_steps_were_done": is_written,
+            **({"more_gib": place.peak_gib() - memory} if place.on_gpu else {}),
+        }

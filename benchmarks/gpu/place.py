@@ -1,0 +1,102 @@
+"""Where measurements are made: sizes that fit there, seconds and bytes of work that runs behind the program."""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+_OF_A_CPU = 2.0  # GiB that a measurement takes there at most
+_GROUP, _SHORT = 0.05, 0.3  # seconds
+
+
+class Measurement(NamedTuple):
+    """What `measure` returns, by `name`. It takes `gib` of the device, and `seconds` at most."""
+
+    name: str
+    measure: Callable[[], dict[str, Any]]
+    gib: float = 0.0
+    seconds: float = 60.0
+    on_cpu: bool = True  # False: there it would take minutes
+
+
+@dataclass(frozen=True)
+class Place:
+    """A `device`; `quick` for tiny sizes. Results go to `folder`; `data` is a sharded data set with a split `test`."""
+
+    device: torch.device
+    quick: bool
+    folder: Path
+    data: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def free_gib(self) -> float:
+        """Return the GiB that a measurement may take."""
+        return torch.cuda.mem_get_info(self.device)[0] / 2**30 if self.on_gpu else _OF_A_CPU
+
+    def why_not(self, one: Measurement) -> str:
+        """Return why a measurement is left out here, or ""."""
+        if self.quick:
+            return ""
+        if not (self.on_gpu or one.on_cpu):
+            return "a CPU would take minutes"
+        free = self.free_gib()
+        return f"it takes {one.gib:.1f} GiB, and {free:.1f} are free" if one.gib * 1.1 > free else ""
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the seconds until `work` is done on the device."""
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - began
+
+    def milliseconds(self, work: Callable[[], object], warm: int = 3) -> float:
+        """Return milliseconds of a call, after `warm` ones: the median of groups that keep the device at work."""
+        for _ in range(1 if self.quick else warm):
+            work()
+        once = self.seconds(work)
+        calls = max(1, min(10, int(_GROUP / once))) if self.on_gpu else 1
+        groups = 1 if self.quick else 9 if self.on_gpu and once < _SHORT else 3
+        times = [self.seconds(lambda: [work() for _ in range(calls)]) / calls for _ in range(groups)]
+        return statistics.median(times) * 1000
+
+    def reset_peak(self) -> None:
+        """Begin to count the greatest memory anew."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_gib(self) -> float:
+        """Return the greatest memory of tensors since `reset_peak`; on a CPU that of the process so far."""
+        if self.on_gpu:
+            return torch.cuda.max_memory_allocated(self.device) / 2**30
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    def copy_gigabytes(self) -> float:
+        """Return GB a second, read and written, of a copy within the device's memory."""
+        source = torch.ones(1 << 28 if self.on_gpu else 1 << 22, device=self.device)
+        target = torch.empty_like(source)
+        return 8 * len(source) / self.milliseconds(lambda: target.copy_(source)) / 1e6
+
+
+class LeftOutError(Exception):
+    """Why something cannot be measured here, which is no failure."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise ValueError where `what` was measured should not be."""
+    if not holds:
+        raise ValueError(what)

@@ -1,0 +1,98 @@
+"""What a step has the device do, by PyTorch's profiler: launches, kernels by their time, and when none runs."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.place import Place
+
+_COPIES = ("Memcpy", "Memset")
+_TOP, _NAME = 12, 80
+
+
+class Span(NamedTuple):
+    """A kernel or a copy on the device: microseconds [start, end)."""
+
+    name: str
+    start: float
+    end: float
+
+
+def spans_of(events: Iterable[Any]) -> list[Span]:
+    """Return what the device did. Neither calls of the driver nor ranges that a program names are work of it."""
+    return [
+        Span(event.name, event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+    ]
+
+
+def busy_seconds(spans: Iterable[Span]) -> float:
+    """Return the seconds in which something runs; what overlaps counts once."""
+    busy = end = 0.0
+    for span in sorted(spans, key=lambda each: each.start):
+        busy += max(0.0, span.end - max(span.start, end))
+        end = max(end, span.end)
+    return busy / 1e6
+
+
+def idle_share(place: Place, work: Callable[[], object]) -> float:
+    """Return the share of the time of `work` in which the device has nothing to do."""
+    spans, total = _recorded(place, work)
+    return 1 - busy_seconds(spans) / total
+
+
+def _recorded(place: Place, work: Callable[[], object]) -> tuple[list[Span], float]:
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        total = place.seconds(work)
+    return spans_of(recorded.events() or []), total
+
+
+def profiled(place: Place, step: Callable[[], object], trace: str = "") -> dict[str, Any]:
+    """Return figures of a step; the file `trace` gets one of them, to be looked at in a browser.
+
+    `host_ms` is until the program has given a step to the device, `idle_share` the share of the time in which nothing
+    runs there. A CPU has but the host's part, and its operations.
+    """
+    steps = 1 if place.quick else 20 if place.on_gpu else 3
+    for _ in range(3):
+        step()
+    place.wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    given = time.perf_counter()
+    place.wait()
+    figures: dict[str, Any] = {
+        "ms": 1000 * (time.perf_counter() - began) / steps,
+        "host_ms": 1000 * (given - began) / steps,
+    }
+    both = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if place.on_gpu else [])]
+    with profile(activities=both) as recorded:
+        step()
+        place.wait()
+    figures["operations"] = sum(event.device_type == DeviceType.CPU for event in recorded.events() or [])
+    if trace:
+        recorded.export_chrome_trace(str(place.folder / trace))
+    if place.on_gpu:
+        figures |= _of_device(*_recorded(place, lambda: [step() for _ in range(steps)]), steps)
+    return figures
+
+
+def _of_device(spans: list[Span], total: float, steps: int) -> dict[str, Any]:
+    milliseconds: dict[str, float] = defaultdict(float)
+    for span in spans:
+        milliseconds[span.name[:_NAME]] += (span.end - span.start) / 1000 / steps
+    top = sorted(milliseconds.items(), key=lambda item: -item[1])
+    copies = sum(span.name.startswith(_COPIES) for span in spans)
+    return {
+        "launches": (len(spans) - copies) / steps,
+        "copies": copies / steps,
+        "device_ms": sum(milliseconds.values()),
+        "idle_share": 1 - busy_seconds(spans) / total,
+        "top_ms": {name: round(value, 4) for name, value in top[:_TOP]},
+    }

@@ -1,0 +1,39 @@
+"""Measurements of one call or of several: a line each in DIR/results.jsonl, on the disk before the next one begins."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "results.jsonl"
+
+
+class Results:
+    """The lines of a file by their name; a last one that was cut is no line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        text = self._path.read_bytes() if self._path.exists() else b""
+        self._whole = text.rfind(b"\n") + 1
+        rows = [json.loads(line) for line in text[: self._whole].splitlines()]
+        self.rows: dict[str, dict[str, Any]] = {row.pop("name"): row for row in rows}
+
+    def add(self, name: str, figures: dict[str, Any]) -> None:
+        """Append a line, and wait until the disk has it."""
+        line = json.dumps({"name": name, **figures}).encode() + b"\n"
+        with self._path.open("ab") as file:
+            file.truncate(self._whole)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._whole += len(line)
+        self.rows[name] = figures
+
+    def drop_failed(self) -> None:
+        """Have what failed measured again."""
+        self.rows = {name: row for name, row in self.rows.items() if "failed" not in row}
+        lines = [json.dumps({"name": name, **row}) + "\n" for name, row in self.rows.items()]
+        new = self._path.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.replace(self._path)
+        self._whole = self._path.stat().st_size

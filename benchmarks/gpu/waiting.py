@@ -1,0 +1,71 @@
+"""The share of time in which the device waits, with the real stream: read, joined and planned by its threads.
+
+65,536 queries with 50 mined negatives each of 1.3M labels, made on the spot. Steps before the threads are ahead are not
+counted.
+"""
+
+import contextlib
+import functools
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.joined_tables import World
+from benchmarks.gpu.classifier_step import SIZES
+from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model
+from benchmarks.gpu.place import Measurement, Place
+from benchmarks.gpu.profiles import idle_share
+from trainer.step import StepContext, take_step
+from trainer.stream import JoinedStream
+
+THREADS = 2
+ROWS, QUICK_ROWS = 1 << 16, 1 << 10
+WARM, STEPS, PROFILED = 20, 50, 30
+
+
+def measurements(place: Place) -> Iterator[Measurement]:
+    for encoder in (*reversed(TRANSFORMERS), BAG):
+        is_bag = encoder == BAG
+        yield Measurement(encoder, functools.partial(_measure, place, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return the folder of the queries, which is removed when the process ends."""
+    return tempfile.TemporaryDirectory()
+
+
+def _open_stream(place: Place, context: StepContext, labels: int) -> JoinedStream:
+    root = _folder().name
+    world = World(root, QUICK_ROWS if place.quick else ROWS, labels=labels)
+    if not Path(world.queries).exists():
+        world.write()
+    size = 16 if place.quick else B
+    return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, plan=context.planner)
+
+
+def _measure(place: Place, encoder: str) -> dict[str, Any]:
+    labels = 2048 if place.quick else SIZES["1.3M"]
+    warm, steps, profiled = (2, 5, 2) if place.quick or not place.on_gpu else (WARM, STEPS, PROFILED)
+    context = open_model(place, encoder, labels)
+    number, waited = 0, 0.0
+
+    def run(count: int) -> None:
+        nonlocal number, waited
+        for _ in range(count):
+            began = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - began
+            take_step(context, batch, number, 1.0)
+            number += 1
+
+    with contextlib.closing(iter(_open_stream(place, context, labels))) as batches:
+        run(warm)
+        waited = 0.0
+        total = place.seconds(lambda: run(steps))
+        figures = {"ms": 1000 * total / steps, "for_stream_share": waited / total}
+        if place.on_gpu:
+            figures["idle_share"] = idle_share(place, lambda: run(profiled))
+    return figures

@@ -1,0 +1,144 @@
+"""The process that measures, one thing after the other. It says on standard output what it begins."""
+
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.sections import SECTIONS
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.place import Measurement, Place
+
+BAD_INPUT, DEVICE_LOST = 2, 3
+_TOLD = 500  # characters of an error
+
+
+def work(arguments: Namespace) -> None:
+    """Measure what is not in the results yet. Ends the process with BAD_INPUT, or DEVICE_LOST after an error."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody would end it else
+    tell = _open_channel()
+    _open_bundle(arguments)
+    from benchmarks.gpu.place import Place
+    from schemas.errors import InputError
+    from trainer.device import open_device
+
+    try:
+        device = open_device(arguments.device)
+    except InputError as error:
+        _refuse(str(error))
+    if device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is loaded
+    results = Results(arguments.out)
+    place = Place(device, arguments.quick, arguments.out, arguments.bundle / "tate")
+    _require_same(place, results)
+    sections = {name: list(_measurements(name, place)) for name in arguments.only.split(",")}
+    planned = [(_name(section, one), one) for section, listed in sections.items() for one in listed]
+    tell(plan=[name for name, _ in planned])
+    for name, one in planned:
+        if name not in results.rows:
+            tell(begun=name, seconds=one.seconds)
+            results.add(name, _measure(place, one))
+            if "failed" in results.rows[name] and place.on_gpu:
+                _require_alive(place)
+
+
+def _name(section: str, one: "Measurement") -> str:
+    return section if one.name == section else f"{section}: {one.name}"
+
+
+def _measurements(section: str, place: "Place") -> "Iterator[Measurement]":
+    """Yield those of a section, or one that raises what its module does when it is loaded."""
+    from benchmarks.gpu.place import Measurement
+
+    module, _, function = SECTIONS[section].partition(":")
+    try:
+        yield from getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(place)
+    except Exception as error:
+        problem = error
+
+        def fail() -> dict[str, Any]:
+            raise problem
+
+        yield Measurement(section, fail)
+
+
+def _measure(place: "Place", one: "Measurement") -> dict[str, Any]:
+    from benchmarks.gpu.place import LeftOutError
+
+    gc.collect()
+    place.reset_peak()
+    if reason := place.why_not(one):
+        return {"left_out": reason}
+    began = time.perf_counter()
+    try:
+        figures = one.measure()
+    except LeftOutError as error:
+        figures = {"left_out": str(error)}
+    except Exception as error:  # what else is to be measured is not lost
+        traceback.print_exc()
+        figures = {"failed": f"{type(error).__name__}: {error}"[:_TOLD]}
+    return _rounded({**figures, "seconds": time.perf_counter() - began})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _require_alive(place: "Place") -> None:
+    """End the process where an error has taken the device from it: a new one has it again."""
+    try:
+        place.wait()
+    except RuntimeError:
+        sys.stderr.flush()
+        os._exit(DEVICE_LOST)
+
+
+def _require_same(place: "Place", results: Results) -> None:
+    """Refuse results of another device or size."""
+    from trainer.device import describe_device
+
+    here = {"device": describe_device(place.device), "quick": place.quick}
+    there = {name: results.rows.get("versions", {}).get(name, value) for name, value in here.items()}
+    if there != here:
+        _refuse(f"{place.folder}: its results are of {there}, and this is {here}. Give another --out.")
+
+
+def _open_bundle(arguments: Namespace) -> None:
+    """Let what is not installed be imported from the bundle."""
+    packages = arguments.bundle / "packages"
+    sys.path.append(str(packages.resolve()))
+    lacking = [name for name in ("pydantic", "tenacity", "tomli_w") if importlib.util.find_spec(name) is None]
+    if lacking:
+        _refuse(
+            f"{', '.join(lacking)}: neither installed here nor in {packages}. Run `make gpu-bundle` where there is a "
+            "network, and carry build/gpu along with the checkout."
+        )
+
+
+def _refuse(message: str) -> None:
+    sys.stderr.write(f"error: {message}\n")
+    raise SystemExit(BAD_INPUT)
+
+
+def _open_channel() -> Callable[..., None]:
+    """Return what tells the supervisor; whatever else is printed goes to standard error."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(**words: Any) -> None:
+        channel.write(json.dumps(words) + "\n")
+
+    return tell
