@@ -68,11 +68,14 @@ class BagSection(EncoderSection):
     hidden: Annotated[int, FromData(rules.hidden)] = Field(
         0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
     )
+    relu: bool = Field(False, description="x = relu(v + a bias): one hidden layer of D units over the features")
 
     @model_validator(mode="after")
     def _check(self) -> "BagSection":
         if self.hidden and not self.residual:
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
+        if self.relu and self.residual:
+            raise ValueError("encoder.relu is in the place of the residual layer: set encoder.residual = false")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         if self.pretrained and "tokens" not in reads(self.inputs):
@@ -81,7 +84,7 @@ class BagSection(EncoderSection):
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity or a residual layer; E is trained on touched rows only.
+    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity, a residual layer or relu; E is trained on touched rows.
 
     Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads. P is
     [D, d], for the dense vector d of unit length times `dense_weight`, where `inputs` reads one.
@@ -293,7 +296,7 @@ def _no_features(inputs: Inputs) -> SparseRows:
 
 
 class Layers(nn.Module):
-    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is the residual layer."""
+    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is r."""
 
     def __init__(self, config: BagSection, dense: int, seed: int) -> None:
         super().__init__()
@@ -301,7 +304,9 @@ class Layers(nn.Module):
             torch_generator(seed, Purpose.INITIAL_WEIGHTS, part)
             for part in (InitialWeights.DENSE, InitialWeights.PROJECTION)
         )
-        self.dense = Residual(config.dimension, config.hidden, draw) if config.residual else nn.Identity()
+        self.dense: nn.Module = Rectified(config.dimension) if config.relu else nn.Identity()
+        if config.residual:
+            self.dense = Residual(config.dimension, config.hidden, draw)
         self.projection = nn.Linear(dense, config.dimension, bias=False) if dense else None
         if self.projection is not None:  # rows are orthonormal where D < d, else columns are
             nn.init.orthogonal_(self.projection.weight, config.initial_scale, projection)
@@ -312,6 +317,17 @@ class Layers(nn.Module):
             v = v + self.projection(d)
         x: torch.Tensor = self.dense(v)
         return x
+
+
+class Rectified(nn.Module):
+    """[B, D] -> [B, D]: relu(v + b), b zero at first."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dimension))
+
+    def forward(self, v: torch.Tensor) -> torch.Tensor:
+        return torch.relu(v + self.bias)
 
 
 class Residual(nn.Module):
