@@ -9,6 +9,7 @@ P and H, the covariance trace (L sum |g_l|^2 - |sum g_l|^2) / k_r.
 """
 
 import argparse
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,9 +54,10 @@ def main() -> None:
         "the estimate is unbiased, and its error falls with the root of k_r",
         {"errors": errors, "alone": alone, "queries": len(now.x), "draws": arguments.draws, "labels": len(now.vectors)},
         {
-            "standard_errors_off": max(few[0], many[0]),
-            "error_measured_over_exact": few[1] / errors["stale_mixture"],
-            "error_at_four_times_as_many": many[1] / few[1],
+            "standard_errors_off": max(few.off, many.off),
+            "standard_errors_off_of_a_query": max(few.off_of_a_query, many.off_of_a_query),
+            "error_measured_over_exact": few.error / errors["stale_mixture"],
+            "error_at_four_times_as_many": many.error / few.error,
             "stale_mixture_over_random": errors["stale_mixture"] / errors["random"],
             "fresh_mixture_over_random": errors["fresh_mixture"] / errors["random"],
             "fresh_over_stale_mixture": errors["fresh_mixture"] / errors["stale_mixture"],
@@ -113,10 +115,19 @@ def missed(probe: Probe, hard: np.ndarray) -> float:
     return float((left.norm(dim=1) / full.norm(dim=1)).mean())
 
 
-def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> tuple[float, float]:
-    """Return how far the mean of the loss over draws is from the full sum, in its standard errors, the greatest of all
-    queries; and the root mean square error of the gradient on x, as `error`.
+class Drawn(NamedTuple):
+    """How far means over draws are from the full sums, in standard errors: of all queries together, and at most of one.
+
+    `error`: of the gradient on x, as the function of this name computes it.
     """
+
+    off: float
+    off_of_a_query: float
+    error: float
+
+
+def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> Drawn:
+    """Draw as the trainer does, so many times."""
     x, w = inputs_of(probe)
     scores, positive = scores_of(probe)
     full = torch.nn.functional.softplus(torch.where(positive, -scores, scores)).sum(1).numpy()
@@ -138,7 +149,10 @@ def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> tuple[floa
         slopes[query, label] = (torch.sigmoid(s) - own.double()) * weight
         off += (slopes @ w - gradient).square().sum(1)
     errors = np.abs(losses.mean(0) - full) / (losses.std(0, ddof=1) / np.sqrt(draws))
-    return float(errors.max()), float(((off / draws).sqrt() / gradient.norm(dim=1)).mean())
+    together = losses.sum(1)
+    total = abs(together.mean() - full.sum()) / (together.std(ddof=1) / np.sqrt(draws))
+    error = ((off / draws).sqrt() / gradient.norm(dim=1)).mean()
+    return Drawn(float(total), float(errors.max()), float(error))
 
 
 if __name__ == "__main__":
