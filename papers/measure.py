@@ -77,11 +77,16 @@ def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
     if not Table.find(str(data), "data"):
         if options.every > 1:
             source = thin_labels(source, out / "data" / f"{name}.raw", options.every)
-        tokenizer = options.tokenizer.format(minilm=minilm()) or None
-        more = {"validation": options.validation or None, "tokenizer": tokenizer, "max_tokens": options.max_tokens}
         from extremis.commands.shard import shard
 
-        shard(str(source), str(data), propensity=(0.55, 1.5), **{name: value for name, value in more.items() if value})
+        shard(
+            str(source),
+            str(data),
+            propensity=(0.55, 1.5),
+            validation=options.validation or None,
+            tokenizer=options.tokenizer.format(minilm=minilm()) or None,
+            max_tokens=options.max_tokens or None,
+        )
     return data
 
 

@@ -220,7 +220,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     paper, out = tmp_path / "paper", tmp_path / "out"
     (paper / "runs").mkdir(parents=True)
     write_tiny(tmp_path / "raw" / "tiny", rows=60, labels=20)
-    (paper / "runs" / "claims.toml").write_text(CLAIMS % 150)
+    (paper / "runs" / "claims.toml").write_text(CLAIMS % 80)
     arguments = [str(paper), "--data", str(tmp_path / "raw"), "--out", str(out), "--jobs", "1"]
     assert main([*arguments, "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
@@ -249,7 +249,7 @@ def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
         "again.tiny.0": False,
     }
     assert steps > 0
-    assert results["one-vs-all.tiny.0"]["figures"]["epochs"] == 150
+    assert results["one-vs-all.tiny.0"]["figures"]["epochs"] == 80
     assert results["one-vs-all.tiny.0"]["queries"] == 30
     assert {*results["random.tiny.0"]["contributions"]} == {"P@1"}
     assert not metrics.exists()  # nothing needs its folder any more
