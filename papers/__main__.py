@@ -68,7 +68,7 @@ def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path)
 
     A run that another goes on from is listed too where its folder is gone.
     """
-    lines = [(line.claim.rank, paper, line) for paper in papers for line in paper.lines]
+    lines = [(line.rank, paper, line) for paper in papers for line in paper.lines]
     known = dict.fromkeys(line.claim.table for _, _, line in lines)
     if table and table not in known:
         raise InputError(f"--table {table!r}: no claim is of it. Choose from {', '.join(known)}.")
@@ -118,7 +118,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
                 paper, key = running.pop(process)
                 if process.returncode:
                     failed.append((paper, key))
-                say(f"{key}: {f'failed, see {_log(paper, key, out)}' if process.returncode else 'done'}")
+                say(f"{key}: {_failure(_log(paper, key, out)) if process.returncode else 'done'}")
     finally:
         signal.signal(signal.SIGTERM, previous)
         for process in running:
@@ -156,6 +156,11 @@ def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
 
 def _log(paper: Paper, key: Key, out: Path) -> Path:
     return out / paper.folder.name / f"{key}.log"
+
+
+def _failure(log: Path) -> str:
+    """Return the last line of a run that failed, and where the others are."""
+    return f"failed: {['no word', *log.read_text().splitlines()][-1]} (see {log})"
 
 
 def _name(paper: Paper) -> str:

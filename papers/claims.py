@@ -17,6 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+LATER = 8  # ranks that a claim's next data set waits
 CLAIMS = "runs/claims.toml"  # not beside recipes: a folder of them can be compared as it is
 
 
@@ -124,6 +125,11 @@ class Line(NamedTuple):
     data: str
 
     @property
+    def rank(self) -> int:
+        """Place in the order of runs: what a claim's first data set shows comes before more of them."""
+        return self.claim.rank + LATER * self.claim.on.index(self.data)
+
+    @property
     def seeds(self) -> int:
         """Seeds of each of its runs."""
         seeds = self.claim.seeds
@@ -162,7 +168,7 @@ class Paper(Options):
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Claims on each of their data sets, by rank."""
+        """Claims on each of their data sets, by the claims' ranks."""
         return [Line(claim, data) for claim in sorted(self.claims, key=lambda c: c.rank) for data in claim.on]
 
     def settings_of(self, key: Key) -> list[str]:

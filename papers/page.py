@@ -81,9 +81,7 @@ def _runs(paper: Paper) -> list[str]:
         minutes = spread(result.figures["processor_seconds"] / 60 for result in results)[0]
         what = run.recipe or run.module or f"{run.scores} of {run.after}"
         commits = ", ".join(sorted({result.commit for result in results}))
-        rows.append(
-            f"| {name} | `{what}` | {data} | {len(results)} | {' | '.join(metrics)} | {minutes:.1f} | {commits} |"
-        )
+        rows.append(f"| {name} | `{what}` | {data} | {len(results)} | {metrics} | {minutes:.1f} | {commits} |")
     head = "| run | recipe | data | seeds | P@1 | P@5 | PSP@5 | min a seed | commit |"
     return ["## Runs", "", head, "|---" * 9 + "|", *rows, ""] if rows else []
 
