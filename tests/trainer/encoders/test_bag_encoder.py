@@ -25,6 +25,7 @@ FORMS = [
     {"residual": True, "normalize": True, "scale": 3.0, "dropout": 0.4, "weight_decay": 0.1},
     {"residual": True, "hidden": 11, "initial_scale": 2.5, "weight_decay": 0.1},
     {"feature_dropout": 0.5, "unit_features": False, "idf": False, "ngrams": 1},
+    {"relu": True},
 ]
 
 
@@ -98,6 +99,8 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
         if config.hidden:
             within = within @ parameters["dense.outer.weight"].T + parameters["dense.outer.bias"]
         v = v + within
+    if config.relu:
+        v = torch.relu(v + parameters["dense.bias"])
     if config.normalize:
         v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)
     v = v * config.scale
