@@ -32,6 +32,7 @@ def evaluate(
     seen_only: bool = False,
     scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
     baseline: bool = False,
+    calibrate: Literal["isotonic", "temperature"] | None = None,
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any] | None:
@@ -49,6 +50,8 @@ def evaluate(
         scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
             fuse). Default: fused, where the checkpoint has a fusion.
         baseline: Also score popular labels, and nearest texts by TF-IDF.
+        calibrate: Also measure probabilities, which a curve makes of scores that is learned from what RUN held out, or
+            val. Needs scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -62,7 +65,9 @@ def evaluate(
     from extremis.ranks import joined
 
     data, run = fspath(data), fspath(run)
-    options = EvaluateOptions(split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline)
+    options = EvaluateOptions(
+        split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline, calibrate
+    )
     with joined() as group:
         report = evaluate_run(data, run, options, group, device)
     if not group.first:
@@ -73,6 +78,8 @@ def evaluate(
         _show_seen(split, report)
     if baseline:
         _show_baselines(split, report)
+    if calibrate:
+        _show_calibration(split, report["calibration"])
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
@@ -120,6 +127,17 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
             say(f"odd: {', '.join(above)} of this run: below {line}")
+
+
+def _show_calibration(split: str, facts: dict[str, Any]) -> None:
+    """Print how far probabilities are from the shares that are right."""
+    before, none = facts["uncalibrated"], facts["none_of_these"]
+    say(
+        f"probabilities of the best 10 labels by {facts['kind']}, learned from {facts['queries']:,} queries of "
+        f"{facts['split']}: ECE {100 * facts['ece']:.2f} % on {split} ({100 * before['ece']:.2f} % of sigmoids of "
+        f"scores), Brier {facts['brier']:.4f} ({before['brier']:.4f}); none of these for {100 * none['queries']:.1f} % of the "
+        f"queries, whose best label is wrong in {100 * none['right']:.1f} %"
+    )
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ def export(
     target_recall: float = 0.98,
     precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
     threshold_split: str | None = None,
+    calibrate: Literal["isotonic", "temperature"] | None = None,
     scores: Literal["classifier", "sum", "fused"] | None = None,
     onto: Annotated[Place | None, Option(metavar="EXPORT")] = None,
     current: bool = False,
@@ -40,6 +41,8 @@ def export(
         target_recall: Recall that the index is tuned to.
         precision: Precisions to make thresholds for.
         threshold_split: Split that measures them, or none. Default: val where DATA has it.
+        calibrate: Learn probabilities of labels by their scores, on the split of the thresholds; without val, on what
+            RUN held out. Needs scikit-learn (extra fusion).
         scores: sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.
             Default: fused, where the checkpoint has a fusion.
         onto: Earlier export, whose files are named where they stay; or its folder.
@@ -68,11 +71,21 @@ def export(
         onto=None if onto is None else fspath(onto),
         overwrite=overwrite,
         device=device,
+        calibrate=calibrate,
     )
     manifest = exporting.export(data, run, out, options, say)
     facts = manifest.parameters
     by = facts["options"].get("scores", "classifier")
     say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    if calibrate:
+        of, measured = facts["thresholds"], facts["thresholds"]["calibration"]
+        errors = [100 * measured["ece"], 100 * measured["uncalibrated"]["ece"], measured["brier"]]
+        queries = f"{measured['queries']:,} queries of {of['split']}"
+        say(
+            "probabilities by {}, on halves of {}: ECE {:.2f} % (sigmoids of scores: {:.2f} %), Brier {:.4f}".format(
+                calibrate, queries, *errors
+            )
+        )
     if current:
         say(f"{switch(out)}: names {out} now")
     say(f'next: echo "some text" | extremis predict {out} - -')

@@ -20,6 +20,7 @@ from schemas.text_model import DENSE, DenseModel
 from schemas.version import follow, require_needed
 from trainer.config.load import restore_recipe
 from trainer.device import CPU
+from trainer.evaluation.calibration import Calibration
 from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
@@ -34,6 +35,7 @@ from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+CALIBRATION = "calibration.json"
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
 _MORE = 4  # times as many are fetched from an index, at most, where labels are retired
 
@@ -109,6 +111,7 @@ class Exported:
     recipe: Recipe
     files: Files
     serving: Serving
+    calibration: Calibration | None = None
 
     @classmethod
     def open(cls, url: str, exact: bool = False, device: torch.device = CPU) -> "Exported":
@@ -135,8 +138,11 @@ class Exported:
             require_needed(table)
             files = Files(table)
             serving = cls._open_serving(files, recipe, exact, device)
+            place = files.folder / CALIBRATION
+            named = any(shard.path == CALIBRATION for shard in table.shards)
             files.check_all()
-        return cls(table, recipe, files, serving)
+            calibration = Calibration.parse(place.read_bytes(), str(place)) if named else None
+        return cls(table, recipe, files, serving, calibration)
 
     @staticmethod
     def _open_serving(files: Files, recipe: Recipe, exact: bool, device: torch.device) -> Serving:
@@ -186,6 +192,7 @@ class Exported:
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
 
+        Of a calibrated export any `precision` has one: the score from which on each label is right so probably.
         Raises InputError for a precision without a threshold.
         """
         with _naming_damage(self.table.url):
@@ -194,6 +201,9 @@ class Exported:
             scores = {float(row["precision"]): float(row["score"]) for row in rows}
         if precision in scores:
             return scores[precision]
+        lowest = None if self.calibration is None else self.calibration.score_of(precision)
+        if lowest is not None:
+            return lowest
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
