@@ -16,7 +16,7 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
-from trainer.evaluation.calibration import Kind, calibrate, measure
+from trainer.evaluation.calibration import calibrate, measure
 from trainer.evaluation.evaluate import Scorer, Scores
 from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.ranking import By, Ranking
@@ -43,7 +43,7 @@ class EvaluateOptions:
     zero_shot: bool = False
     scores: By | None = None
     baseline: bool = False
-    calibrate: Kind | None = None
+    calibrate: bool = False
 
     @property
     def standard(self) -> bool:
@@ -87,14 +87,13 @@ def evaluate(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
     calibration = {}
-    if options.calibrate and held_out:
+    if held_out:
         doing(f"evaluate: calibrating on {held_out}")
         learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
-        curve, facts = calibrate(options.calibrate, learned_from.predictions)
+        curve, facts = calibrate(learned_from.predictions)
         if held_out != options.split:
             facts = measure(curve(scores.predictions.pairs()[0]), scores.predictions)
-        of = {"kind": options.calibrate, "split": held_out, "queries": learned_from.queries}
-        calibration = {"calibration": {**of, **facts}}
+        calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
     doing("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}

@@ -32,7 +32,7 @@ def evaluate(
     seen_only: bool = False,
     scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
     baseline: bool = False,
-    calibrate: Literal["isotonic", "temperature"] | None = None,
+    calibrate: bool = False,
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any] | None:
@@ -50,8 +50,8 @@ def evaluate(
         scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
             fuse). Default: fused, where the checkpoint has a fusion.
         baseline: Also score popular labels, and nearest texts by TF-IDF.
-        calibrate: Also measure probabilities, which a curve makes of scores that is learned from what RUN held out, or
-            val. Needs scikit-learn (extra fusion).
+        calibrate: Also measure probabilities, by a curve that is learned from what RUN held out, or val. Needs
+            scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -63,6 +63,7 @@ def evaluate(
     from extremis.evaluation import EvaluateOptions
     from extremis.evaluation import evaluate as evaluate_run
     from extremis.ranks import joined
+    from trainer.evaluation.calibration import describe_calibration
 
     data, run = fspath(data), fspath(run)
     options = EvaluateOptions(
@@ -79,7 +80,8 @@ def evaluate(
     if baseline:
         _show_baselines(split, report)
     if calibrate:
-        _show_calibration(split, report["calibration"])
+        facts = report["calibration"]
+        say(describe_calibration(facts, f"of {split}, learned from {facts['queries']:,} queries of {facts['split']}"))
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
@@ -127,17 +129,6 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
             say(f"odd: {', '.join(above)} of this run: below {line}")
-
-
-def _show_calibration(split: str, facts: dict[str, Any]) -> None:
-    """Print how far probabilities are from the shares that are right."""
-    before, none = facts["uncalibrated"], facts["none_of_these"]
-    say(
-        f"probabilities of the best 10 labels by {facts['kind']}, learned from {facts['queries']:,} queries of "
-        f"{facts['split']}: ECE {100 * facts['ece']:.2f} % on {split} ({100 * before['ece']:.2f} % of sigmoids of "
-        f"scores), Brier {facts['brier']:.4f} ({before['brier']:.4f}); none of these for {100 * none['queries']:.1f} % of the "
-        f"queries, whose best label is wrong in {100 * none['right']:.1f} %"
-    )
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ def export(
     target_recall: float = 0.98,
     precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
     threshold_split: str | None = None,
-    calibrate: Literal["isotonic", "temperature"] | None = None,
+    calibrate: bool = False,
     scores: Literal["classifier", "sum", "fused"] | None = None,
     onto: Annotated[Place | None, Option(metavar="EXPORT")] = None,
     current: bool = False,
@@ -58,6 +58,7 @@ def export(
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         own_name(out)
+    from trainer.evaluation.calibration import describe_calibration
     from trainer.export import export as exporting
 
     options = exporting.ExportOptions(
@@ -78,14 +79,8 @@ def export(
     by = facts["options"].get("scores", "classifier")
     say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
     if calibrate:
-        of, measured = facts["thresholds"], facts["thresholds"]["calibration"]
-        errors = [100 * measured["ece"], 100 * measured["uncalibrated"]["ece"], measured["brier"]]
-        queries = f"{measured['queries']:,} queries of {of['split']}"
-        say(
-            "probabilities by {}, on halves of {}: ECE {:.2f} % (sigmoids of scores: {:.2f} %), Brier {:.4f}".format(
-                calibrate, queries, *errors
-            )
-        )
+        split, measured = facts["thresholds"]["split"], facts["thresholds"]["calibration"]
+        say(describe_calibration(measured, f"of {split}, by halves of {measured['queries']:,} queries"))
     if current:
         say(f"{switch(out)}: names {out} now")
     say(f'next: echo "some text" | extremis predict {out} - -')

@@ -28,7 +28,7 @@ from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
-from trainer.evaluation.calibration import EVEN, Calibration, Kind, calibrate
+from trainer.evaluation.calibration import EVEN, Calibration, calibrate
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
@@ -85,7 +85,7 @@ class ExportOptions:
     overwrite: bool
     device: str
     onto: str | None
-    calibrate: Kind | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -214,7 +214,7 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
 def _describe(options: ExportOptions) -> dict[str, Any]:
     """Return the options that decide what the export holds, as the manifest states them."""
     scores = {} if options.scores == "classifier" else {"scores": options.scores}
-    scores |= {"calibrate": options.calibrate} if options.calibrate else {}
+    scores |= {"calibrate": True} if options.calibrate else {}
     names = ("dtype", "index", "target_recall")
     return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}
 
@@ -334,7 +334,7 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
 
 def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> tuple[dict[str, Any] | None, Calibration | None]:
     """Find scores for the precisions, and a calibration, on the best DEPTH predictions of each query of the split."""
-    split, kind = plan.split, plan.options.calibrate
+    split = plan.split
     if split is None:
         say(
             f"no thresholds: {plan.data.root} has no split val (extremis shard --validation makes one); "
@@ -357,10 +357,10 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> tuple[dict[s
         "of `split`, at least the share `precision` is right",
         "thresholds": rows_of_thresholds,
     }
-    if kind is None:
+    if not plan.options.calibrate:
         return facts, None
-    curve, measured = calibrate(kind, predictions)
+    curve, measured = calibrate(predictions)
     for row in rows_of_thresholds:
         row["probability"] = float(curve(np.array(row["score"])))
     measured["none_of_these"] |= {"probability": EVEN, "score": curve.score_of(EVEN)}
-    return {**facts, "calibration": {"kind": kind, "queries": predictions.queries, **measured}}, curve
+    return {**facts, "calibration": {"queries": predictions.queries, **measured}}, curve
