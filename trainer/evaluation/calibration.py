@@ -3,7 +3,6 @@
 scikit-learn fits the curve; numpy applies its numbers.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,16 +52,15 @@ class Calibration:
         ends = slice(max(0, place - 1), place + 1)
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
-    def to_json(self) -> bytes:
-        """Return the calibration as a file."""
-        return json.dumps({name: numbers.tolist() for name, numbers in vars(self).items()}).encode()
+    def numbers(self) -> dict[str, list[float]]:
+        """Return the numbers of the curve, which `read` takes."""
+        return {name: numbers.tolist() for name, numbers in vars(self).items()}
 
     @classmethod
-    def parse(cls, data: bytes, place: str) -> "Calibration":
-        """Read the content of a file, which lies at `place`. Raises TableError for another file."""
+    def read(cls, numbers: Any, place: str) -> "Calibration":
+        """Read what the manifest at `place` states. Raises TableError where it is no curve."""
         try:
-            body = json.loads(data)
-            x, y = (np.array(body[name], float) for name in ("scores", "probabilities"))
+            x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
             if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
                 raise ValueError("no rising curve of probabilities")

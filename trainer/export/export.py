@@ -28,7 +28,7 @@ from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
-from trainer.evaluation.calibration import EVEN, Calibration, calibrate
+from trainer.evaluation.calibration import EVEN, calibrate
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
@@ -37,7 +37,6 @@ from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, o
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.evaluation.tree import Tree
 from trainer.export.exported import (
-    CALIBRATION,
     INDEX,
     KIND,
     TEXTS,
@@ -67,8 +66,7 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 class ExportOptions:
     """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
-    `calibrate`: learn probabilities on the same split; without one, on what the run held out.
-
+    `calibrate`: learn probabilities on the same split, or, without val, on what the run held out.
     `step`: as of `open_step`. `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a
     label; "fused" by the run's weights or tree, with what they read; None: fused where it has these. `device`: where
     vectors are made, of which the export knows nothing.
@@ -163,9 +161,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
         written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
         index_shards, index = _write_index(plan, serving, url)
-        thresholds, calibration = _measure_thresholds(plan, serving, say)
-    if calibration is not None:
-        written.append(write_file(url, CALIBRATION, calibration.to_json()))
+        thresholds = _measure_thresholds(plan, serving, say)
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
     return Manifest(
@@ -332,7 +328,7 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
     return EarlierIndex(facts, files, lambda number: earlier.files.vectors(vectors[number]))
 
 
-def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> tuple[dict[str, Any] | None, Calibration | None]:
+def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, Any] | None:
     """Find scores for the precisions, and a calibration, on the best DEPTH predictions of each query of the split."""
     split = plan.split
     if split is None:
@@ -340,7 +336,7 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> tuple[dict[s
             f"no thresholds: {plan.data.root} has no split val (extremis shard --validation makes one); "
             "--threshold-split names another"
         )
-        return None, None
+        return None
     if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself
         unseen = replace(serving.fused.scorers, memory=plan.fusion.memory(split), linear=plan.fusion.ranker(split))
         serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
@@ -349,18 +345,17 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> tuple[dict[s
     predictions = ScoredPredictions()
     for rows, scores, ids in iterate_ranked(serving, part.batches(table, columns), DEPTH):
         predictions.add(ids, scores, list_column(rows, "label_ids"))
-    rows_of_thresholds = [threshold._asdict() for threshold in predictions.thresholds(plan.options.precisions)]
-    facts = {
+    facts: dict[str, Any] = {
         "split": split,
         "depth": DEPTH,
         "rule": "the lowest score t such that, of all predictions of score >= t among the best `depth` of every query "
         "of `split`, at least the share `precision` is right",
-        "thresholds": rows_of_thresholds,
+        "thresholds": [threshold._asdict() for threshold in predictions.thresholds(plan.options.precisions)],
     }
-    if not plan.options.calibrate:
-        return facts, None
-    curve, measured = calibrate(predictions)
-    for row in rows_of_thresholds:
-        row["probability"] = float(curve(np.array(row["score"])))
-    measured["none_of_these"] |= {"probability": EVEN, "score": curve.score_of(EVEN)}
-    return {**facts, "calibration": {"queries": predictions.queries, **measured}}, curve
+    if plan.options.calibrate:
+        curve, measured = calibrate(predictions)
+        for row in facts["thresholds"]:
+            row["probability"] = float(curve(np.array(row["score"])))
+        measured["none_of_these"] |= {"probability": EVEN, "score": curve.score_of(EVEN)}
+        facts["calibration"] = {"queries": predictions.queries, **measured, "curve": curve.numbers()}
+    return facts

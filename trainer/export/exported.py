@@ -35,7 +35,6 @@ from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
-CALIBRATION = "calibration.json"
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
 _MORE = 4  # times as many are fetched from an index, at most, where labels are retired
 
@@ -138,10 +137,9 @@ class Exported:
             require_needed(table)
             files = Files(table)
             serving = cls._open_serving(files, recipe, exact, device)
-            place = files.folder / CALIBRATION
-            named = any(shard.path == CALIBRATION for shard in table.shards)
             files.check_all()
-            calibration = Calibration.parse(place.read_bytes(), str(place)) if named else None
+            learned = (table.parameters["thresholds"] or {}).get("calibration")
+            calibration = Calibration.read(learned["curve"], url) if learned else None
         return cls(table, recipe, files, serving, calibration)
 
     @staticmethod

@@ -52,7 +52,7 @@ def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
     unlikely = found[best] < 0.5
     assert measured["none_of_these"]["queries"] == pytest.approx(unlikely.mean())
     assert measured["none_of_these"]["wrong"] == pytest.approx((~hits[best][unlikely]).mean())
-    again = Calibration.parse(curve.to_json(), "a file")
+    again = Calibration.read(json.loads(json.dumps(curve.numbers())), "a file")
     np.testing.assert_array_equal([again.scores, again.probabilities], [curve.scores, curve.probabilities])
     for share in (0.05, 0.3, 0.5, 0.9):
         lowest = again.score_of(share)
@@ -100,7 +100,6 @@ def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
         {"probabilities": [float("nan"), 0.1]},
     ],
 )
-def test_files_that_are_none(change: dict) -> None:
-    body = {**json.loads(curve_of((0.0, 1.0), (0.1, 0.9)).to_json()), **change}
+def test_numbers_that_are_none(change: dict) -> None:
     with pytest.raises(TableError, match="a file: not a calibration"):
-        Calibration.parse(json.dumps(body).encode(), "a file")
+        Calibration.read({**curve_of((0.0, 1.0), (0.1, 0.9)).numbers(), **change}, "a file")
