@@ -12,15 +12,13 @@ from tokenizers import Tokenizer
 from extremis.command import naming_arguments
 from extremis.console import without_controls
 from extremis.result import html_table
-from pipelines.models import dense_column
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.shard_files import parquet
 from schemas.text_model import DENSE
 from schemas.version import follow
-from trainer.device import open_device
-from trainer.encoders.texts import TextFiles
+from search.nearest import find_device
 from trainer.export.exported import ENCODER, Exported, use_threads
 
 _BATCH = 256  # texts at a time
@@ -92,12 +90,12 @@ class Model:
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
-        if "feature_ids" in exported.serving.model.columns:
+        if "feature_ids" in exported.serving.columns:
             raise InputError(
                 f"{exported.table.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
             )
         self._embed = open_embedder(exported, embedder)
-        if self._embed is None and DENSE in exported.serving.model.columns:
+        if self._embed is None and DENSE in exported.serving.columns:
             raise InputError(
                 f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
             )
@@ -162,7 +160,7 @@ class Model:
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
-        parts = [self._exported.serving.embed(rows).float().numpy() for _, rows in self._batches(texts)]
+        parts = [self._exported.serving.embed(rows) for _, rows in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
@@ -201,8 +199,8 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
 
     Raises InputError: no such device; TableError, StorageError.
     """
-    exported = Exported.open(url, exact, open_device(device))
-    use_threads(threads, bool(exported.serving.index))
+    exported = Exported.open(url, exact, find_device(device))
+    use_threads(threads)
     return exported
 
 
@@ -211,11 +209,14 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
     It makes a column of vectors of texts. None where there is none. Raises InputError: no such model, or another one.
     """
-    stated = exported.dense_model if DENSE in exported.serving.model.columns else None
+    stated = exported.dense_model if DENSE in exported.serving.columns else None
     if stated is None:
         if place is not None:
             raise InputError(f"--embedder {place}: {exported.table.url} needs no model of texts. Leave it out.")
         return None
+    from pipelines.models import dense_column
+    from trainer.encoders.texts import TextFiles
+
     url, model = exported.table.url, replace(stated, name=place or stated.name)
     try:
         files = TextFiles.find(model.name)

@@ -17,21 +17,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy import sparse
 
 from extremis.console import Bar, print_file
 from extremis.model import open_embedder, token_column, tokenizer_of
 from pipelines.formats.texts import Texts
 from schemas import PAD, arrow, storage
-from schemas.errors import InputError
+from schemas.errors import InputError, MissingExtra
 from schemas.layout import DataLayout
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.text_model import DENSE
 from trainer.export.exported import Exported, iterate_ranked
-from trainer.inputs import require_inputs
-from trainer.stream import open_queries
+from trainer.inputs import open_queries, require_inputs
 
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
@@ -81,7 +79,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
 
     `embedder`: another place of the model that made the dense vectors of DATA.
     """
-    columns = exported.serving.model.columns
+    columns = exported.serving.columns
     tokenizer = tokenizer_of(exported) if "input_ids" in columns else None
     embed = open_embedder(exported, embedder)
     given = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
@@ -108,9 +106,9 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
             f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)
-    require_inputs(queries, exported.recipe.encoder.inputs)
+    require_inputs(queries, exported.serving.inputs)
     present = {column.name for column in queries.manifest.columns}
-    columns = ["key", *exported.serving.model.columns, *({"filter_label_ids"} & present)]
+    columns = ["key", *exported.serving.columns, *({"filter_label_ids"} & present)]
     return queries.batches(columns), queries.rows
 
 
@@ -216,6 +214,10 @@ def _write_matrix(path: str, labels: int) -> Iterator[Write]:
 
     All predictions are kept in memory until the file is written.
     """
+    try:
+        from scipy import sparse
+    except ImportError:
+        raise MissingExtra("a matrix .npz needs SciPy", "trainer") from None
     batches = [sparse.csr_array((0, labels), dtype=np.float32)]
 
     def write(table: pa.Table) -> None:

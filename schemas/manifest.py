@@ -340,12 +340,14 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
     return _read_checked(find_shard(url, shard, remedy), shard.sha256, remedy)
 
 
-def verify_shard(url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None) -> str:
+def verify_shard(
+    url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None, remedy: str = "Make the table again."
+) -> str:
     """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """
-    place = find_shard(url, shard)
+    place = find_shard(url, shard, remedy)
 
     def read() -> str:
         digest = hashlib.sha256()
@@ -356,7 +358,7 @@ def verify_shard(url: str, shard: Shard, on_bytes: Callable[[int], None] | None 
                     on_bytes(len(piece))
         return digest.hexdigest()
 
-    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256))
+    _require_digest(place, shard.sha256, storage.read_matching(read, lambda digest: digest == shard.sha256), remedy)
     return place
 
 

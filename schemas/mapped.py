@@ -6,6 +6,7 @@ longer has; no message can be given then. So room is taken before, and changes a
 
 import contextlib
 import errno
+import json
 import mmap
 import os
 import shutil
@@ -19,6 +20,9 @@ from schemas.errors import StorageError
 from schemas.ragged import Ragged
 from schemas.sizes import say_bytes
 from schemas.storage import is_full
+
+_HEADER = 1 << 26  # bytes of the names and shapes of tensors, at most
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
 
 
 def stamp(file: str | int) -> tuple[int, int, int]:
@@ -56,6 +60,26 @@ class Mapped:
         """Return whether the file was written to since it was mapped."""
         now = stamp(self.path)
         return now[0] == self._stamp[0] and now != self._stamp
+
+
+def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
+    """Return the tensors of a safetensors file that is mapped, as they lie there: of float32, float16 and int64.
+
+    Raises ValueError where it is another file.
+    """
+    data = np.frombuffer(file.whole, np.uint8)
+    start = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else 0
+    if not 8 < start <= min(len(data), _HEADER):
+        raise ValueError(f"no header of tensors in {len(data)} bytes")
+    tensors = {}
+    for name, facts in json.loads(data[8:start].tobytes()).items():
+        if name == "__metadata__":
+            continue
+        (first, stop), dtype = facts["data_offsets"], _DTYPES[facts["dtype"]]
+        if not 0 <= first <= stop <= len(data) - start:
+            raise ValueError(f"tensor {name} at {first} to {stop} of {len(data) - start} bytes")
+        tensors[name] = data[start + first : start + stop].view(dtype).reshape(facts["shape"])
+    return tensors
 
 
 class ScratchFile:

@@ -30,6 +30,11 @@ os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
+def threads() -> int:
+    """Return the threads that Faiss uses, in the calling thread."""
+    return int(faiss.omp_get_max_threads())
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Have Faiss use one thread within the block, in the calling thread: with more, equal offers are cut by chance."""

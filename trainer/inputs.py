@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import InputError
+from schemas.layout import DataLayout
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column, matrix_column
 from schemas.table import Table
@@ -61,6 +62,15 @@ class Inputs:
             self.features and self.features.take(rows),
             None if self.dense is None else self.dense[rows],
         )
+
+
+def open_queries(data: DataLayout, split: str) -> Table:
+    """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
+    prefix = "queries/"
+    splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
+    if split not in splits:
+        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
+    return Table.open(data.queries(split), "queries")
 
 
 def columns_of(kind: Kind) -> list[str]:

@@ -22,7 +22,7 @@ from trainer.config.merging import (
     without_foreign,
 )
 from trainer.methods.earlier import REMOVED, renew
-from trainer.methods.kinds import KindSection
+from trainer.methods.kinds import EncoderSection, KindSection
 from trainer.methods.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -113,6 +113,19 @@ def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
     Options of other kinds are left out, and removed ones that do not shape the model. Raises InputError.
     """
     return validate(without_foreign(renew(body, restores=True)), source)
+
+
+def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
+    """Read the encoder's section alone of what `restore_recipe` reads, whose other sections may load PyTorch."""
+    body = renew(body, restores=True)
+    section = body.get("encoder")
+    try:
+        if not isinstance(section, Mapping):
+            raise InputError(f"recipe {source}: encoder = {section!r:.80}: expected a section.")
+        return EncoderSection.model_validate(without_foreign(section, EncoderSection))
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("encoder", *fault["loc"])} for fault in error.errors()]
+        raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
 
 
 def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:

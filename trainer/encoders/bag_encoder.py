@@ -2,82 +2,24 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import nn
 
-from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.device import torch_generator
+from trainer.encoders.bag import BagFeatures, BagSection
 from trainer.encoders.base import Before, Encoder, Size, clip_gradients
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
-from trainer.encoders.features import (
-    count_ngrams,
-    inverse_document_frequency,
-    join_rows,
-    normalize_rows,
-    scale_features,
-)
+from trainer.encoders.features import inverse_document_frequency
 from trainer.encoders.token_vectors import fit_columns, read_token_vectors
 from trainer.group import ALONE, Group
 from trainer.input_kinds import PARTS, reads
 from trainer.inputs import Inputs
-from trainer.methods import rules
-from trainer.methods.kinds import EncoderSection
-from trainer.methods.rules import FromData
 from trainer.rows.matrix import RowMatrix, RowOptimizer
-
-
-class BagSection(EncoderSection):
-    """Options of a bag of embeddings."""
-
-    FREE = EncoderSection.FREE | {
-        *("optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout")
-    }
-
-    kind: Literal["bag"] = "bag"
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
-    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
-        0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag"
-    )
-    initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
-    pretrained: str = Field(
-        "",
-        description="a local directory or hub name of a static table or a transformer, whose vectors of tokens the "
-        "tokens begin with; DATA is of its tokenizer. Empty: random vectors",
-    )
-    ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
-    buckets: Annotated[int, FromData(rules.buckets)] = Field(
-        1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
-    )
-    ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
-    idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
-    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
-    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
-    dense_weight: float = Field(1.0, gt=0, description="factor on a row's dense vector, which has length 1")
-    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
-    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
-    residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
-    hidden: Annotated[int, FromData(rules.hidden)] = Field(
-        0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> "BagSection":
-        if self.hidden and not self.residual:
-            raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
-        if self.ngrams > 1 and self.buckets == 0:
-            raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
-        if self.pretrained and "tokens" not in reads(self.inputs):
-            raise ValueError(f"encoder.pretrained is of tokens, and encoder.inputs = {self.inputs!r} reads none")
-        return self
 
 
 class BagEncoder(Encoder):
@@ -91,14 +33,10 @@ class BagEncoder(Encoder):
     _config: BagSection
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0, dense: int = 0) -> None:
-        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in PARTS)
-        if reads_dense and not dense:
-            raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
-        self._dense = dense if reads_dense else 0
+        self._read = BagFeatures(config, vocabulary, features, dense)
+        self._vocabulary, self._sparse_from = self._read.vocabulary, self._read.sparse_from
+        self._features, self._dense = self._read.features, self._read.dense
         super().__init__(config, Layers(config, self._dense, seed), seed, config.dense_lr)
-        self._vocabulary = vocabulary if reads_tokens else 0
-        self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
-        self._features = self._sparse_from + (features if reads_features else 0)
         weight = torch.empty(self._features, config.dimension)
         spread = config.initial_scale / math.sqrt(config.dimension)
         weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
@@ -149,7 +87,7 @@ class BagEncoder(Encoder):
         frequency = np.zeros(self._features, np.int64)
         documents = 0
         for inputs in rows:
-            features = self._features_of(inputs)
+            features = self._read.count(inputs)
             frequency += np.bincount(features.ids, minlength=self._features)
             documents += sum(group.sizes(features.rows))
             if documents >= self._config.idf_rows:
@@ -168,7 +106,7 @@ class BagEncoder(Encoder):
             return
         frequency = np.zeros(self._features, np.int64)
         for inputs in rows:
-            frequency += np.bincount(self._features_of(inputs).ids, minlength=self._features)
+            frequency += np.bincount(self._read.count(inputs).ids, minlength=self._features)
         admitted = torch.from_numpy(np.flatnonzero(unseen & (frequency > 0)))
         weights = torch.from_numpy(self._weights_by(frequency, documents))
         self._weights[admitted] = (self._given_weights() * weights)[admitted]
@@ -193,15 +131,8 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before
     ) -> BagInputs:
-        rows = scale_features(self._features_of(inputs), self._weights.numpy())  # weights stay on the host
-        if self._config.unit_features:
-            rows = normalize_rows(rows)
-        dense = inputs.dense if self._dense else None
-        if dense is not None and dense.shape[1] != self._dense:
-            raise TableError(
-                f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self._dense:,}. "
-                "Shard the data again."
-            )
+        rows = self._read.weigh(inputs, self._weights.numpy())  # weights stay on the host
+        dense = self._read.dense_of(inputs)
         if dropout_key is None:
             return BagInputs.of_table(rows, self.device, dense)
         first = before(rows.rows)
@@ -261,35 +192,6 @@ class BagEncoder(Encoder):
         drawn = generator(self._seed, Purpose.FEATURE_DROPOUT, *dropout_key).random(first + len(rows.ids))
         rows = rows.keep(drawn[first:] >= share)
         return rows._replace(values=rows.values / np.float32(1 - share))
-
-    def _features_of(self, inputs: Inputs) -> SparseRows:
-        """Return the features of each row, with their weights before IDF."""
-        parts = reads(self._config.inputs)
-        if "tokens" not in parts:
-            return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
-        if "features" not in parts:
-            return self._ngrams(inputs)
-        return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
-
-    def _sparse_features(self, inputs: Inputs) -> SparseRows:
-        assert inputs.features is not None, "these rows were read without features"
-        ids, values, offsets = inputs.features
-        if ids.size and not 0 <= ids.min() <= ids.max() < self._features - self._sparse_from:
-            raise TableError(
-                f"a row has feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data's manifest states "
-                f"{self._features - self._sparse_from} features. Shard the data again."
-            )
-        return SparseRows(ids.astype(np.int64) + self._sparse_from, values, offsets)
-
-    def _ngrams(self, inputs: Inputs) -> SparseRows:
-        assert inputs.tokens is not None, "these rows were read without tokens"
-        config = self._config
-        return count_ngrams(inputs.tokens, ngrams=config.ngrams, vocabulary=self._vocabulary, buckets=config.buckets)
-
-
-def _no_features(inputs: Inputs) -> SparseRows:
-    assert inputs.dense is not None, "these rows were read without dense vectors"
-    return SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(len(inputs.dense) + 1, np.int64))
 
 
 class Layers(nn.Module):

@@ -14,13 +14,12 @@ from torch import nn
 from schemas.layout import DataLayout
 from schemas.randomness import Purpose
 from trainer.device import CPU, torch_generator
+from trainer.encoders.bag import WEIGHTS
 from trainer.encoders.gradient_exchange import GradientExchange
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
 from trainer.stream.transfer import send
-
-WEIGHTS = "model.safetensors"
 
 Before = Callable[[int], int]
 

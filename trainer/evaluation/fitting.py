@@ -23,9 +23,9 @@ from trainer.evaluation.fusion_files import TREE, WEIGHTS, open_fusion, publish_
 from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_memory
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
-from trainer.evaluation.search import LabelRows, Scored, filtered_top_k
+from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import label_statistics, open_held_out
-from trainer.evaluation.tree import DEPTH, Tree
+from trainer.evaluation.tree import DEPTH, Scored, Tree
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
 from trainer.linear.ranker import FILE, TRAINED_FILE, LinearRanker

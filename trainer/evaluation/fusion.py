@@ -1,18 +1,16 @@
 """Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, by weights or a tree."""
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged, widened
 from trainer.evaluation.memory import Memory
-from trainer.evaluation.search import LabelRows, Rows, Scored
-from trainer.evaluation.tree import Tree
+from trainer.evaluation.tree import Scored, Tree
 from trainer.evaluation.votes import votes_of
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
@@ -20,19 +18,29 @@ from trainer.linear.ranker import LinearRanker
 VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
 
 
+class PairScores(Protocol):
+    """Rows of labels, of an export or of a rank, that score x [B, D or more]: an array, or a tensor."""
+
+    def score(self, x: Any, ids: np.ndarray, /) -> np.ndarray:
+        """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; what pads, -1, have is not used."""
+
+    def of(self, rows: Any, /) -> "PairScores":
+        """Return other rows of the same labels."""
+
+
 @dataclass(frozen=True, eq=False)
 class Scorers:
     """Scorers beside the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
 
-    texts: Rows | None = None
+    texts: Any = None
     memory: Memory | None = None
     linear: LinearRanker | None = None
 
     def score(
         self,
-        x: torch.Tensor,
+        x: Any,
         inputs: Inputs | None,
-        labels: LabelRows,
+        labels: PairScores,
         shortlisted: tuple[np.ndarray, np.ndarray],
         filters: Ragged,
         among: np.ndarray | None = None,
@@ -57,9 +65,16 @@ class Scorers:
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
         texts = none = np.zeros(ids.shape, np.float32)
         if self.texts is not None:
-            texts = replace(labels, rows=self.texts).score(x, ids)
+            texts = labels.of(self.texts).score(x, ids)
         beside = (none if found is None else votes_of(found, ids) for found in (votes, ranked))
         return Scored(ids, np.where(ids == PAD, 0, scores), texts, *beside)
+
+    def score_listed(
+        self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
+    ) -> Scored:
+        """Score the labels of `listed`, as `shortlisted` of `score` is, and no others."""
+        scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
+        return Scored(*(column[:, : listed[1].shape[1]] for column in scored))
 
 
 FORMAT = 1
@@ -177,8 +192,8 @@ class Fused:
 
     def rank(
         self,
-        x: torch.Tensor,
-        labels: LabelRows,
+        x: Any,
+        labels: PairScores,
         shortlisted: tuple[np.ndarray, np.ndarray],
         k: int,
         filters: Ragged,
@@ -198,9 +213,8 @@ class Fused:
         return widened(best, k, -np.inf).astype(np.float32), widened(ids, k, PAD)
 
     def scores(
-        self, x: torch.Tensor, labels: LabelRows, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
+        self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
     ) -> np.ndarray:
         """Return the fused scores float32 [B, S] of `listed`, as `shortlisted` of `rank` is, and of no other label."""
-        scored = self.scorers.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
-        listed_first = self.fusion.fuse(scored, self.frequency[scored.ids])[:, : listed[1].shape[1]]
-        return listed_first.astype(np.float32)
+        scored = self.scorers.score_listed(x, inputs, labels, listed)
+        return self.fusion.fuse(scored, self.frequency[scored.ids]).astype(np.float32)

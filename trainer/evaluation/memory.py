@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch.nn.functional import normalize
 
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -27,16 +25,17 @@ from schemas.sizes import say_bytes
 from schemas.storage import join
 from schemas.table import Table
 from search.factory import AUTO, EXACT, Factory, candidates, choose
-from trainer.device import CPU
-from trainer.evaluation.search import top_k
+from trainer.encoders.bag import unit
 from trainer.evaluation.votes import NEIGHBOURS, count_votes
-from trainer.methods.sections import Data
-from trainer.model import Model
+from trainer.inputs import open_queries
 from trainer.rows.threads import in_parts
-from trainer.stream import open_queries
 
 if TYPE_CHECKING:
+    import torch
+
     from search.block import Block
+    from trainer.methods.sections import Data
+    from trainer.model import Model
 
 FOLDER = "memory"
 VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # an earlier memory has neither
@@ -110,11 +109,11 @@ class Memory:
     index: Any = None
     refine: int = 1
     measured: Mapping[str, Any] = field(default_factory=dict)
-    on_device: torch.Tensor | None = None
+    on_device: "torch.Tensor | None" = None
     file: Mapped | None = None
 
     @classmethod
-    def build(cls, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
+    def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the rows that the run trains on, and behind them those that it held out, without an index.
 
         The first of them that `budget` bytes of memory hold: any rows are random ones. Embeddings are in a scratch
@@ -137,7 +136,7 @@ class Memory:
         def embed() -> Iterator[np.ndarray]:
             for rows in _first(read(*model.columns), points):
                 labels.append(list_column(rows, "label_ids"))
-                yield normalize(model.embed_table(rows)[:, :dimension].float()).half().cpu().numpy()
+                yield unit(model.embed_table(rows)[:, :dimension].float().cpu().numpy()).astype(np.float16)
 
         vectors = _mapped(embed()).reshape(-1, dimension)
         return cls(vectors, _join(labels), min(points, trained.trained.rows(table.rows)), factory)
@@ -149,13 +148,13 @@ class Memory:
             self, vectors=self.vectors[:points], labels=labels, trained=min(points, self.trained), index=None
         )
 
-    def indexed(self, queries: torch.Tensor, budget: int = BUDGET) -> "Memory":
+    def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
         """Return this memory with its index, tuned on `queries` [S, D or more] that are none of its points.
 
         The index is left out where a query would cost more than exact search by it, for which `budget` has room.
         """
-        unit = self._unit(queries).cpu().numpy()
-        if self.factory.exact or not len(unit):
+        rows = self._unit(queries)
+        if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
         from search.block import Block, search_exactly
         from search.candidates import unpack
@@ -163,13 +162,13 @@ class Memory:
 
         set_up(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
-        params = tune(block, SearchParams(), self.factory.lossy, unit[:TUNED], NEIGHBOURS, TARGET_RECALL)
+        params = tune(block, SearchParams(), self.factory.lossy, rows[:TUNED], NEIGHBOURS, TARGET_RECALL)
         exact = replace(self, factory=_EXACT)
         if not self.factory.pays(len(self.vectors), NEIGHBOURS, params.nprobe, self._wide) and exact.bytes <= budget:
             return exact._measure(queries)
-        others = slice(TUNED, 3 * TUNED) if len(unit) >= 2 * TUNED else slice(None)
-        nearest, _ = unpack(search_exactly(block, unit[others], self._voters))
-        share = recall(block, params, unit[others], nearest, self._voters)
+        others = slice(TUNED, 3 * TUNED) if len(rows) >= 2 * TUNED else slice(None)
+        nearest, _ = unpack(search_exactly(block, rows[others], self._voters))
+        share = recall(block, params, rows[others], nearest, self._voters)
         apply(block.index, params)
         measured = {"nprobe": params.nprobe, "recall": round(share, 4)}
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
@@ -242,9 +241,11 @@ class Memory:
 
             yield write_index(url, INDEX, self._block)
 
-    def to(self, device: torch.device) -> "Memory":
+    def to(self, device: "torch.device") -> "Memory":
         """Return this memory with its vectors on `device`, where they fit there, to be searched exactly."""
-        if device == CPU or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
+        import torch
+
+        if device.type == "cpu" or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
             return self
         return replace(self, on_device=torch.tensor(self.vectors, device=device))
 
@@ -268,24 +269,27 @@ class Memory:
             "stored": self.vectors.nbytes,
         }
 
-    def votes(self, x: torch.Tensor) -> SparseRows:
+    def votes(self, x: Any) -> SparseRows:
         """Return the labels of the nearest training points of x [B, D or more], with their votes in (0, 1]."""
         similarity, rows = self.nearest(x)
         return count_votes(similarity, rows, self.labels)
 
-    def nearest(self, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def nearest(self, x: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosines [B, K] of the nearest points of x [B, D or more], best first, and the points int64.
 
         They do not depend on the number of threads.
         """
-        unit, count = self._unit(x), self._voters
+        queries, count = self._unit(x), self._voters
         if self.on_device is not None:
-            best, points = top_k(unit, self.on_device, count)
+            import torch
+
+            from trainer.evaluation.search import top_k
+
+            best, points = top_k(torch.from_numpy(queries).to(self.on_device.device), self.on_device, count)
             return best.cpu().numpy(), points.cpu().numpy()
         from search.block import one_thread, search, search_exactly
         from search.candidates import unpack
 
-        queries = unit.cpu().numpy()
         if self.index is None or not count:
             keys = search_exactly(self._block, queries, count)
         else:
@@ -314,10 +318,11 @@ class Memory:
     def _voters(self) -> int:
         return min(NEIGHBOURS, len(self.vectors))
 
-    def _unit(self, x: torch.Tensor) -> torch.Tensor:
-        return normalize(x[:, : self._wide].float())
+    def _unit(self, x: Any) -> np.ndarray:
+        rows = x[:, : self._wide]
+        return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 
-    def _measure(self, queries: torch.Tensor) -> "Memory":
+    def _measure(self, queries: Any) -> "Memory":
         """Return this memory with the milliseconds that one of `queries` takes here."""
         began = time.perf_counter()
         self.votes(queries)

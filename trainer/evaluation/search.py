@@ -1,7 +1,7 @@
 """Exact search for the best labels of queries, with filtered labels left out before the cut at k."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,10 @@ class LabelRows:
         """The device of the rows."""
         return getattr(self.rows, "device", CPU)
 
+    def of(self, rows: Rows) -> "LabelRows":
+        """Return other `rows` of the same labels."""
+        return replace(self, rows=rows)
+
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
         """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for those that no rank has.
 
@@ -58,16 +62,6 @@ class LabelRows:
             gathered = gathered.to(x.device).float().unflatten(0, places[part].shape)
             scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
         return self.group.sum(scores * inside).numpy()
-
-
-class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
-
-    ids: np.ndarray
-    scores: np.ndarray
-    texts: np.ndarray
-    votes: np.ndarray
-    linear: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,16 +7,26 @@ that reading it takes neither scikit-learn nor pickle.
 
 import json
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
 from schemas.errors import MissingExtra, TableError
-from trainer.evaluation.search import Scored
 
 DEPTH = 7
 FORMAT = 2
 _LEAF = -1
 _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
+
+
+class Scored(NamedTuple):
+    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
+
+    ids: np.ndarray
+    scores: np.ndarray
+    texts: np.ndarray
+    votes: np.ndarray
+    linear: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
+from trainer.encoders.served import ServedByTorch
 from trainer.evaluation.calibration import EVEN, calibrate
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
@@ -283,8 +284,9 @@ def _write_serving(
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
+    by_model = ServedByTorch(model.encoder), model.inputs
     if fusion is None:
-        return shards, Serving(model, vectors, retired=retired_labels(data))
+        return shards, Serving(*by_model, vectors, model.head.bias, retired=retired_labels(data))
     texts, memory, linear = None, fusion.memory(), fusion.ranker()
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
@@ -297,7 +299,7 @@ def _write_serving(
     name = TREE if isinstance(fusion.fusion, Tree) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
     fused = Fused(fusion.fusion, Scorers(texts, memory, linear), label_statistics(data).frequency, fusion.shortlist)
-    return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))
+    return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
@@ -308,8 +310,8 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
         spec = earlier.facts["factory"]
     if spec is None:
         return [], None
-    group = next(open_queries(plan.data, "train").batches(serving.model.columns), None)  # shards are pre-shuffled
-    none = torch.empty(0, serving.vectors.shape[1])
+    group = next(open_queries(plan.data, "train").batches(serving.columns), None)  # shards are pre-shuffled
+    none = np.empty((0, serving.vectors.shape[1]), np.float32)
     queries = none if group is None else serving.embed(group.slice(0, _TUNING_QUERIES))
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
@@ -341,7 +343,7 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
         unseen = replace(serving.fused.scorers, memory=plan.fusion.memory(split), linear=plan.fusion.ranker(split))
         serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
     table, part = open_split(plan.data, split, plan.recipe.data)
-    columns = scored_columns(table, serving.model.columns)
+    columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
     for rows, scores, ids in iterate_ranked(serving, part.batches(table, columns), DEPTH):
         predictions.add(ids, scores, list_column(rows, "label_ids"))

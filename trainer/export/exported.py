@@ -1,14 +1,17 @@
-"""An open export: from rows of token ids or sparse features to the best labels with their scores."""
+"""An open export: from rows of token ids or sparse features to the best labels with their scores, without PyTorch.
+
+A bag of words and all that is scored beside it are computed by NumPy and Faiss, from files that are mapped.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, TableError
@@ -18,88 +21,118 @@ from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
 from schemas.version import follow, require_needed
-from trainer.config.load import restore_recipe
-from trainer.device import CPU
+from search.nearest import CPU
+from trainer.config.load import restore_encoder
 from trainer.evaluation.calibration import Calibration
 from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
-from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.evaluation.tree import Tree
+from trainer.evaluation.tree import Scored, Tree
 from trainer.export.files import Files
 from trainer.export.vectors import Indexed, Vectors, open_indexes, search_indexes
-from trainer.inputs import Inputs
+from trainer.input_kinds import Kind
+from trainer.inputs import Inputs, columns_of
 from trainer.linear.ranker import LinearRanker
-from trainer.methods.recipe import Recipe
-from trainer.model import Model
+from trainer.methods.kinds import EncoderSection, import_name
 from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
-_MORE = 4  # times as many are fetched from an index, at most, where labels are retired
+_BATCH = 1024  # rows that are encoded at a time
 
 
-@dataclass(frozen=True)
+class Embeds(Protocol):
+    """Encoder of an export."""
+
+    def embed(self, inputs: Inputs, /) -> np.ndarray:
+        """Return x float32 [B, D]."""
+
+
+@dataclass(frozen=True, eq=False)
 class Serving:
-    """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
+    """An encoder of `inputs`, the vectors [L, D] it is scored against, and an index over their ranges, or none.
 
-    With `fused` the best by these vectors are ranked anew. `rows`: the vectors where the model computes. `retired` [L]
-    bool: labels that are never predicted. `files`: those that vectors may be mapped from.
+    With `fused` the best by these vectors are ranked anew. `bias`: x meets a last column of the vectors with 1.
+    `retired` [L] bool: labels that are never predicted. `files`: those that are mapped.
     """
 
-    model: Model
+    encoder: Embeds
+    inputs: Kind
     vectors: Vectors
+    bias: bool = False
     index: tuple[Indexed, ...] = ()
     fused: Fused | None = None
-    rows: torch.Tensor | None = None
     retired: np.ndarray | None = None
     files: Files | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of rows that are read."""
+        return columns_of(self.inputs)
 
     @cached_property
     def candidates(self) -> np.ndarray | None:
         """Labels [C] that may be predicted, ascending; None: all."""
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
-    @property
-    def _label_rows(self) -> LabelRows:
-        return LabelRows(self.vectors if self.rows is None else self.rows)
+    def embed(self, rows: pa.Table) -> np.ndarray:
+        """Embed rows with `columns`: x float32 [B, D], as the vectors are scored against it.
 
-    def embed(self, rows: pa.Table) -> torch.Tensor:
-        """Embed rows with the columns `model.columns`: x [B, D], as the vectors are scored against it."""
-        return self.model.embed_table(rows)
+        Raises TableError where the export's files were written over.
+        """
+        if self.files is not None:
+            self.files.require_unchanged()
+        rows, wide = rows.select(self.columns), int(self.bias)
+        parts = [self.encoder.embed(Inputs.of(rows.slice(start, _BATCH))) for start in range(0, rows.num_rows, _BATCH)]
+        x = np.concatenate(parts) if parts else np.empty((0, self.vectors.shape[1] - wide), np.float32)
+        return np.pad(x, ((0, 0), (0, wide)), constant_values=1)
 
     def rank(
         self, rows: pa.Table, k: int, filters: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `top_k` does for rows with the columns `model.columns`."""
-        return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.model.columns)))
+        """Return what `top_k` does for rows with `columns`."""
+        return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.columns)))
 
     def top_k(
-        self, x: torch.Tensor, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
+        self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 
         `filters`: the label ids that each row leaves out. An index, where there is one and not `exact`, finds
         candidates that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises
-        TableError where the export's files were written over.
+        TableError where the export's files were written over, ExtremisError where a score is not a number.
         """
         if self.files is not None:
             self.files.require_unchanged()
         filters = filters or Ragged.empty(len(x))
-        if self.fused is not None:
-            shortlisted = replace(self, fused=None, files=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            return self.fused.rank(x, self._label_rows, shortlisted, k, filters, self.candidates, inputs)
-        if exact or not self.index:
-            return filtered_top_k(x, self._label_rows, k, filters, self.candidates)
-        depth = k + filters.longest
-        if self.retired is not None:
-            depth += min(int(self.retired.sum()), _MORE * depth)
-        ids, scores = search_indexes(self.index, x.cpu().numpy(), depth)
-        if self.retired is not None:  # an index has them; of a row that finds many, fewer than k others are left
-            gone = (ids >= 0) & self.retired[ids]
-            ids, scores = np.where(gone, PAD, ids), np.where(gone, -np.inf, scores).astype(scores.dtype)
-        ids, scores = filters.filter_ranking(ids, scores, k)
-        return scores, ids
+        depth = k if self.fused is None else max(k, self.fused.shortlist)
+        shortlisted = self._search(x, depth, filters, exact)
+        if self.fused is None:
+            return shortlisted
+        return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
+
+    def parts(self, rows: pa.Table, ids: np.ndarray) -> Scored:
+        """Return what each scorer says of labels `ids` [B, S] for rows with `columns`; -1 pads.
+
+        The fused score is `fused.fusion.fuse` of it. Without fusion all but `scores` are 0.
+        """
+        x, inputs = self.embed(rows), Inputs.of(rows.select(self.columns))
+        scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
+        return scorers.score_listed(x, inputs, self.vectors, listed)
+
+    def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores [B, k] and ids [B, k] by the vectors alone."""
+        searched = self.vectors.indexed if exact or not self.index else self.index
+        wanted, depth = min(k, len(self.vectors)), k + filters.longest
+        while True:
+            ids, scores = search_indexes(searched, x, min(depth, len(self.vectors)))
+            if self.retired is not None:
+                ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
+            ids, scores = filters.filter_ranking(ids, scores, k)
+            # Retired labels were among the best: the search goes deeper for rows that have too few others.
+            if self.retired is None or depth >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
+                return scores, ids
+            depth *= 4
 
 
 @dataclass(frozen=True)
@@ -107,13 +140,12 @@ class Exported:
     """An open export, with its files on a local disk."""
 
     table: Table
-    recipe: Recipe
     files: Files
     serving: Serving
     calibration: Calibration | None = None
 
     @classmethod
-    def open(cls, url: str, exact: bool = False, device: torch.device = CPU) -> "Exported":
+    def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
         """Open the export at `url`, or the current one of a folder; files beyond a local disk are copied to TMPDIR.
 
         What is open is one version, whatever becomes current later. `exact`: without an index. The encoder, and what is
@@ -130,52 +162,50 @@ class Exported:
                     raise
 
     @classmethod
-    def _open(cls, url: str, exact: bool, device: torch.device) -> "Exported":
+    def _open(cls, url: str, exact: bool, device: str) -> "Exported":
         table = Table.open(url, KIND)
-        recipe = restore_recipe(table.parameters["recipe"], url)
+        encoder = restore_encoder(table.parameters["recipe"], url)
         with _naming_damage(url):
             require_needed(table)
             files = Files(table)
-            serving = cls._open_serving(files, recipe, exact, device)
+            serving = cls._open_serving(files, encoder, exact, device)
             files.check_all()
             learned = (table.parameters["thresholds"] or {}).get("calibration")
             calibration = Calibration.read(learned["curve"], url) if learned else None
-        return cls(table, recipe, files, serving, calibration)
+        return cls(table, files, serving, calibration)
 
     @staticmethod
-    def _open_serving(files: Files, recipe: Recipe, exact: bool, device: torch.device) -> Serving:
-        table, folder = files.table, files.folder
-        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)]) for part in (VECTORS, TEXTS))
+    def _open_serving(files: Files, section: EncoderSection, exact: bool, device: str) -> Serving:
+        table, folder, facts = files.table, files.folder, files.table.parameters
+        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
         files.check_all()
-        recipe = recipe.model_copy(update={"encoder": recipe.encoder.at_folder(str(folder / ENCODER))})
-        # No rows: the vectors are those of the files.
-        sizes = table.parameters["vocabulary"], 0, table.parameters["features"]
-        model = Model.build(recipe, *sizes, dense=table.parameters.get(DENSE) or 0)
-        model.encoder.load(folder / ENCODER)
-        model.encoder.move(device)
-        if vectors.shape != (table.rows, table.parameters["dimension"]):
+        sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
+        served = import_name(section.SERVED_BY)
+        encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), *sizes, device)
+        width = section.dimension + bool(facts["bias"])
+        if vectors.shape != (table.rows, facts["dimension"]) or width != facts["dimension"]:
             raise ValueError(f"vectors of shape {vectors.shape}")
         if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
             raise ValueError("another number of labels than of vectors")
         indexed: tuple[Indexed, ...] = ()
-        if table.parameters["index"] and not exact:
+        if facts["index"] and not exact:
             paths = [str(files.path(shard)) for shard in files.of(INDEX)]
-            indexed = open_indexes(paths, table.parameters["index"], vectors)
+            indexed = open_indexes(paths, facts["index"], vectors)
         fused = None
-        if table.parameters.get("shortlist"):
+        if facts.get("shortlist"):
             local = Table(str(folder), table.manifest)
-            memory = Memory.read(local)
-            files.watch(memory.file if memory else None)
-            scorers = Scorers(texts if len(texts) else None, memory, LinearRanker.read(local))
+            memory, linear = Memory.read(local), LinearRanker.read(local)
+            for scorer in (memory, linear):
+                files.watch(scorer.file if scorer else None)
+            scorers = Scorers(texts if len(texts) else None, memory, linear)
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
             parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse
             frequency = files.read(LABELS, ("frequency",))["frequency"].to_numpy()
             fusion = parse(file.read_bytes(), str(file))
-            fused = Fused(fusion, scorers, frequency, table.parameters["shortlist"])
-        rows = vectors.to(device) if device != CPU and not indexed else None
-        has_retired = table.parameters.get(RETIRED)
+            fused = Fused(fusion, scorers, frequency, facts["shortlist"])
+        has_retired = facts.get(RETIRED)
         retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy() if has_retired else None
-        return Serving(model, vectors, indexed, fused, rows, retired, files)
+        return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)
 
     @property
     def dense_model(self) -> DenseModel | None:
@@ -221,14 +251,13 @@ def _naming_damage(url: str) -> Iterator[None]:
         raise TableError(f"{url}: damaged, or no export of this version: {reason}. Export the run again.") from None
 
 
-def use_threads(threads: int | None, indexed: bool) -> None:
-    """Set the threads of torch, and of Faiss where an index is open; None: all cores, and one in a forked child."""
+def use_threads(threads: int | None) -> None:
+    """Set the threads of Faiss, and of torch where it is loaded; None: all cores, and one in a forked child."""
+    from search.index import set_up
+
     if threads:
         set_threads(threads)
-    if indexed:
-        from search.index import set_up
-
-        set_up(threads)
+    set_up(threads)
 
 
 def iterate_ranked(

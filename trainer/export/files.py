@@ -11,18 +11,17 @@ import pyarrow.parquet as pq
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.manifest import Shard, check_shard, find_shard, read_patch, shard_url
+from schemas.manifest import Shard, find_shard, read_patch, shard_url, verify_shard
 from schemas.mapped import Mapped, stamp
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import ViewedShard
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
-from trainer.export.vectors import map_vectors, patch_vectors, read_vectors
+from trainer.export.vectors import map_vectors, patch_vectors
 
 REMEDY = "Export the run again."
-# Of a larger file only the length is checked, and its vectors are mapped; `extremis inspect --verify` reads everything.
-_HASHED = 256 << 20
+_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
 _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
@@ -61,7 +60,10 @@ class Files:
             self._fetch(shard, Path(path))
         before = stamp(path)
         if local:
-            (check_shard if shard.bytes <= _HASHED else find_shard)(self.url, shard, REMEDY)
+            if shard.bytes <= _HASHED:
+                verify_shard(self.url, shard, remedy=REMEDY)
+            else:
+                find_shard(self.url, shard, REMEDY)
         self._checked[path] = before
         return Path(path)
 
@@ -76,25 +78,21 @@ class Files:
             if file.has_changed():
                 raise _changed(file.path)
 
+    def map(self, name: str) -> Mapped:
+        """Map a file, for `require_unchanged` to look at. What is written to the bytes stays in memory."""
+        shard = next((shard for shard in self.table.shards if shard.path == name), None)
+        if shard is None:
+            raise TableError(f"{self.url}: names no {name}. {REMEDY}")
+        self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
+        return self._mapped[-1]
+
     def watch(self, file: Mapped | None) -> None:
         """Have `require_unchanged` look at a file that is mapped elsewhere."""
         self._mapped += [file] if file else []
 
     def vectors(self, shard: Shard) -> Any:
-        """Return the rows [n, D] of a file of vectors, with those that have changed since it was written.
-
-        They are in memory, or mapped where the file is large.
-        """
-        path, local = self._place(shard)
-        if shard.bytes > _HASHED:
-            self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
-            rows = map_vectors(self._mapped[-1])
-        elif local:
-            before = stamp(path)
-            rows = read_vectors(check_shard(self.url, shard, REMEDY))  # read once for both
-            self._checked.setdefault(path, before)
-        else:
-            rows = read_vectors(self.path(shard).read_bytes())
+        """Return the rows [n, D] of a file of vectors, which is mapped, with those changed since it was written."""
+        rows = map_vectors(self.map(shard.path))
         if shard.view is not None and shard.view.changed is not None:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows

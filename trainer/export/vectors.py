@@ -1,70 +1,47 @@
-"""Vectors of an export in safetensors files by label range, and a Faiss index over each range.
+"""Vectors of an export in safetensors files by label range, which are mapped, and a Faiss index over each range.
 
-Files are written a range at a time, and read into memory or mapped. Indexes are built or updated, tuned, opened and
-searched; Faiss is loaded at the first call. Candidates from an index are scored exactly, as in mining.
+Indexes are built or updated, tuned, opened and searched; Faiss is loaded at the first call. Candidates from an index
+are scored exactly, as in mining.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.numpy import load
 
+from schemas import PAD
 from schemas.layout import shard_name
 from schemas.manifest import Shard
-from schemas.mapped import Mapped
+from schemas.mapped import Mapped, map_tensors
 from search.factory import Factory, choose
-from trainer.checkpoints.checkpoint import save_tensors
 
 if TYPE_CHECKING:
     from search.block import Block
 
 NAME, POSITIONS = "weight", "rows"
 _COMPARED = 1 << 16  # rows at a time
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
-_DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}  # by their names in files
+DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
 EXACT_LABELS = 1 << 17  # up to so many, exact search answers in milliseconds
 _SEED = 0
 _MOST_MOVED = 2  # an index of which more than a half has moved is built anew: its lists no longer fit
 
 
-def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> None:
-    """Write `rows` [n, D], the vectors of labels [start, start + n), to a file. `dtype`: a name of DTYPES."""
-    save_tensors(str(path), {NAME: rows.detach().to(DTYPES[dtype]).contiguous()}, {"start": str(start)})
-
-
-def read_vectors(content: bytes) -> np.ndarray:
-    """Return the rows [n, D] of a file of `write_vectors`, which has this content."""
-    return load(content)[NAME].numpy()  # type: ignore[no-any-return]
-
-
 def map_vectors(file: Mapped) -> np.ndarray:
-    """Return the same of a mapped file, as they lie there. Raises ValueError, SafetensorError where it is another."""
-    with safe_open(file.path, "np") as header:
-        rows = header.get_slice(NAME)
-        shape, dtype, names = rows.get_shape(), _DTYPES[rows.get_dtype()], header.keys()
-    data = np.frombuffer(file.whole, np.uint8)
-    start = len(data) - math.prod(shape) * dtype.itemsize
-    if [*names] != [NAME] or start < 0:
-        raise ValueError(f"tensors {', '.join(names)} in {len(data)} bytes, expected {NAME} alone")
-    return data[start:].view(dtype).reshape(shape)
-
-
-def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
-    """Write `rows` [n, D], which lie over those at `positions` int64 [n] of a file of vectors."""
-    tensors = {POSITIONS: torch.from_numpy(positions), NAME: torch.from_numpy(rows)}
-    save_tensors(str(path), tensors)
+    """Return the rows [n, D] of a mapped file of vectors, as they lie there. Raises ValueError where it is another."""
+    tensors = map_tensors(file)
+    if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
+        raise ValueError(f"tensors {', '.join(tensors)}, expected {NAME} alone")
+    return tensors[NAME]
 
 
 def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
     """Put the rows of a patch in place of those that were mapped. Raises ValueError where it does not fit."""
     tensors = load(patch)
-    positions, changed = tensors[POSITIONS].numpy(), tensors[NAME].numpy()
+    positions, changed = tensors[POSITIONS], tensors[NAME]
     if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
         raise ValueError(f"changed vectors of shape {changed.shape}, {changed.dtype}, over {rows.shape}, {rows.dtype}")
     rows[positions] = changed
@@ -83,13 +60,13 @@ def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
 
 
 class Vectors:
-    """[L, D] as arrays of label ranges laid end to end.
+    """[L, D] as arrays of label ranges laid end to end, which are searched exactly and score pairs.
 
-    A slice is a tensor, a view of one range where possible; so are rows by their ids, int64 [n].
+    A slice is an array, a view of one range where possible. `device`: cpu, or one that PyTorch has, for exact search.
     """
 
-    def __init__(self, ranges: Sequence[np.ndarray]) -> None:
-        self.ranges = tuple(ranges)
+    def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
+        self.ranges, self.device = tuple(ranges), device
         self.starts = np.cumsum([0, *map(len, ranges)])
 
     def __len__(self) -> int:
@@ -99,31 +76,37 @@ class Vectors:
     def shape(self) -> tuple[int, int]:
         return len(self), self.ranges[0].shape[1]
 
-    def to(self, device: torch.device) -> torch.Tensor:
-        """Copy all of them to `device`, a range at a time: [L, D]."""
-        rows = torch.empty(self.shape, dtype=torch.from_numpy(self.ranges[0][:0]).dtype, device=device)
-        for first, array in self.parts():
-            rows[first : first + len(array)] = torch.from_numpy(array).to(device)
-        return rows
-
-    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
-        if isinstance(rows, torch.Tensor):
-            return self._take(rows.numpy())
+    def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
         parts = [array[max(start - first, 0) : max(stop - first, 0)] for first, array in self.parts()]
-        some = [torch.from_numpy(part) for part in parts if len(part)] or [torch.from_numpy(parts[0])]
-        return some[0] if len(some) == 1 else torch.cat(some)
+        some = [part for part in parts if len(part)] or parts[:1]
+        return some[0] if len(some) == 1 else np.concatenate(some)
 
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (first label, rows [n, D]) of every range."""
         return zip(self.starts.tolist(), self.ranges, strict=False)
 
-    def _take(self, ids: np.ndarray) -> torch.Tensor:
-        rows = np.empty((len(ids), self.shape[1]), self.ranges[0].dtype)
-        for first, array in self.parts():
-            inside = (ids >= first) & (ids < first + len(array))
-            rows[inside] = array[ids[inside] - first]
-        return torch.from_numpy(rows)
+    @cached_property
+    def indexed(self) -> "tuple[Indexed, ...]":
+        """The ranges without an index."""
+        from search.block import Block
+
+        return tuple(Indexed(Block(first, rows, device=self.device), 1) for first, rows in self.parts() if len(rows))
+
+    def of(self, rows: "Vectors") -> "Vectors":
+        """Return other rows of the same labels."""
+        return rows
+
+    def score(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for pads."""
+        from search.block import score
+
+        x, scores = x[:, : self.shape[1]], np.zeros(ids.shape, np.float32)
+        for first, rows in self.parts():
+            inside = (ids >= first) & (ids < first + len(rows))
+            if inside.any():
+                np.copyto(scores, score(x, rows, np.where(inside, ids - first, PAD)), where=inside)
+        return scores
 
 
 class Indexed(NamedTuple):
@@ -157,7 +140,7 @@ def choose_index(spec: str, labels: int) -> str | None:
 def write_indexes(
     spec: str,
     vectors: Vectors,
-    queries: torch.Tensor,
+    queries: np.ndarray,
     width: int,
     target: float,
     url: str,
@@ -174,7 +157,7 @@ def write_indexes(
     set_up(None)
     factory = Factory.parse(spec)
     columns = factory.dimension(vectors.shape[1])
-    sampled = padded(queries.cpu().numpy(), columns)
+    sampled = padded(queries, columns)
     if earlier is not None and (earlier.facts["factory"], earlier.facts["columns"]) != (factory.spec, columns):
         earlier = None
     shards: list[Shard] = []

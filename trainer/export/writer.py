@@ -25,9 +25,10 @@ from schemas.shard_files.viewed import POSITION, RETIRED
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 from schemas.version import ExportVersion, follow, moved, parts_since, require_needed
+from trainer.checkpoints.checkpoint import save_tensors
 from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
-from trainer.export.vectors import DTYPES, Vectors, changed_rows, map_vectors, write_patch, write_vectors
+from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
 _SMALL = 8  # of the labels: what versions have added is written anew with what this one adds while it is less
 ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
@@ -153,7 +154,7 @@ def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target
     ranges = plan_ranges([], labels, ROWS_A_FILE) if earlier is None else earlier.ranges(folder, labels, ROWS_A_FILE)
     shards, mapped = [], []
     for piece in ranges:
-        rows = rows_of(piece.start, piece.stop).detach().to(DTYPES[target.dtype])
+        rows = rows_of(piece.start, piece.stop).detach().to(getattr(torch, target.dtype))
         kept = _keep(folder, piece, rows.cpu().numpy(), target)
         shard, array = kept or _write(folder, piece, rows, target)
         shards.append(shard)
@@ -166,11 +167,21 @@ def _write(folder: str, piece: Range, rows: torch.Tensor, target: Target) -> tup
     url = join(target.out, name)
     local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{piece.number}"
     with storage.writing(url) as path:
-        write_vectors(Path(path), rows, piece.start, target.dtype)
+        write_vectors(Path(path), rows, piece.start)
         shard = describe_file(path, name, len(rows))
         if not storage.is_local(url):
             shutil.copyfile(path, local)
     return shard, map_vectors(Mapped(str(local), private=True))
+
+
+def write_vectors(path: Path, rows: torch.Tensor, start: int) -> None:
+    """Write `rows` [n, D], the vectors of labels [start, start + n), to a file."""
+    save_tensors(str(path), {NAME: rows.detach().cpu().contiguous()}, {"start": str(start)})
+
+
+def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
+    """Write `rows` [n, D], which lie over those at `positions` int64 [n] of a file of vectors."""
+    save_tensors(str(path), {POSITIONS: torch.from_numpy(positions), NAME: torch.from_numpy(rows)})
 
 
 def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:

@@ -11,9 +11,10 @@ from trainer.input_kinds import Read
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
-# Classes by kind, the default first; their `section` states the options of the kind.
+# Classes by kind, the default first: a class whose `section` states the options of the kind, or this section, whose
+# BUILT_BY names the class.
 ENCODERS = {
-    "bag": "trainer.encoders.bag_encoder:BagEncoder",
+    "bag": "trainer.encoders.bag:BagSection",
     "transformer": "trainer.encoders.transformer:TransformerEncoder",
 }
 LOSSES = {
@@ -81,12 +82,14 @@ class OneOfKinds(Options):
 class KindSection(OneOfKinds):
     """A section whose key `kind` also names the class that it configures."""
 
+    BUILT_BY: ClassVar[str] = ""  # place of this class, where KINDS name the section
+
     kind: str
 
     @property
     def implementation(self) -> Any:
         """The class that this section configures."""
-        return self.class_of(self.kind)
+        return import_name(self.BUILT_BY) if self.BUILT_BY else self.class_of(self.kind)
 
     def build(self, *facts: Any, **named: Any) -> Any:
         """Build what this section configures: a loss, or of `vocabulary`, `seed`, `features` and `dense` an encoder.
@@ -101,6 +104,7 @@ class EncoderSection(KindSection):
 
     PLACE = "encoder.kind"
     KINDS = ENCODERS
+    SERVED_BY: ClassVar[str] = "trainer.encoders.served:ServedByTorch"  # whose `open` takes its files of an export
     # Options that may differ between an encoder and the one whose parameters it takes.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 

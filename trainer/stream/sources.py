@@ -14,7 +14,7 @@ from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, RunLayout, source_
 from schemas.run_tables import run_tables
 from schemas.table import PartTable, Table
 from trainer.input_kinds import Kind
-from trainer.inputs import require_inputs
+from trainer.inputs import open_queries, require_inputs
 from trainer.schedule import MOST_WEIGHT
 
 
@@ -111,15 +111,6 @@ class Source:
                 f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
             )
         return replace(self, table=table, negatives=None)
-
-
-def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
-    prefix = "queries/"
-    splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
-    if split not in splits:
-        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
-    return Table.open(data.queries(split), "queries")
 
 
 def open_sources(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.evaluation.search import Scored
-from trainer.evaluation.tree import DEPTH, Tree
+from trainer.evaluation.tree import DEPTH, Scored, Tree
 
 DRAW = np.random.default_rng(0)
 SHAPE = (60, 20)

@@ -31,8 +31,8 @@ from trainer.evaluation.fusion import Fused, Scorers, Weights
 from trainer.evaluation.fusion_files import open_fused, open_fusion, scores_of
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.ranking import Ranking, embed_label_texts
-from trainer.evaluation.search import Scored
 from trainer.evaluation.split import label_statistics
+from trainer.evaluation.tree import Scored
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.methods.sections import Data

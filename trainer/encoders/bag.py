@@ -1,0 +1,196 @@
+"""A bag of embeddings without PyTorch: its options, what it reads of a row, and x as an export computes it."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from schemas.errors import TableError
+from schemas.mapped import Mapped, map_tensors
+from schemas.options import MOST_RATE
+from schemas.ragged import SparseRows
+from trainer.encoders.features import count_ngrams, join_rows, normalize_rows, scale_features
+from trainer.input_kinds import PARTS, reads
+from trainer.inputs import Inputs
+from trainer.methods import rules
+from trainer.methods.kinds import EncoderSection
+from trainer.methods.rules import FromData
+
+WEIGHTS = "model.safetensors"
+_LEAST = 1e-12  # norm that a vector is divided by
+
+
+class BagSection(EncoderSection):
+    """Options of a bag of embeddings."""
+
+    FREE = EncoderSection.FREE | {
+        *("optimizer", "dense_lr", "initial_scale", "pretrained", "idf_rows", "feature_dropout")
+    }
+
+    BUILT_BY = "trainer.encoders.bag_encoder:BagEncoder"
+    SERVED_BY = "trainer.encoders.bag:ServedBag"
+
+    kind: Literal["bag"] = "bag"
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
+    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
+        0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag"
+    )
+    initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
+    pretrained: str = Field(
+        "",
+        description="a local directory or hub name of a static table or a transformer, whose vectors of tokens the "
+        "tokens begin with; DATA is of its tokenizer. Empty: random vectors",
+    )
+    ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
+    buckets: Annotated[int, FromData(rules.buckets)] = Field(
+        1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
+    )
+    ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
+    idf: bool = Field(True, description="weight features by inverse document frequency")
+    idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
+    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
+    dense_weight: float = Field(1.0, gt=0, description="factor on a row's dense vector, which has length 1")
+    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
+    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
+    hidden: Annotated[int, FromData(rules.hidden)] = Field(
+        0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "BagSection":
+        if self.hidden and not self.residual:
+            raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
+        if self.ngrams > 1 and self.buckets == 0:
+            raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
+        if self.pretrained and "tokens" not in reads(self.inputs):
+            raise ValueError(f"encoder.pretrained is of tokens, and encoder.inputs = {self.inputs!r} reads none")
+        return self
+
+
+class BagFeatures:
+    """Features that a bag reads of a row: tokens, then hashed n-grams, then the data's sparse features.
+
+    N-grams are [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`); `dense`: numbers of a row's
+    dense vector. What the encoder does not read has none.
+    """
+
+    def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
+        reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in PARTS)
+        if reads_dense and not dense:
+            raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
+        self._config = config
+        self.dense = dense if reads_dense else 0
+        self.vocabulary = vocabulary if reads_tokens else 0
+        self.sparse_from = self.vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
+        self.features = self.sparse_from + (features if reads_features else 0)
+
+    def count(self, inputs: Inputs) -> SparseRows:
+        """Return the features of each row, with their weights before IDF. Raises TableError: one that is not known."""
+        parts = reads(self._config.inputs)
+        if "tokens" not in parts:
+            return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
+        if "features" not in parts:
+            return self._ngrams(inputs)
+        return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
+
+    def weigh(self, inputs: Inputs, weights: np.ndarray) -> SparseRows:
+        """Return the features of each row with their share in x; `weights` [F]: IDF and given factors of features."""
+        rows = scale_features(self.count(inputs), weights)
+        return normalize_rows(rows) if self._config.unit_features else rows
+
+    def dense_of(self, inputs: Inputs) -> np.ndarray | None:
+        """Return the dense vectors [B, d]; None where none are read. Raises TableError: vectors of another length."""
+        dense = inputs.dense if self.dense else None
+        if dense is not None and dense.shape[1] != self.dense:
+            raise TableError(
+                f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self.dense:,}. "
+                "Shard the data again."
+            )
+        return dense
+
+    def _sparse_features(self, inputs: Inputs) -> SparseRows:
+        assert inputs.features is not None, "these rows were read without features"
+        ids, values, offsets = inputs.features
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.features - self.sparse_from:
+            raise TableError(
+                f"a row has feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data's manifest states "
+                f"{self.features - self.sparse_from} features. Shard the data again."
+            )
+        return SparseRows(ids.astype(np.int64) + self.sparse_from, values, offsets)
+
+    def _ngrams(self, inputs: Inputs) -> SparseRows:
+        assert inputs.tokens is not None, "these rows were read without tokens"
+        config = self._config
+        return count_ngrams(inputs.tokens, ngrams=config.ngrams, vocabulary=self.vocabulary, buckets=config.buckets)
+
+
+def _no_features(inputs: Inputs) -> SparseRows:
+    assert inputs.dense is not None, "these rows were read without dense vectors"
+    return SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(len(inputs.dense) + 1, np.int64))
+
+
+class ServedBag:
+    """x = r(sum_f weight_f E_f + P d) as `BagEncoder` computes it without dropout, from its file, which is mapped.
+
+    A row's x depends on the row alone, up to rounding.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        section: BagSection,
+        folder: Path,
+        map_file: Callable[[str], Mapped],
+        vocabulary: int,
+        features: int,
+        dense: int,
+        device: str,
+    ) -> "ServedBag":
+        """Open what `Encoder.write` wrote. Raises ValueError for a file of another bag."""
+        return cls(section, map_file(WEIGHTS), vocabulary, features, dense)
+
+    def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:
+        self._config, self._read = config, BagFeatures(config, vocabulary, features, dense)
+        tensors = map_tensors(file)
+        self._table, self._weights = tensors["embedding"], tensors["feature_weights"]
+        self._layers = {name: tensor.T for name, tensor in tensors.items() if name.endswith((".weight", ".bias"))}
+        d, hidden = config.dimension, config.hidden or config.dimension
+        shapes = {"projection.weight": (self._read.dense, d)} if self._read.dense else {}
+        if config.residual:
+            shapes |= {"dense.inner.weight": (d, hidden), "dense.inner.bias": (hidden,)}
+        if config.hidden:
+            shapes |= {"dense.outer.weight": (hidden, d), "dense.outer.bias": (d,)}
+        found = {name: tensor.shape for name, tensor in self._layers.items()}
+        expected = (self._read.features, d), (self._read.features,)
+        if (self._table.shape, self._weights.shape) != expected or found != shapes:
+            raise ValueError(f"{Path(file.path).name}: tensors of another encoder than the recipe's")
+
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Return x float32 [B, D]."""
+        ids, values, offsets = self._read.weigh(inputs, self._weights)
+        x = np.empty((len(offsets) - 1, self._config.dimension), np.float32)
+        bounds = offsets.tolist()
+        for row, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            np.dot(values[start:stop], self._table.take(ids[start:stop], axis=0), out=x[row])
+        dense, layers = self._read.dense_of(inputs), self._layers
+        if dense is not None:
+            x += (self._config.dense_weight * unit(dense)) @ layers["projection.weight"]
+        if self._config.residual:
+            within = np.maximum(x @ layers["dense.inner.weight"] + layers["dense.inner.bias"], 0)
+            if self._config.hidden:
+                within = within @ layers["dense.outer.weight"] + layers["dense.outer.bias"]
+            x += within
+        if self._config.normalize:
+            x = unit(x)
+        return x * np.float32(self._config.scale) if self._config.scale != 1 else x
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Return rows [B, D] in float32, of length 1; zeros stay zeros."""
+    rows = rows.astype(np.float32, copy=False)
+    return rows / np.maximum(np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None], np.float32(_LEAST))

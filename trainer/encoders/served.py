@@ -1,0 +1,44 @@
+"""An encoder of an export by PyTorch, where nothing lighter computes it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from schemas.mapped import Mapped
+from trainer.device import open_device
+from trainer.encoders.base import Encoder
+from trainer.input_kinds import reads
+from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
+
+
+class ServedByTorch:
+    """An encoder, on its device, that takes and gives arrays."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    @classmethod
+    def open(
+        cls,
+        section: EncoderSection,
+        folder: Path,
+        map_file: Callable[[str], Mapped],
+        vocabulary: int,
+        features: int,
+        dense: int,
+        device: str,
+    ) -> "ServedByTorch":
+        """Open what `Encoder.write` wrote to `folder`. Raises InputError: no such device."""
+        read = {"dense": dense} if "dense" in reads(section.inputs) else {}
+        encoder: Encoder = section.at_folder(str(folder)).build(vocabulary, 0, features, **read)
+        encoder.load(folder)
+        encoder.move(open_device(device))
+        return cls(encoder)
+
+    @torch.no_grad()
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Return x float32 [B, D]."""
+        return self._encoder.encode(self._encoder.prepare(inputs)).float().cpu().numpy()
