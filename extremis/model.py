@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,15 @@ from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
+from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import parquet
 from schemas.text_model import DENSE
 from schemas.version import follow
 from search.nearest import find_device
-from trainer.export.exported import ENCODER, Exported, use_threads
+from trainer.evaluation.calibration import EVEN
+from trainer.evaluation.fusion import Weights
+from trainer.evaluation.votes import shares_of
+from trainer.export.exported import ENCODER, KNOWN, Exported, use_threads
 
 _BATCH = 256  # texts at a time
 _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
@@ -27,19 +32,43 @@ _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(
 
 @dataclass(frozen=True)
 class Label:
-    """A label as it is predicted: the key and the text of the data, and its score, where it has one."""
+    """A label as it is predicted: the key and the text of the data, and its score, where it has one.
+
+    `probability`: that it is right, where the export is calibrated.
+    """
 
     key: str
     text: str
     score: float | None = None
+    probability: float | None = None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first."""
+    """The best labels of a text, best first; of one without `known_tokens` those of the most training points.
+
+    `none_of_these`: the best one is less likely right than wrong; None where the export is not calibrated.
+    """
 
     text: str
     labels: tuple[Label, ...]
+    known_tokens: int
+    none_of_these: bool | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What adds up to the score of a label: `parts` by what they come from, which `words` and `points` are parts of.
+
+    "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
+    the linear ranker; "tree": that of `extremis fuse --by tree`; "prior": of a text without known tokens. `words`: (a
+    word or two neighbours, what it adds); `points`: (key, cosine, what it adds).
+    """
+
+    score: float
+    parts: dict[str, float]
+    words: list[tuple[str, float]] = field(default_factory=list)
+    points: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 class Predictions(list[Prediction]):
@@ -74,6 +103,17 @@ class Labels(Sequence[Label]):
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
         return f"{len(self):,} labels: {first}, …"
 
+    def ids(self, keys: Sequence[str]) -> list[int]:
+        """Return the ids of labels by their `keys`. Raises InputError: no such label."""
+        try:
+            return [self._ids[key] for key in keys]
+        except KeyError as error:
+            raise InputError(f"no label has the key {error}.") from None
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {key: place for place, key in enumerate(self.keys)}
+
     @property
     def keys(self) -> list[str]:
         """Keys of all labels, by id."""
@@ -99,7 +139,7 @@ class Model:
             raise InputError(
                 f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
             )
-        self._tokenizer = tokenizer_of(exported)
+        self._tokenizer = TextTokenizer.of(exported)
 
     def __repr__(self) -> str:
         dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
@@ -122,41 +162,70 @@ class Model:
 
     @naming_arguments()
     def predict(
-        self, texts: str | Sequence[str], k: int = 5, *, threshold: float | None = None, precision: float | None = None
+        self,
+        texts: str | Sequence[str],
+        k: int = 5,
+        *,
+        threshold: float | None = None,
+        precision: float | None = None,
+        filter: Sequence[str] | Sequence[Sequence[str]] = (),
     ) -> Predictions:
         """Return the best `k` labels of each text, of score `threshold` or more; `precision`: of the export's for it.
 
-        Raises InputError: no threshold for this precision, or both are stated.
+        `filter`: keys of labels that no text gets, or a list of them for each text.
+        Raises InputError: no threshold for this precision, or both are stated; a k below 1; no such label.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give one of them.")
+        if k < 1:
+            raise InputError(f"k = {k}: expected 1 or more labels.")
         if precision is not None:
             threshold = self._exported.threshold(precision)
         lowest = -np.inf if threshold is None else threshold
+        shared = all(isinstance(key, str) for key in filter)
+        given = self.labels.ids(cast(Sequence[str], filter)) if shared else []
         predictions = Predictions()
         for part, rows in self._batches(texts):
-            scores, ids = self._exported.serving.rank(rows, k)
-            for text, of_text, best in zip(part, scores.tolist(), ids.tolist(), strict=True):
-                pairs = zip(of_text, best, strict=True)
-                kept = [(score, place) for score, place in pairs if place != PAD and score >= lowest]
-                labels = ((self.labels[place], score) for score, place in kept)
-                predictions.append(Prediction(text, tuple(Label(each.key, each.text, score) for each, score in labels)))
+            own = filter[len(predictions) :][: len(part)]
+            lists = [given] * len(part) if shared else [self.labels.ids(keys) for keys in own]
+            flat = [place for each in lists for place in each]
+            filters = Ragged.from_counts(np.array(flat, np.int64), np.array([*map(len, lists)], np.int64))
+            answer = self._exported.answer(rows, k, filters)
+            columns = (column.tolist() for column in answer if column is not None)
+            for text, known, *best in zip(part, rows[KNOWN].to_pylist(), *columns, strict=True):
+                kept = [label for label in zip(*best, strict=True) if label[1] != PAD and label[0] >= lowest]
+                named = ((self.labels[place], score, of) for score, place, *of in kept)
+                labels = tuple(Label(label.key, label.text, score, *of) for label, score, of in named)
+                none = None if answer.probabilities is None else best[2][0] < EVEN
+                predictions.append(Prediction(text, labels, known, none))
         return predictions
 
-    def explain(self, text: str, label: int) -> list[tuple[str, float]]:
-        """Return words and pairs of words of a text and what each adds to the linear ranker's score of a label's id.
-
-        Greatest first; empty where the export has no linear ranker, or none of the words has a weight. Raises
-        InputError: no such label.
-        """
-        if not 0 <= label < len(self.labels):
+    def explain(self, text: str, label: int | str) -> Explanation:
+        """Return what a label, by its id or key, has its score for a text from. Raises InputError: no such label."""
+        place = self.labels.ids([label])[0] if isinstance(label, str) else label
+        if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected the id of one of {len(self.labels):,} labels, from 0 on.")
-        fused = self._exported.serving.fused
-        if fused is None or fused.scorers.linear is None:
-            return []
         ((_, rows),) = self._batches(text)
-        found = fused.scorers.linear.explain(parquet.list_column(rows, "input_ids").entries, label)
-        return [(" ".join(str(self._tokenizer.id_to_token(word)) for word in name), added) for name, added in found]
+        serving = self._exported.serving
+        if not rows[KNOWN][0].as_py():
+            odds = float(self._exported.prior[1][place])
+            return Explanation(odds, {"prior": odds})
+        fused, scored = serving.fused, serving.parts(rows, np.array([[place]]))
+        terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
+        parts = {name: float(term.item()) for name, term in terms.items()}
+        explained = Explanation(sum(parts.values()), parts)
+        if fused is not None and isinstance(fused.fusion, Weights):
+            weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
+            if linear is not None:
+                for ids, added in linear.explain(parquet.list_column(rows, "input_ids").entries, place):
+                    explained.words.append((self._tokenizer.words(ids), weights.linear * added))
+            if memory is not None:
+                cosines, points = memory.nearest(serving.embed(rows))
+                voting = (memory.labels.take(points[0]).contains(np.full((points.size, 1), place))).any(1)
+                added = weights.votes * shares_of(cosines, points)[0, voting]
+                keys = self._exported.point_keys(points[0, voting])
+                explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
+        return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
@@ -173,7 +242,7 @@ class Model:
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = {} if self._embed is None else {DENSE: self._embed(pa.array(part, pa.string()))}
-            yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url), **dense})
+            yield part, pa.table({**self._tokenizer.columns(part), **dense})
 
 
 @naming_arguments()
@@ -230,13 +299,34 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
 
-def tokenizer_of(exported: Exported) -> Tokenizer:
-    """Open the tokenizer of an export whose encoder reads tokens."""
-    place = exported.files.folder / ENCODER / FILE
-    return open_tokenizer(place.read_bytes(), str(place))
+@dataclass(frozen=True, eq=False)
+class TextTokenizer:
+    """The tokenizer of an export: `blank` [n] tokens, special or unknown, say nothing. `dense`: a model reads words."""
 
+    tokenizer: Tokenizer
+    blank: np.ndarray
+    dense: bool
+    url: str
 
-def token_column(tokenizer: Tokenizer, texts: Sequence[str], url: str) -> pa.ListArray:
-    """Return the column `input_ids` of `texts`, for the export at `url`. Raises InputError."""
-    values, offsets, _ = encode_whole(tokenizer, texts, f"of {url}")
-    return parquet.list_array(values, offsets, pa.uint32())
+    @classmethod
+    def of(cls, exported: Exported) -> "TextTokenizer":
+        """Open the tokenizer of an export whose encoder reads tokens."""
+        place = exported.files.folder / ENCODER / FILE
+        tokenizer = open_tokenizer(place.read_bytes(), str(place))
+        added = tokenizer.get_added_tokens_decoder().items()
+        unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+        blank = {number for number, token in added if token.special} | {unknown}
+        dense = DENSE in exported.serving.columns
+        return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
+
+    def columns(self, texts: Sequence[str]) -> dict[str, pa.Array]:
+        """Return the columns `input_ids` and KNOWN of `texts`: words where a model reads them. Raises InputError."""
+        values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
+        known = np.diff(offsets_of(~np.isin(values, self.blank))[offsets])
+        if self.dense:
+            known = np.array([len(text.split()) for text in texts], np.int64)
+        return {"input_ids": parquet.list_array(values, offsets, pa.uint32()), KNOWN: pa.array(known, pa.int32())}
+
+    def words(self, ids: Sequence[int]) -> str:
+        """Return the words of token ids."""
+        return " ".join(str(self.tokenizer.id_to_token(token)) for token in ids)

@@ -1,6 +1,7 @@
 """Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
 
 import functools
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from schemas.errors import InputError
@@ -17,7 +19,7 @@ from schemas.manifest import Manifest, Shard, write_file
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import filters_of, list_column, writing_shard
 from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join, relative
@@ -40,23 +42,25 @@ from trainer.evaluation.tree import Tree
 from trainer.export.exported import (
     INDEX,
     KIND,
+    POINTS,
     TEXTS,
     THRESHOLDS,
     TREE,
     VECTORS,
     WEIGHTS,
     Serving,
-    iterate_ranked,
 )
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
 from trainer.inputs import scored_columns
 from trainer.methods.recipe import Recipe
+from trainer.methods.sections import Data
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
+_KEYS = 1 << 14  # of training points, in a row group
 _TOKENS = 128  # of a text, where neither the data nor the encoder says
 
 Say = Callable[[str], None]
@@ -163,6 +167,8 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
         index_shards, index = _write_index(plan, serving, url)
         thresholds = _measure_thresholds(plan, serving, say)
+    if serving.fused is not None and serving.fused.scorers.memory is not None:
+        written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
     return Manifest(
@@ -179,6 +185,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "features": facts.features,
             **_dense_facts(facts, recipe, layout),
             "max_tokens": tokens,
+            "training_points": Table.open(layout.labels, "labels").parameters.get("training_points"),
             "dimension": serving.vectors.shape[1],
             "bias": has_bias(recipe),
             "step": checkpoint.step,
@@ -302,6 +309,17 @@ def _write_serving(
     return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
+def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard:
+    """Write the keys of the first `points` training points, in the order in which a memory has them."""
+    table = open_queries(data, trained.split)
+    with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
+        for rows in itertools.chain.from_iterable(
+            share.batches(table, ["key"]) for share in (trained.trained, trained.held_out)
+        ):
+            shard.write(rows.slice(0, points - shard.rows))
+    return in_folder(POINTS, shard.entry)
+
+
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
     """Write an index where the options ask for one, and return its files and the facts to open them."""
     earlier = _earlier_index(plan.earlier)
@@ -345,7 +363,8 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     table, part = open_split(plan.data, split, plan.recipe.data)
     columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
-    for rows, scores, ids in iterate_ranked(serving, part.batches(table, columns), DEPTH):
+    for rows in part.batches(table, columns):
+        scores, ids = serving.rank(rows, DEPTH, filters_of(rows))
         predictions.add(ids, scores, list_column(rows, "label_ids"))
     facts: dict[str, Any] = {
         "split": split,

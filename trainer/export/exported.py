@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
@@ -37,8 +36,21 @@ from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
+KNOWN = "known_tokens"  # column of rows that are texts
 _BATCH = 1024  # rows that are encoded at a time
+
+
+class Answer(NamedTuple):
+    """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; -inf and -1 pad.
+
+    `probabilities` float32 [B, k], where the export is calibrated.
+    """
+
+    scores: np.ndarray
+    ids: np.ndarray
+    probabilities: np.ndarray | None
 
 
 class Embeds(Protocol):
@@ -212,6 +224,43 @@ class Exported:
         """Model of the dense vectors that the encoder reads; None: it reads none, or those of the user."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
+    def answer(self, rows: pa.Table, k: int, filters: Ragged | None = None) -> Answer:
+        """Rank labels as `Serving.rank` does. Rows without KNOWN tokens have the labels of the most training points.
+
+        The score of such a label is the logarithm of the odds that a training point has it.
+        """
+        scores, ids = self.serving.rank(rows, k, filters)
+        found = None if self.calibration is None else self.calibration(scores)
+        blank = np.flatnonzero(rows[KNOWN].to_numpy() == 0) if KNOWN in rows.column_names else []
+        if len(blank):
+            labels, odds = self.prior
+            left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
+            most = np.tile(labels[: k + left_out.longest], (len(blank), 1))
+            ids[blank], scores[blank] = left_out.filter_ranking(most, odds[most], k)
+            if found is not None:
+                found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
+        return Answer(scores, ids, found)
+
+    @cached_property
+    def prior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels that have training points and may be predicted, the most first, and logarithms of odds float32 [L]."""
+        frequency = self.label_table(("frequency",))["frequency"].to_numpy().astype(np.float64)
+        points = self.table.parameters.get("training_points") or frequency.sum()
+        odds = np.log((frequency + 0.5) / (points - frequency + 0.5)).astype(np.float32)
+        retired = False if self.serving.retired is None else self.serving.retired
+        frequency = np.where(retired, 0, frequency)
+        return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
+
+    def point_keys(self, points: np.ndarray) -> list[str]:
+        """Return the keys of training points [n] of the memory; their numbers, of an export that keeps none."""
+        shards = self.files.of(POINTS)
+        if not shards:
+            return [str(point) for point in points.tolist()]
+        file = pq.ParquetFile(self.files.path(shards[0]))
+        size = file.metadata.row_group(0).num_rows
+        groups = {group: file.read_row_group(group, ["key"])["key"] for group in {*(points // size).tolist()}}
+        return [groups[point // size][point % size].as_py() for point in points.tolist()]
+
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
         with _naming_damage(self.table.url):
@@ -258,13 +307,3 @@ def use_threads(threads: int | None) -> None:
     if threads:
         set_threads(threads)
     set_up(threads)
-
-
-def iterate_ranked(
-    serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True
-) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
-    """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
-    for table in rows:
-        filters = filters_of(table) if filter else None
-        scores, ids = serving.rank(table, k, filters)
-        yield table, scores, ids
