@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -24,7 +25,10 @@ _MORE_SLACK = 256  # for the rows that do not
 _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _FEW_PAIRS = 1 << 12
+_AT_ONCE, _LANES, _BYTES = 1 << 12, 32, faiss.ScalarQuantizer.QT_8bit_direct_signed
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
+_CODED_SLACK = 96  # the same by codes, whose error is that of a hundredth of a vector
+_CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
@@ -51,13 +55,15 @@ class Block:
     """Labels [start, start + n): `vectors` [n, D], an index over them or None for exact search.
 
     Vectors are float32, or float16, which may be mapped from a file: what is read of them is widened.
-    Exact search is on `device`, cpu or one that PyTorch has, with the same result.
+    Exact search is on `device`, cpu or one that PyTorch has, with the same result. `coded`: many searches of a few
+    queries come, for which a byte a number is kept in memory.
     """
 
     start: int
     vectors: np.ndarray
     index: faiss.Index | None = None
     device: str = CPU
+    coded: bool = False
 
     @property
     def stop(self) -> int:
@@ -80,10 +86,60 @@ class Block:
         return DeviceVectors(self.vectors, self.device)
 
     @cached_property
+    def codes(self) -> "Codes | None":
+        """A byte a number, to be scanned in a fraction of the time; None where they do not pay."""
+        if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
+            return None
+        return Codes.of(self.vectors)
+
+    @cached_property
     def longest(self) -> float:
         """Largest norm of a vector."""
         squares = (np.einsum("nd,nd->n", rows, rows).max() for _, rows in widened(self.vectors))
         return float(np.sqrt(max(squares, default=0.0)))
+
+
+class Codes(NamedTuple):
+    """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
+
+    `longest`: the greatest norm of bytes.
+    """
+
+    index: faiss.IndexScalarQuantizer
+    scale: np.ndarray
+    error: float
+    longest: float
+
+    @classmethod
+    def of(cls, vectors: np.ndarray) -> "Codes | None":
+        """Round `vectors` [n, D]; None where one is not a number."""
+        largest = np.max([np.abs(rows).max(0) for _, rows in widened(vectors, _AT_ONCE)], 0)
+        if not np.isfinite(largest).all():
+            return None
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        columns = -(-vectors.shape[1] // _LANES) * _LANES
+        index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
+        error = longest = 0.0
+        for _, rows in widened(vectors, _AT_ONCE):
+            rounded = np.rint(rows / scale)
+            index.add(padded(rounded, columns, copy=False))
+            error = max(error, float(np.linalg.norm(rows - rounded * scale, axis=1).max()))
+            longest = max(longest, float(np.linalg.norm(rounded, axis=1).max()))
+        return cls(index, scale, error, longest)
+
+    def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find the `width` best of queries [B, D] by bytes of both: scores [B, width], positions, and error [B] at most.
+
+        Products of whole numbers up to 127 are exact, by floats as by bytes: Faiss takes what the processor has.
+        """
+        scaled = queries * self.scale
+        unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
+        rounded = np.rint(scaled / unit)
+        error = self.error * np.linalg.norm(queries, axis=1)
+        error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
+        with one_thread() if len(queries) == 1 else contextlib.nullcontext():
+            products, positions = self.index.search(padded(rounded, self.index.d, copy=False), width)
+        return products * unit, positions, error
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
@@ -112,15 +168,20 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
 def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _SLACK) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
-    fetch = min(rows, width + slack)
-    approximate, positions = block.nearest(queries, fetch)
+    codes = block.codes if slack == _SLACK else None
+    fetch = min(rows, width + (slack if codes is None else _CODED_SLACK))
+    noise = _rounding(queries, block)
+    if codes is None:
+        approximate, positions = block.nearest(queries, fetch)
+    else:
+        approximate, positions, error = codes.search(queries, fetch)
+        noise += error
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys
     # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
-    noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
-    unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
+    unsure = np.flatnonzero(~(weakest > approximate[:, -1] + noise))
     if not unsure.size:  # nor are all vectors read for none
         return keys
     if slack < _MORE_SLACK:

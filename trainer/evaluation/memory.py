@@ -111,6 +111,7 @@ class Memory:
     measured: Mapping[str, Any] = field(default_factory=dict)
     on_device: "torch.Tensor | None" = None
     file: Mapped | None = None
+    coded: bool = False
 
     @classmethod
     def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
@@ -182,10 +183,10 @@ class Memory:
         return replace(self, vectors=whole.vectors, labels=whole.labels, trained=whole.trained)
 
     @classmethod
-    def read(cls, table: Table, trained: bool = False) -> "Memory | None":
+    def read(cls, table: Table, trained: bool = False, coded: bool = False) -> "Memory | None":
         """Read what `write` wrote among the files of `table`; None where it has no memory.
 
-        `trained`: the points alone that the run trained on. Raises TableError, StorageError.
+        `trained`: the points alone that the run trained on. `coded`: as of a `Block`. Raises TableError, StorageError.
         """
         files = {shard.path: shard for shard in table.shards}
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
@@ -214,7 +215,7 @@ class Memory:
             )
         count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
         measured = facts.get("measured", {})
-        memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file)
+        memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
         if not trained:
             return memory
         if index is not None:
@@ -308,7 +309,7 @@ class Memory:
     def _block(self) -> "Block":
         from search.block import Block
 
-        return Block(0, self.vectors, self.index)
+        return Block(0, self.vectors, self.index, coded=self.coded)
 
     @property
     def _wide(self) -> int:

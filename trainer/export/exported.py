@@ -206,7 +206,7 @@ class Exported:
         fused = None
         if facts.get("shortlist"):
             local = Table(str(folder), table.manifest)
-            memory, linear = Memory.read(local), LinearRanker.read(local)
+            memory, linear = Memory.read(local, coded=True), LinearRanker.read(local)
             for scorer in (memory, linear):
                 files.watch(scorer.file if scorer else None)
             scorers = Scorers(texts if len(texts) else None, memory, linear)

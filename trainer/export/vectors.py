@@ -91,7 +91,7 @@ class Vectors:
         """The ranges without an index."""
         from search.block import Block
 
-        return tuple(Indexed(Block(first, rows, device=self.device), 1) for first, rows in self.parts() if len(rows))
+        return tuple(Indexed(Block(first, rows, device=self.device, coded=True), 1) for first, rows in self.parts() if len(rows))
 
     def of(self, rows: "Vectors") -> "Vectors":
         """Return other rows of the same labels."""
