@@ -235,7 +235,8 @@ def make_app(service: Service) -> FastAPI:
             status = error.status_code
             raise
         except extremis.ExtremisError as error:
-            status = 422 if isinstance(error, extremis.InputError) else 503
+            of_the_export = isinstance(error, extremis.TableError) or not isinstance(error, extremis.InputError)
+            status = 503 if of_the_export else 422
             raise HTTPException(status, str(error)) from None
         finally:
             service.measures.requests.labels(status).inc()
@@ -299,6 +300,7 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more when all is answered
     listening = config.bind_socket()
+    listening.listen(CONCURRENT)  # who connects from here on is answered
     host, port = listening.getsockname()[:2]
     print(f"serving {service.model.url} at http://{host}:{port}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run([listening])
