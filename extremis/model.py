@@ -1,10 +1,11 @@
 """An export as a model in this process: labels for texts, embeddings, and the labels themselves."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +18,13 @@ from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged, offsets_of
-from schemas.shard_files import parquet
 from schemas.text_model import DENSE
 from schemas.version import follow
 from search.nearest import find_device
-from trainer.evaluation.calibration import EVEN
 from trainer.evaluation.fusion import Weights
 from trainer.evaluation.votes import shares_of
-from trainer.export.exported import ENCODER, KNOWN, Exported, use_threads
+from trainer.export.exported import ENCODER, Exported, use_threads
+from trainer.inputs import Inputs
 
 _BATCH = 256  # texts at a time
 _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
@@ -98,6 +98,13 @@ class Labels(Sequence[Label]):
 
     def __getitem__(self, place: int) -> Label:  # type: ignore[override]
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
+
+    def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
+        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] where they are given."""
+        places = pa.array(ids)
+        keys, texts = (column.take(places).to_pylist() for column in (self._keys, self._texts))
+        columns = zip(keys, texts, *(column.tolist() for column in numbers), strict=True)
+        return [Label(key, text or "", *of) for key, text, *of in columns]
 
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
@@ -182,22 +189,16 @@ class Model:
         if precision is not None:
             threshold = self._exported.threshold(precision)
         lowest = -np.inf if threshold is None else threshold
-        shared = all(isinstance(key, str) for key in filter)
-        given = self.labels.ids(cast(Sequence[str], filter)) if shared else []
-        predictions = Predictions()
-        for part, rows in self._batches(texts):
-            own = filter[len(predictions) :][: len(part)]
-            lists = [given] * len(part) if shared else [self.labels.ids(keys) for keys in own]
-            flat = [place for each in lists for place in each]
-            filters = Ragged.from_counts(np.array(flat, np.int64), np.array([*map(len, lists)], np.int64))
-            answer = self._exported.answer(rows, k, filters)
-            columns = (column.tolist() for column in answer if column is not None)
-            for text, known, *best in zip(part, rows[KNOWN].to_pylist(), *columns, strict=True):
-                kept = [label for label in zip(*best, strict=True) if label[1] != PAD and label[0] >= lowest]
-                named = ((self.labels[place], score, of) for score, place, *of in kept)
-                labels = tuple(Label(label.key, label.text, score, *of) for label, score, of in named)
-                none = None if answer.probabilities is None else best[2][0] < EVEN
-                predictions.append(Prediction(text, labels, known, none))
+        predictions, filters = Predictions(), self._filters(filter, texts)
+        for part, inputs, known in self._batches(texts):
+            own = filters and filters.slice(len(predictions), len(predictions) + len(part))
+            answer = self._exported.answer(inputs, k, own, known)
+            kept = (answer.ids != PAD) & (answer.scores >= lowest)
+            numbers = [column[kept] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[kept], *numbers))
+            facts = zip(part, kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
+            for text, count, tokens, none in facts:
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, none))
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
@@ -205,23 +206,23 @@ class Model:
         place = self.labels.ids([label])[0] if isinstance(label, str) else label
         if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected the id of one of {len(self.labels):,} labels, from 0 on.")
-        ((_, rows),) = self._batches(text)
+        ((_, inputs, known),) = self._batches(text)
         serving = self._exported.serving
-        if not rows[KNOWN][0].as_py():
+        if not known[0]:
             odds = float(self._exported.prior[1][place])
             return Explanation(odds, {"prior": odds})
-        fused, scored = serving.fused, serving.parts(rows, np.array([[place]]))
+        fused, scored = serving.fused, serving.parts(inputs, np.array([[place]]))
         terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
         parts = {name: float(term.item()) for name, term in terms.items()}
         explained = Explanation(sum(parts.values()), parts)
         if fused is not None and isinstance(fused.fusion, Weights):
             weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
-            if linear is not None:
-                for ids, added in linear.explain(parquet.list_column(rows, "input_ids").entries, place):
+            if linear is not None and inputs.tokens is not None:
+                for ids, added in linear.explain(inputs.tokens.entries, place):
                     explained.words.append((self._tokenizer.words(ids), weights.linear * added))
             if memory is not None:
-                cosines, points = memory.nearest(serving.embed(rows))
-                voting = (memory.labels.take(points[0]).contains(np.full((points.size, 1), place))).any(1)
+                cosines, points = memory.nearest(serving.embed(inputs))
+                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), place))[:, 0]
                 added = weights.votes * shares_of(cosines, points)[0, voting]
                 keys = self._exported.point_keys(points[0, voting])
                 explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
@@ -229,20 +230,30 @@ class Model:
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
-        parts = [self._exported.serving.embed(rows) for _, rows in self._batches(texts)]
+        parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
-    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], pa.Table]]:
-        """Yield parts of the texts, with the rows that the encoder reads. Raises InputError for what is no text."""
+    def _filters(self, filter: Sequence[str] | Sequence[Sequence[str]], texts: str | Sequence[str]) -> Ragged | None:
+        """Return the ids of the labels that each text leaves out. Raises InputError."""
+        if not filter:
+            return None
+        count = 1 if isinstance(texts, str) else len(texts)
+        lists: Any = [filter] * count if isinstance(filter[0], str) else filter
+        ids = [self.labels.ids(keys) for keys in lists]
+        return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
+
+    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
+        """Yield parts of the texts, with what the encoder reads, and their known tokens. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
                 raise InputError(f"texts[{place}] is no string, but {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
-            dense = {} if self._embed is None else {DENSE: self._embed(pa.array(part, pa.string()))}
-            yield part, pa.table({**self._tokenizer.columns(part), **dense})
+            dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
+            tokens, known = self._tokenizer.encode(part)
+            yield part, Inputs(tokens, dense=dense and Inputs.of(dense).dense), known
 
 
 @naming_arguments()
@@ -319,13 +330,11 @@ class TextTokenizer:
         dense = DENSE in exported.serving.columns
         return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
 
-    def columns(self, texts: Sequence[str]) -> dict[str, pa.Array]:
-        """Return the columns `input_ids` and KNOWN of `texts`: words where a model reads them. Raises InputError."""
+    def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
+        """Return the tokens of `texts` [B], and how many are known, int64 [B]; words, where a model reads these."""
         values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
         known = np.diff(offsets_of(~np.isin(values, self.blank))[offsets])
-        if self.dense:
-            known = np.array([len(text.split()) for text in texts], np.int64)
-        return {"input_ids": parquet.list_array(values, offsets, pa.uint32()), KNOWN: pa.array(known, pa.int32())}
+        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
 
     def words(self, ids: Sequence[int]) -> str:
         """Return the words of token ids."""

@@ -26,16 +26,17 @@ from schemas import PAD, arrow, storage
 from schemas.errors import InputError, MissingExtra
 from schemas.layout import DataLayout
 from schemas.ragged import offsets_of
-from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
 from schemas.text_model import DENSE
-from trainer.export.exported import KNOWN, Answer, Exported
-from trainer.inputs import open_queries, require_inputs
+from trainer.export.exported import Answer, Exported
+from trainer.inputs import Inputs, open_queries, require_inputs
 
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell begins with that a spreadsheet computes
 _TAG = "extremis"
+KNOWN = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
 _MORE = {"probabilities": pa.list_(pa.float32()), KNOWN: pa.int32()}  # of a calibrated export; of texts
@@ -70,7 +71,9 @@ def write_predictions(
     schema = arrow.without_nulls({**_COLUMNS, **{name: _MORE[name] for name in _MORE if name in there}})
     with Bar("predict", total) as bar, open_writer(out, to, len(labels), safe_cells, schema) as write:
         for table in itertools.chain(first, rows):
-            answer = exported.answer(table, k, filters_of(table) if filter else None)
+            known = table[KNOWN].to_numpy() if KNOWN in table.column_names else None
+            inputs = Inputs.of(table.select(exported.serving.columns))
+            answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
             if threshold is not None:
                 answer = answer._replace(ids=np.where(answer.scores >= threshold, answer.ids, PAD))
             write(prediction_table(table, answer, labels, schema))
@@ -93,16 +96,17 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
     tokenizer = TextTokenizer.of(exported) if "input_ids" in columns or embed else None
 
     def with_columns(rows: pa.RecordBatch) -> pa.Table:
-        made = {} if tokenizer is None else tokenizer.columns(rows["text"].to_pylist())
-        if embed is not None:
-            made[DENSE] = embed(rows["text"])
-        if features or own:
-            made.pop(KNOWN, None)  # a row may have these alone
         table = pa.Table.from_batches([rows])
-        return functools.reduce(lambda table, name: table.append_column(name, made[name]), made, table)
+        if tokenizer is not None:
+            tokens, known = tokenizer.encode(rows["text"].to_pylist())
+            table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
+            if not (features or own):  # else a row may have these alone
+                table = table.append_column(KNOWN, pa.array(known, pa.int32()))
+        return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 
     if not (features or own):
-        exported.answer(with_columns(pa.record_batch({"text": pa.array(["a text"])})), 1)
+        a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
+        exported.answer(Inputs.of(a_text.select(columns)), 1)
     return map(with_columns, texts.batches(batch, features, own))
 
 

@@ -109,6 +109,8 @@ class Ragged(_Rows, _Ragged):
         if ids.ndim != 2 or ids.shape[0] != self.rows:
             raise ValueError(f"ids are [B, K] with one row a ragged row; got {ids.shape}, expected ({self.rows}, K)")
         ids = ids.astype(np.int64, copy=False)
+        if not len(self.entries):
+            return np.zeros(ids.shape, dtype=bool)
         if self.longest <= _FEW:
             hits = np.zeros(ids.shape, dtype=bool)
             for column in self.padded().T:
@@ -132,6 +134,8 @@ class Ragged(_Rows, _Ragged):
         The result is that of filtering before ranking where K' >= min(L, k + longest).
         Raises ValueError where `ids` has another number of rows.
         """
+        if not len(self.entries) and ids.shape[1] <= k:  # pads are behind the others already
+            return widened(ids, k, PAD), widened(scores, k, -np.inf)
         removed = self.contains(ids) | (ids < 0)
         order = np.argsort(removed, axis=1, kind="stable")[:, :k]
         removed = np.take_along_axis(removed, order, axis=1)
@@ -168,7 +172,11 @@ class SparseRows(_Rows, _SparseRows):
 
 def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
     """Append `fill` to each row, up to [B, width]."""
-    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
+    if rows.shape[1] == width:
+        return rows
+    wide = np.full((len(rows), width), fill, rows.dtype)
+    wide[:, : rows.shape[1]] = rows
+    return wide
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:

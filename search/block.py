@@ -7,7 +7,7 @@ candidate is therefore scored again, pair by pair, and exact search proves that 
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,13 +21,13 @@ from search.candidates import best, pack, unpack
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
-_MORE_SLACK = 256  # for the rows that do not
+_SLACKS = _SLACK, 256  # the second for the rows that do not
 _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _FEW_PAIRS = 1 << 12
-_AT_ONCE, _LANES, _BYTES = 1 << 12, 32, faiss.ScalarQuantizer.QT_8bit_direct_signed
+_AT_ONCE, _LANES, _BYTES = 1 << 12, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
-_CODED_SLACK = 96  # the same by codes, whose error is that of a hundredth of a vector
+_CODED_SLACKS = 64, 1024  # the same by codes, whose error is that of a hundredth of a vector
 _CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
@@ -102,7 +102,8 @@ class Block:
 class Codes(NamedTuple):
     """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
 
-    `longest`: the greatest norm of bytes.
+    `longest`: the greatest norm of bytes where Faiss rounds queries to whole numbers, as it may, by the processor and
+    the number of columns; else 0.
     """
 
     index: faiss.IndexScalarQuantizer
@@ -125,20 +126,22 @@ class Codes(NamedTuple):
             index.add(padded(rounded, columns, copy=False))
             error = max(error, float(np.linalg.norm(rows - rounded * scale, axis=1).max()))
             longest = max(longest, float(np.linalg.norm(rounded, axis=1).max()))
-        return cls(index, scale, error, longest)
+        probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
+        found, position = index.search(probe, 1)
+        rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest
+        return cls(index, scale, error, longest if rounds else 0.0)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the `width` best of queries [B, D] by bytes of both: scores [B, width], positions, and error [B] at most.
-
-        Products of whole numbers up to 127 are exact, by floats as by bytes: Faiss takes what the processor has.
-        """
-        scaled = queries * self.scale
-        unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
-        rounded = np.rint(scaled / unit)
+        """Find the `width` best of queries [B, D]: scores [B, width], positions, and their error [B] at most."""
+        scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
         error = self.error * np.linalg.norm(queries, axis=1)
-        error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
+        if self.longest:
+            unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
+            rounded = np.rint(scaled / unit)
+            error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
+            scaled = rounded
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
-            products, positions = self.index.search(padded(rounded, self.index.d, copy=False), width)
+            products, positions = self.index.search(padded(scaled, self.index.d, copy=False), width)
         return products * unit, positions, error
 
 
@@ -165,11 +168,15 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
     return best(_keys(block, queries, positions), width), (positions >= 0).sum(axis=1)
 
 
-def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _SLACK) -> np.ndarray:
+def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
+    return _search_exactly(block, queries, width, _SLACKS if block.codes is None else _CODED_SLACKS + _SLACKS)
+
+
+def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:
+    """Search with `slacks` in turn, as far as rows do not prove themselves."""
     rows = len(block.vectors)
-    codes = block.codes if slack == _SLACK else None
-    fetch = min(rows, width + (slack if codes is None else _CODED_SLACK))
+    fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
     noise = _rounding(queries, block)
     if codes is None:
         approximate, positions = block.nearest(queries, fetch)
@@ -184,8 +191,8 @@ def search_exactly(block: Block, queries: np.ndarray, width: int, slack: int = _
     unsure = np.flatnonzero(~(weakest > approximate[:, -1] + noise))
     if not unsure.size:  # nor are all vectors read for none
         return keys
-    if slack < _MORE_SLACK:
-        keys[unsure] = search_exactly(block, queries[unsure], width, _MORE_SLACK)
+    if len(slacks) > 1:
+        keys[unsure] = _search_exactly(block, queries[unsure], width, slacks[1:])
         return keys
     at_once = max(1, (_PAIRS if block.vectors.dtype == np.float32 else _WIDE_PAIRS) // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas import PAD
+from schemas.ragged import widened
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32
@@ -44,7 +45,7 @@ def best(keys: np.ndarray, width: int) -> np.ndarray:
     """Return the best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
     if keys.shape[1] > width:
         return np.sort(np.partition(keys, width - 1, axis=1)[:, :width], axis=1)
-    return np.pad(np.sort(keys, axis=1), ((0, 0), (0, width - keys.shape[1])), constant_values=EMPTY)
+    return widened(np.sort(keys, axis=1), width, EMPTY)
 
 
 def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -47,6 +47,12 @@ class Inputs:
             tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
         )
 
+    @property
+    def rows(self) -> int:
+        """B; 0 where nothing is read."""
+        lists = self.tokens or self.features
+        return len(self.dense) if lists is None and self.dense is not None else lists.rows if lists else 0
+
     def slice(self, start: int, stop: int) -> "Inputs":
         """Return rows [start, stop); values are views."""
         return Inputs(

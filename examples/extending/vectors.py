@@ -24,7 +24,7 @@ def vectors(export: Place, out: Place, *, progress: Progress = True) -> dict[str
     schema = pa.schema({"key": keys.type, "vector": pa.list_(pa.float32(), rows.shape[1])})
     with storage.writing(fspath(out)) as path, pq.ParquetWriter(path, schema) as file:
         for start in range(0, len(rows), _ROWS):
-            values = pa.array(rows[start : start + _ROWS].float().numpy().ravel())
+            values = pa.array(rows[start : start + _ROWS].astype("float32").ravel())
             block = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
             file.write_table(pa.table([keys[start : start + _ROWS], block], schema=schema))
     say(f"{fspath(out)}: {len(rows):,} vectors")

@@ -24,7 +24,7 @@ def options(section: type[Options] = Recipe, prefix: str = "") -> Iterator[tuple
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Options):
-            variants = [kind, *(kind.class_of(each).section for each in getattr(kind, "KINDS", ()))]
+            variants = [kind, *(kind.options_of(each) for each in getattr(kind, "KINDS", ()))]
             for variant in variants:
                 yield from options(variant, f"{prefix}{name}.")
         else:

@@ -53,7 +53,7 @@ from trainer.export.exported import (
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
-from trainer.inputs import scored_columns
+from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
 from trainer.methods.sections import Data
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
@@ -328,9 +328,9 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
         spec = earlier.facts["factory"]
     if spec is None:
         return [], None
-    group = next(open_queries(plan.data, "train").batches(serving.columns), None)  # shards are pre-shuffled
-    none = np.empty((0, serving.vectors.shape[1]), np.float32)
-    queries = none if group is None else serving.embed(group.slice(0, _TUNING_QUERIES))
+    queries = np.empty((0, serving.vectors.shape[1]), np.float32)
+    for group in itertools.islice(open_queries(plan.data, "train").batches(serving.columns), 1):  # pre-shuffled shards
+        queries = serving.embed(Inputs.of(group.slice(0, _TUNING_QUERIES)))
     width = DEPTH if serving.fused is None else serving.fused.shortlist
     recall = plan.options.target_recall
     shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
@@ -364,7 +364,7 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
     for rows in part.batches(table, columns):
-        scores, ids = serving.rank(rows, DEPTH, filters_of(rows))
+        scores, ids = serving.rank(Inputs.of(rows.select(serving.columns)), DEPTH, filters_of(rows))
         predictions.add(ids, scores, list_column(rows, "label_ids"))
     facts: dict[str, Any] = {
         "split": split,

@@ -22,7 +22,7 @@ from schemas.text_model import DENSE, DenseModel
 from schemas.version import follow, require_needed
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
-from trainer.evaluation.calibration import Calibration
+from trainer.evaluation.calibration import EVEN, Calibration
 from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.tree import Scored, Tree
@@ -38,7 +38,6 @@ KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
-KNOWN = "known_tokens"  # column of rows that are texts
 _BATCH = 1024  # rows that are encoded at a time
 
 
@@ -51,6 +50,12 @@ class Answer(NamedTuple):
     scores: np.ndarray
     ids: np.ndarray
     probabilities: np.ndarray | None
+
+    @property
+    def none_of_these(self) -> list[bool | None]:
+        """Whether the best label of each row is less likely right than wrong; None without probabilities."""
+        found = self.probabilities
+        return [None] * len(self.ids) if found is None else (found[:, 0] < EVEN).tolist()
 
 
 class Embeds(Protocol):
@@ -87,23 +92,24 @@ class Serving:
         """Labels [C] that may be predicted, ascending; None: all."""
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
-    def embed(self, rows: pa.Table) -> np.ndarray:
-        """Embed rows with `columns`: x float32 [B, D], as the vectors are scored against it.
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Embed what the encoder reads of B rows: x float32 [B, D], as the vectors are scored against it.
 
         Raises TableError where the export's files were written over.
         """
         if self.files is not None:
             self.files.require_unchanged()
-        rows, wide = rows.select(self.columns), int(self.bias)
-        parts = [self.encoder.embed(Inputs.of(rows.slice(start, _BATCH))) for start in range(0, rows.num_rows, _BATCH)]
-        x = np.concatenate(parts) if parts else np.empty((0, self.vectors.shape[1] - wide), np.float32)
-        return np.pad(x, ((0, 0), (0, wide)), constant_values=1)
+        x = np.ones((inputs.rows, self.vectors.shape[1]), np.float32)
+        for start in range(0, len(x), _BATCH):
+            part = slice(start, min(start + _BATCH, len(x)))
+            x[part, : x.shape[1] - self.bias] = self.encoder.embed(inputs.slice(part.start, part.stop))
+        return x
 
     def rank(
-        self, rows: pa.Table, k: int, filters: Ragged | None = None, exact: bool = False
+        self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `top_k` does for rows with `columns`."""
-        return self.top_k(self.embed(rows), k, filters, exact, Inputs.of(rows.select(self.columns)))
+        """Return what `top_k` does for what the encoder reads of B rows."""
+        return self.top_k(self.embed(inputs), k, filters, exact, inputs)
 
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
@@ -114,8 +120,8 @@ class Serving:
         candidates that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises
         TableError where the export's files were written over, ExtremisError where a score is not a number.
         """
-        if self.files is not None:
-            self.files.require_unchanged()
+        if self.files is not None and inputs is None:
+            self.files.require_unchanged()  # else `embed` has looked
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
         shortlisted = self._search(x, depth, filters, exact)
@@ -123,12 +129,12 @@ class Serving:
             return shortlisted
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
-    def parts(self, rows: pa.Table, ids: np.ndarray) -> Scored:
-        """Return what each scorer says of labels `ids` [B, S] for rows with `columns`; -1 pads.
+    def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
+        """Return what each scorer says of labels `ids` [B, S] of B rows; -1 pads.
 
         The fused score is `fused.fusion.fuse` of it. Without fusion all but `scores` are 0.
         """
-        x, inputs = self.embed(rows), Inputs.of(rows.select(self.columns))
+        x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
         return scorers.score_listed(x, inputs, self.vectors, listed)
 
@@ -224,14 +230,14 @@ class Exported:
         """Model of the dense vectors that the encoder reads; None: it reads none, or those of the user."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
-    def answer(self, rows: pa.Table, k: int, filters: Ragged | None = None) -> Answer:
-        """Rank labels as `Serving.rank` does. Rows without KNOWN tokens have the labels of the most training points.
+    def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
+        """Rank labels as `Serving.rank` does; texts with no `known` [B] tokens get those of the most training points.
 
         The score of such a label is the logarithm of the odds that a training point has it.
         """
-        scores, ids = self.serving.rank(rows, k, filters)
+        scores, ids = self.serving.rank(inputs, k, filters)
         found = None if self.calibration is None else self.calibration(scores)
-        blank = np.flatnonzero(rows[KNOWN].to_numpy() == 0) if KNOWN in rows.column_names else []
+        blank = np.flatnonzero(known == 0) if known is not None else ()
         if len(blank):
             labels, odds = self.prior
             left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)

@@ -91,7 +91,8 @@ class Vectors:
         """The ranges without an index."""
         from search.block import Block
 
-        return tuple(Indexed(Block(first, rows, device=self.device, coded=True), 1) for first, rows in self.parts() if len(rows))
+        blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))
+        return tuple(Indexed(block, 1) for block in blocks)
 
     def of(self, rows: "Vectors") -> "Vectors":
         """Return other rows of the same labels."""

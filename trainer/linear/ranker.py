@@ -229,12 +229,15 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
     found, scores = np.full((x.rows, k), PAD, np.int64), np.zeros((x.rows, k), np.float32)
     for row in range(x.rows):
         of_row = slice(x.offsets[row], x.offsets[row + 1])
-        listed = weights.take(x.ids[of_row])
-        added = listed.values * np.repeat(x.values[of_row], np.diff(listed.offsets))
-        sums = np.bincount(listed.ids, added, labels).astype(np.float32)
-        best = np.argpartition(sums, -k)[-k:] if k < labels else np.arange(labels)
-        best = best[sums[best] > 0]
-        best = best[np.lexsort((best, -sums[best]))]
+        starts, stops = weights.offsets[x.ids[of_row]], weights.offsets[x.ids[of_row] + 1]
+        lists = [slice(*bounds) for bounds in zip(starts.tolist(), stops.tolist(), strict=True)]
+        if not lists:
+            continue
+        added = np.concatenate([weights.values[each] for each in lists]) * np.repeat(x.values[of_row], stops - starts)
+        sums = np.bincount(np.concatenate([weights.ids[each] for each in lists]), added, labels).astype(np.float32)
+        least = max(np.partition(sums, -k)[-k], 0) if k < labels else 0
+        best = np.flatnonzero(sums >= least if least else sums > 0)
+        best = best[np.argsort(-sums[best], kind="stable")][:k]
         found[row, : len(best)], scores[row, : len(best)] = best, sums[best]
     return scores, found
 

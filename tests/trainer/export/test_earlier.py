@@ -95,12 +95,12 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
                 for each in (opened, mapped):
-                    np.testing.assert_array_equal(each[:].numpy(), expected)
+                    np.testing.assert_array_equal(each[:], expected)
                 earlier = earlier_of(out, join(root, str(number + 1)))
             for number, rows in enumerate(versions):  # none has changed what an earlier one holds
                 files = Files(Table.open(join(root, str(number))))
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
-                np.testing.assert_array_equal(opened[:].numpy(), rows.astype(dtype))
+                np.testing.assert_array_equal(opened[:], rows.astype(dtype))
 
     check()
 
@@ -133,7 +133,7 @@ def test_an_updated_index_finds_what_is_there_now(tmp_path: Path, spec: str) -> 
     before = rng.standard_normal((600, DIMENSION)).astype(np.float32)
     after = np.concatenate([before, rng.standard_normal((20, DIMENSION)).astype(np.float32)])
     after[5:600:10] = rng.standard_normal((60, DIMENSION))
-    queries = torch.from_numpy(rng.standard_normal((50, DIMENSION)).astype(np.float32))
+    queries = rng.standard_normal((50, DIMENSION)).astype(np.float32)
     files = [f"{tmp_path}/before", f"{tmp_path}/after"]
     shards, facts = write_indexes(spec, Vectors([before]), queries, 5, 1.0, files[0])
     entry = shards[0].model_copy(update={"path": f"{INDEX}/{shards[0].path}"})
@@ -149,15 +149,15 @@ def test_an_updated_index_finds_what_is_there_now(tmp_path: Path, spec: str) -> 
     assert facts["efforts"][1] is None
     opened = open_indexes([f"{files[1]}/{shard.path}" for shard in written], facts, vectors)
     assert opened[0].block.index.ntotal == 600
-    ids, _ = search_indexes(opened, queries.numpy(), 5)
-    _, expected = top_k(queries, torch.from_numpy(after), 5)
+    ids, _ = search_indexes(opened, queries, 5)
+    _, expected = top_k(torch.from_numpy(queries), torch.from_numpy(after), 5)
     recall = np.mean([np.isin(best, offered).mean() for best, offered in zip(expected.numpy(), ids, strict=True)])
     assert recall > 0.95
 
 
 def test_an_index_of_which_most_has_moved_is_built_anew(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).standard_normal((200, DIMENSION)).astype(np.float32)
-    queries = torch.from_numpy(rows[:20])
+    queries = rows[:20]
     shards, facts = write_indexes("IVF4,Flat", Vectors([rows]), queries, 5, 1.0, f"{tmp_path}/0")
     for number, moved in ((1, 60), (2, 0)):
         path = tmp_path / str(number - 1) / shards[0].path
@@ -224,5 +224,5 @@ def test_ranges_are_searched_exactly_up_to_a_size(monkeypatch: pytest.MonkeyPatc
     rows = np.random.default_rng(0).standard_normal((100, DIMENSION)).astype(np.float32)
     monkeypatch.setattr("trainer.export.vectors.EXACT_LABELS", 20)
     vectors = Vectors([rows[:50], rows[50:80], rows[80:]])
-    _, facts = write_indexes("IVF2,Flat", vectors, torch.from_numpy(rows[:5]), 5, 1.0, str(tmp_path))
+    _, facts = write_indexes("IVF2,Flat", vectors, rows[:5], 5, 1.0, str(tmp_path))
     assert [effort is None for effort in facts["efforts"]] == [False, False, True]
