@@ -85,6 +85,23 @@ def mined(data: Path, once: Once) -> Path:
 
 
 @pytest.fixture(scope="session")
+def exports(data: Path, once: Once) -> Path:
+    """Return a folder of two exports of one run, which is beside it: fused scores, current, and the classifier's.
+
+    Tests do not change them.
+    """
+
+    def make(folder: Path) -> None:
+        run, one, two = folder / "run", folder / "exports" / "one", folder / "exports" / "two"
+        extremis("train", "astra", data, run, *sets("train.epochs=1", "data.holdout=0.2"))
+        extremis("fuse", data, run)
+        extremis("export", data, run, one, "--calibrate", "--current")
+        extremis("export", data, run, two, "--scores", "classifier")
+
+    return once("served", make) / "exports"
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """Start a server that speaks S3; yield its host and port."""
     pytest.importorskip("moto")

@@ -21,26 +21,11 @@ import pytest
 import extremis
 from schemas.version import switch
 from tests.browser import browser, console_messages, requests
-from tests.command import ROOT, call, environment, sets
+from tests.command import ROOT, environment
 
 pytest.importorskip("fastapi_offline", reason="the service needs the extra `http`")
 PATH = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 TEXTS = ["a ship in a storm", "a view of the sea", "", "portrait of a man with a horse", "☃", "trees by a river"]
-
-
-@pytest.fixture(scope="module")
-def exports(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two exports of one run, of fused scores and of the classifier's; the first is current."""
-    folder = tmp_path_factory.mktemp("service")
-    for command in (
-        ("train", "astra", data, folder / "run", *sets("train.epochs=1", "data.holdout=0.2")),
-        ("fuse", data, folder / "run"),
-        ("export", data, folder / "run", folder / "exports" / "one", "--calibrate", "--current"),
-        ("export", data, folder / "run", folder / "exports" / "two", "--scores", "classifier"),
-    ):
-        done = call(*command)
-        assert done.status == 0, done.err
-    return folder / "exports"
 
 
 class Service:
@@ -254,7 +239,7 @@ def test_a_request_at_work_is_answered_before_the_end(exports: Path, tmp_path: P
         assert service.process.wait(60) == 0
 
 
-@pytest.mark.parametrize(("place", "message"), [("run", "no export"), ("exports/nothing", "nothing"), ("data", "")])
+@pytest.mark.parametrize(("place", "message"), [("run", "no export"), ("exports/nothing", "nothing")])
 def test_what_is_no_export_is_refused_at_the_start(exports: Path, place: str, message: str) -> None:
     words = [sys.executable, str(ROOT / "examples" / "serve.py"), str(exports.parent / place), "--port", "0"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(PATH), check=False)

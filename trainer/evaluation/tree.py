@@ -91,7 +91,7 @@ class Tree:
 
     def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) + E(z).x + w.x, both in their units, [B, S] of labels with `frequency` [B, S]."""
-        return sum(self.parts(scored, frequency).values())
+        return sum(self.parts(scored, frequency).values(), np.float64(0))
 
     def parts(self, scored: Scored, frequency: np.ndarray) -> dict[str, np.ndarray]:
         """Return the terms of the fused scores, [B, S] each."""

@@ -188,7 +188,7 @@ class Exported:
             files = Files(table)
             serving = cls._open_serving(files, encoder, exact, device)
             files.check_all()
-            learned = (table.parameters["thresholds"] or {}).get("calibration")
+            learned = (table.parameters.get("thresholds") or {}).get("calibration")
             calibration = Calibration.read(learned["curve"], url) if learned else None
         return cls(table, files, serving, calibration)
 
