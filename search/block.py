@@ -95,8 +95,16 @@ class Block:
     @cached_property
     def longest(self) -> float:
         """Largest norm of a vector."""
-        squares = (np.einsum("nd,nd->n", rows, rows).max() for _, rows in widened(self.vectors))
-        return float(np.sqrt(max(squares, default=0.0)))
+        return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
+
+    def prepare(self) -> "Block":
+        """Compute now what searches would compute when they need it first, so that forked processes share it."""
+        _ = self.codes, self.longest
+        return self
+
+
+def _longest(rows: np.ndarray) -> float:
+    return float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max(initial=0)))
 
 
 class Codes(NamedTuple):
@@ -114,7 +122,7 @@ class Codes(NamedTuple):
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
         """Round `vectors` [n, D]; None where one is not a number."""
-        largest = np.max([np.abs(rows).max(0) for _, rows in widened(vectors, _AT_ONCE)], 0)
+        largest = np.max([np.maximum(rows.max(0), -rows.min(0)) for _, rows in widened(vectors, _AT_ONCE)], 0)
         if not np.isfinite(largest).all():
             return None
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
@@ -122,10 +130,13 @@ class Codes(NamedTuple):
         index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
         error = longest = 0.0
         for _, rows in widened(vectors, _AT_ONCE):
-            rounded = np.rint(rows / scale)
+            rounded = rows / scale
+            np.rint(rounded, out=rounded)
             index.add(padded(rounded, columns, copy=False))
-            error = max(error, float(np.linalg.norm(rows - rounded * scale, axis=1).max()))
-            longest = max(longest, float(np.linalg.norm(rounded, axis=1).max()))
+            longest = max(longest, _longest(rounded))
+            rounded *= scale
+            rounded -= rows
+            error = max(error, _longest(rounded))
         probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
         found, position = index.search(probe, 1)
         rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest

@@ -14,6 +14,10 @@ from schemas.ragged import widened
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32
 _SIGN = np.uint32(0x80000000)
+NOT_A_NUMBER = (
+    "a score is not a number: the queries or the vectors hold NaN or infinity. "
+    "Training has diverged; go back to an earlier checkpoint or lower the learning rate."
+)
 
 
 def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:

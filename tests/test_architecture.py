@@ -186,6 +186,8 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
         ("trainer.loop", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("trainer.evaluation.evaluate", ("apache_beam", "faiss", "pipelines", "extremis")),
         ("extremis.cli", HEAVY),
+        ("extremis.model", ("torch", "transformers", "apache_beam", "numba", "scipy")),
+        ("extremis.predicting", ("torch", "transformers", "apache_beam", "numba", "scipy")),
     ],
 )
 def test_a_process_loads_only_its_side(module: str, absent: tuple[str, ...]) -> None:

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +21,21 @@ from extremis.reporting.run_records import open_run
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join
 from schemas.table import Table
 from search.factory import Factory
 from tests.bert import write_bert
-from tests.command import TINY, call, refused, sets
+from tests.command import ROOT, TINY, call, environment, refused, sets
 from tests.pipelines.raw import read_lines
 from trainer.config.load import applicable_overrides
 from trainer.evaluation import memory
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
-from trainer.export.exported import Answer
+from trainer.export.exported import Answer, Exported
+from trainer.inputs import Inputs
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,35 @@ def exported(data: Path, run: Path) -> Path:
     done = call("export", data, run, out, "--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
     assert done.status == 0, done.err
     return out
+
+
+FORBIDDEN = ("torch", "transformers", "apache_beam", "numba", "scipy")
+
+
+def require_the_same_without_torch(export: Path, folder: Path) -> None:
+    """`load` and the command in a process that cannot import FORBIDDEN predict as this process does."""
+    texts = ["a landscape of the sea", "a man and a woman", "", "zzz"]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    code = (
+        f"import json, sys; sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
+        "import extremis; from extremis.cli import main\n"
+        f"found = extremis.load({str(export)!r}).predict({texts!r}, k=7)\n"
+        "print(json.dumps([[(label.key, label.score) for label in each.labels] for each in found]), flush=True)\n"
+        f"main(['predict', {str(export)!r}, 'texts.jsonl', 'p.parquet', '--k', '7'])\n"
+    )
+    variables = environment({"PYTHONPATH": str(ROOT)})
+    done = subprocess.run([sys.executable, "-c", code], env=variables, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded, written = json.loads(done.stdout.splitlines()[0]), pq.read_table(folder / "p.parquet").to_pylist()
+    for one, row, expected in zip(loaded, written, extremis.load(export).predict(texts, k=7), strict=True):
+        for found in (one, [*zip(row["labels"], row["scores"], strict=True)]):
+            assert [key for key, _ in found] == [label.key for label in expected.labels]
+            scores = [label.score for label in expected.labels]
+            np.testing.assert_allclose([score for _, score in found], scores, atol=1e-5)
+
+
+def test_an_export_is_served_without_torch(exported: Path, tmp_path: Path) -> None:
+    require_the_same_without_torch(exported, tmp_path)
 
 
 def truth(data: Path, split: str = "test") -> pa.Table:
@@ -184,6 +217,9 @@ class TestFused:
         assert counted == (pytest.approx(expected, abs=0.3) if indexed else expected)
         Table.open(str(fused), "export").verify()
 
+    def test_it_is_served_without_torch(self, fused: Path, tmp_path: Path) -> None:
+        require_the_same_without_torch(fused, tmp_path)
+
 
 RECIPES = {"classifier": "astra", "label-encoder": "dexml"}
 LINEAR = {"classifier": (), "label-encoder": ("--linear", "0")}  # with a ranker, and by votes without one
@@ -224,6 +260,18 @@ class TestWeights:
         done = call("predict", exported, tmp_path / "p.parquet", "--data", data, "--k", "20")
         assert done.status == 0, done.err
         assert metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist())) == expected
+
+    def test_it_is_served_without_torch(self, fused: Path, tmp_path: Path) -> None:
+        require_the_same_without_torch(fused / "exported", tmp_path)
+
+    def test_scorers_say_by_themselves_what_is_fused(self, fused: Path) -> None:
+        serving = Exported.open(str(fused / "exported")).serving
+        inputs = Inputs(Ragged.from_counts(np.array([5, 6, 7, 8, 9], np.uint32), np.array([3, 2])))
+        scores, ids = serving.rank(inputs, 6)
+        assert serving.fused is not None
+        parts = serving.parts(inputs, ids)
+        np.testing.assert_allclose(serving.fused.fusion.fuse(parts), scores, atol=1e-5)
+        assert parts.votes.any()
 
     def test_what_was_held_out_can_be_scored_by_name(self, data: Path, fused: Path) -> None:
         done = call("evaluate", data, fused / "run", "--split", "holdout", "--scores", "fused", "--json")
@@ -448,25 +496,6 @@ class TestRefusals:
         other = tmp_path / "other"
         assert call("shard", raw, other, "--tokenizer", "train:1000", "--seed", "1").status == 0
         refused(call("predict", exported, tmp_path / "p.npz", "--data", other), "other data", "as INPUT")
-
-
-def test_prediction_loads_no_beam(data: Path, exported: Path, tmp_path: Path) -> None:
-    """The trainer's extra is enough."""
-    import subprocess
-    import sys
-
-    from tests.command import ROOT, environment
-
-    code = (
-        "import sys; sys.modules['apache_beam'] = None\n"
-        "from extremis.cli import main\n"
-        f"main(['predict', {str(exported)!r}, {str(tmp_path / 'p.npz')!r}, '--data', {str(data)!r}])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert load_npz(tmp_path / "p.npz").shape[0] == 200
 
 
 class TestDualEncoder:

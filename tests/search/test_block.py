@@ -175,3 +175,36 @@ def test_a_forked_child_searches_without_the_threads_of_its_parent():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         faiss.omp_set_num_threads(threads)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    seed=st.integers(0, 2**32),
+    dimension=st.sampled_from([3, 16, 33, 64]),
+    rows=st.integers(1, 5),
+    width=st.sampled_from([1, 30]),
+    kind=st.sampled_from(["normal", "ties", "bias", "zeros"]),
+    dtype=st.sampled_from(["float32", "float16"]),
+)
+def test_a_byte_a_number_finds_what_exact_search_does(seed, dimension, rows, width, kind, dtype):
+    generator = np.random.default_rng(seed)
+    vectors = generator.standard_normal((5000, dimension))
+    queries = generator.standard_normal((rows, dimension)).astype(np.float32)
+    if kind == "ties":
+        vectors, queries = np.rint(vectors), np.rint(queries)
+    elif kind == "bias":  # of another size than all else
+        vectors[:, -1], queries[:, -1] = vectors[:, -1] * 50 - 9, 1
+    elif kind == "zeros":
+        vectors[:, 0] = vectors[7] = queries[0] = 0
+    vectors = vectors.astype(dtype)
+    coded = Block(3, vectors, coded=True)
+    assert coded.codes is not None
+    np.testing.assert_array_equal(
+        search_exactly(coded, queries, width), search_exactly(Block(3, vectors), queries, width)
+    )
+
+
+def test_what_is_no_number_has_no_codes():
+    vectors = np.ones((5000, 8), np.float32)
+    vectors[77, 3] = np.nan
+    assert Block(0, vectors, coded=True).codes is None

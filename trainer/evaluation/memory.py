@@ -216,6 +216,8 @@ class Memory:
         count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
         measured = facts.get("measured", {})
         memory = cls(vectors, labels, count, factory, index, facts.get("refine", 1), measured, file=file, coded=coded)
+        if coded and index is None:
+            memory._block.prepare()
         if not trained:
             return memory
         if index is not None:

@@ -9,6 +9,7 @@ import torch
 from schemas import PAD
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
+from search.candidates import NOT_A_NUMBER
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 
@@ -101,10 +102,7 @@ def top_k(
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         scores, ids = scores[:, :k], ids.gather(1, order[:, :k])
     if scores.isnan().any():
-        raise ExtremisError(
-            "a score is not a number: the queries or the vectors hold NaN or infinity. "
-            "Training has diverged; go back to an earlier checkpoint or lower the learning rate."
-        )
+        raise ExtremisError(NOT_A_NUMBER)
     missing = (0, k - scores.shape[1])
     return (
         torch.nn.functional.pad(scores, missing, value=-torch.inf),

@@ -206,6 +206,8 @@ class Exported:
         if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
             raise ValueError("another number of labels than of vectors")
         indexed: tuple[Indexed, ...] = ()
+        for each in vectors.indexed if exact or not facts["index"] else ():
+            each.block.prepare()
         if facts["index"] and not exact:
             paths = [str(files.path(shard)) for shard in files.of(INDEX)]
             indexed = open_indexes(paths, facts["index"], vectors)

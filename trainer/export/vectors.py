@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load
 
 from schemas import PAD
+from schemas.errors import ExtremisError
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.mapped import Mapped, map_tensors
@@ -226,9 +227,15 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf beyond the labels."""
-    from search.block import padded, search
-    from search.candidates import merge, unpack
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf beyond the labels.
 
+    Raises ExtremisError where a score is not a number.
+    """
+    from search.block import padded, search
+    from search.candidates import NOT_A_NUMBER, merge, unpack
+
+    exact = (block for block, _ in indexed if block.index is None)
+    if not (np.isfinite(queries).all() and all(np.isfinite(block.longest) for block in exact)):
+        raise ExtremisError(NOT_A_NUMBER)
     wide = padded(queries, indexed[0].block.vectors.shape[1])
     return unpack(merge([search(block, wide, width, refine) for block, refine in indexed], width))

@@ -1,18 +1,23 @@
 """Dense vectors in a bag: x = r(sum_f w_f E_f + P d) by hand, its gradient on P, and rows in any parts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize, relu
 
 from schemas.errors import InputError, TableError
-from tests.builders import tokens_of
-from tests.trainer.encoders.test_bag_encoder import KEY, VOCABULARY, batch
+from schemas.mapped import Mapped
+from schemas.ragged import SparseRows
+from tests.builders import ragged, random_features, tokens_of, value_of
+from tests.trainer.encoders.test_bag_encoder import FORMS, KEY, VOCABULARY, batch
 from trainer.encoders.bag_encoder import BagEncoder
 from trainer.footprint import parameter_bytes
 from trainer.heads.queries import CachedEmbeddings
+from trainer.input_kinds import reads
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import EncoderSection, import_name
 from trainer.methods.recipe import Recipe
 
 ROWS, NARROW, WIDE = 9, 4, 11  # d on either side of D
@@ -110,3 +115,27 @@ def test_rows_read_without_vectors_are_a_fault() -> None:
     encoder = build(WIDE)
     with pytest.raises(AssertionError, match="read without dense vectors"):
         encoder.encode(encoder.prepare(tokens_of(batch(ROWS))))
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "features", "both", "dense", "tokens+dense", "all"])
+@pytest.mark.parametrize("form", FORMS)
+def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, object], tmp_path: Path) -> None:
+    options = {"dimension": D, "inputs": inputs, "ngrams": 2, "buckets": 40, "dense_weight": 0.7, **form}
+    section = EncoderSection.model_validate(options)
+    read = {"dense": WIDE} if "dense" in reads(section.inputs) else {}
+    encoder = section.build(VOCABULARY, 3, 12, **read)
+    encoder.tensors()["feature_weights"].uniform_(0, 3)
+    encoder.write(tmp_path, 0)
+    drawn = random_features(np.random.default_rng(1), ROWS, 12, 5)
+    ids, offsets = ragged(drawn, np.int32)
+    features = SparseRows(ids, np.float32([value for row in drawn for value in value_of(row)]), offsets)
+    rows = Inputs(batch(ROWS), features, vectors(WIDE))
+    file = Mapped(str(tmp_path / "model.safetensors"))
+    served = import_name(section.SERVED_BY).open(section, tmp_path, lambda _: file, VOCABULARY, 12, WIDE, "cpu")
+    expected = encoder.encode(encoder.prepare(rows)).numpy()
+    np.testing.assert_allclose(served.embed(rows), expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(served.embed(rows.slice(4, 5)), expected[4:5], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="another encoder"):
+        import_name(section.SERVED_BY).open(
+            section.model_copy(update={"dimension": D + 1}), tmp_path, lambda _: file, VOCABULARY, 12, WIDE, "cpu"
+        )

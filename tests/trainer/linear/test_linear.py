@@ -20,7 +20,7 @@ from tests.builders import build_data
 from trainer.inputs import Inputs
 from trainer.linear import ranker, solver
 from trainer.linear.ranker import FILE, LinearRanker, Points, RowFeatures, count_features
-from trainer.linear.solver import COST
+from trainer.linear.solver import COST, best_labels
 from trainer.methods.sections import Data
 from trainer.rows.threads import set_threads
 
@@ -185,3 +185,15 @@ def test_features_may_be_zero_or_negative(seed: int) -> None:
     scores, ids = fitted.rank(Inputs(features=rows), 5)
     assert np.isfinite(fitted.weights.values).all()
     assert np.array_equal(scores > 0, ids != PAD)
+
+
+@pytest.mark.parametrize("k", [1, 3, LABELS])
+def test_few_rows_are_ranked_without_numba_as_many_are(k: int) -> None:
+    inputs, labels = draw_points(4)
+    fitted = fit(inputs, labels)
+    x = fitted.words(inputs)
+    scores, ids = best_labels(x, fitted.weights, LABELS, k)
+    few, of_few = ranker._best_labels(x, fitted.weights, LABELS, k)
+    np.testing.assert_allclose(few, scores, atol=1e-5)
+    apart = np.diff(scores, axis=1, append=0) < -1e-5
+    np.testing.assert_array_equal(of_few[apart], ids[apart])
