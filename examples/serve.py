@@ -91,7 +91,8 @@ class Service:
 
     def load(self) -> extremis.Model:
         """Open the current export, and ask it a first time, for what is loaded at the first text."""
-        model = extremis.load(self.options.export, exact=self.options.exact, threads=self.options.threads)
+        options = self.options
+        model = extremis.load(options.export, exact=options.exact, threads=options.threads, embedder=options.embedder)
         model.predict(["a first text", ""], k=1)
         return model
 
@@ -279,6 +280,7 @@ def main() -> None:
     parser.add_argument("--grace", type=int, default=25, help="seconds that requests may take after SIGTERM")
     parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--exact", action="store_true", help="score every label, without an index")
+    parser.add_argument("--embedder", help="another place of the model that made the dense vectors of DATA")
     parser.add_argument("--max-k", type=int, default=100)
     parser.add_argument("--max-texts", type=int, default=1000, help="of a request")
     parser.add_argument("--max-chars", type=int, default=20_000, help="of a text")
