@@ -1,33 +1,44 @@
-"""Milliseconds per query on one core, exact and by an index.
+"""Milliseconds per query on one core, exact and by an index; or start, latency and memory of an export.
 
     python -m benchmarks.predict_latency [--quick] [--index FACTORY]
+    python -m benchmarks.predict_latency --export EXPORT --texts FILE [--before CHECKOUT]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
 nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
 `benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
+
+Of an export, `extremis.load(EXPORT).predict` is measured in fresh processes on one core, in turns with another checkout
+of the project: processor seconds of import, `load` and the first prediction, milliseconds of the lines of FILE one by
+one, of a text among 1,000, and memory. The texts' median and p99 are of the clock, so an idle machine is needed;
+least and processor milliseconds bear others better.
 """
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
-import torch
 from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
-from schemas.shard_files.parquet import list_array
+from schemas.ragged import Ragged
 from search.index import set_up
 from trainer.config.load import load_recipe
+from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Serving
 from trainer.export.vectors import Vectors, choose_index, open_indexes, write_indexes
+from trainer.inputs import Inputs
 from trainer.model import Model
+from trainer.rows.threads import set_threads
 
 K = 10
 WORDS = 12
@@ -45,7 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="262,144 labels")
     parser.add_argument("--index", default="auto", help="a Faiss factory string, such as HNSW32")
+    parser.add_argument("--export", help="measure this export")
+    parser.add_argument("--texts", help="a text a line, for --export")
+    parser.add_argument("--before", help="another checkout, for --export")
     arguments = parser.parse_args()
+    if arguments.export:
+        of_export(arguments.export, arguments.texts, [arguments.before or "", os.getcwd()])
+        return
     labels = LABELS[arguments.quick]
     vectors, queries = clustered(labels)
     tokenizer, texts = some_texts()
@@ -86,13 +103,62 @@ def main() -> None:
     )
 
 
-def clustered(labels: int) -> tuple[Vectors, torch.Tensor]:
+_PROCESS = """
+import json, resource, sys, time
+began = time.process_time()
+import extremis
+model = extremis.load(sys.argv[1], threads=1)
+loaded = time.process_time()
+texts = [line.rstrip() for line in open(sys.argv[2], encoding="utf-8")][:1000]
+model.predict(texts[0], k=10)
+first = time.process_time()
+for text in texts[:50]:
+    model.predict(text, k=10)
+clock, processor = [], []
+for text in texts:
+    started = time.perf_counter(), time.thread_time()
+    model.predict(text, k=10)
+    clock.append(1000 * (time.perf_counter() - started[0]))
+    processor.append(1000 * (time.thread_time() - started[1]))
+many = time.process_time()
+model.predict(texts, k=10)
+many = 1000 * (time.process_time() - many) / len(texts)
+memory = {line.split()[0][:-1]: int(line.split()[1]) >> 10 for line in open("/proc/self/smaps_rollup") if "kB" in line}
+clock.sort(), processor.sort()
+print(json.dumps({
+    "load_processor_seconds": round(loaded - began, 3), "first_processor_seconds": round(first - loaded, 3),
+    "least_ms": round(clock[0], 3), "p50_ms": round(clock[len(clock) // 2], 3), "p99_ms": round(clock[len(clock) * 99 // 100], 3),
+    "p50_processor_ms": round(processor[len(processor) // 2], 3), "processor_ms_of_many": round(many, 3),
+    "rss_mib": memory["Rss"], "of_files_mib": memory["Rss"] - memory["Anonymous"],
+}))
+"""
+
+
+def of_export(export: str, texts: str, checkouts: list[str]) -> None:
+    """Print a line a round and checkout."""
+    core = {min(os.sched_getaffinity(0))}
+    for _ in range(_ROUNDS):
+        for checkout in filter(None, checkouts):
+            variables = {**os.environ, "PYTHONPATH": os.path.abspath(checkout), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", _PROCESS, os.path.abspath(export), os.path.abspath(texts)]
+            done = subprocess.run(
+                command,
+                env={**variables, "OPENBLAS_NUM_THREADS": "1"},
+                cwd=checkout,
+                stdout=subprocess.PIPE,
+                check=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, core),
+            )
+            print(os.path.basename(os.path.abspath(checkout)), json.dumps(json.loads(done.stdout)))
+
+
+def clustered(labels: int) -> tuple[Vectors, np.ndarray]:
     """Unit vectors [L, D] in clusters of 256, and queries [n, D] of the same clusters."""
     centres = unit(np.random.default_rng(0).standard_normal((labels // 256, DIMENSION), np.float32))
     draw = np.random.default_rng(1)
     rows = noisy(centres, draw.integers(0, len(centres), labels), draw)
     queries = noisy(centres, draw.integers(0, len(centres), _TUNED + _SEARCHED), draw)
-    return Vectors([rows]), torch.from_numpy(queries)
+    return Vectors([rows]), queries
 
 
 def some_texts() -> tuple[Tokenizer, list[str]]:
@@ -104,23 +170,23 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
     return train_wordpiece(pa.chunked_array([texts]), 5000), texts
 
 
-def indexed(spec: str, model: Model, vectors: Vectors, queries: torch.Tensor) -> tuple[Serving, dict]:
+def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> tuple[Serving, dict]:
     """Vectors with their index, written, read and tuned as an export does it."""
     factory = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
         opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)
-    return Serving(model, vectors, opened), facts
+    return Serving(ServedByTorch(model.encoder), model.inputs, vectors, index=opened), facts
 
 
 def pin() -> None:
     """This process to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    torch.set_num_threads(1)
+    set_threads(1)
     set_up(1)
 
 
-def timed(serving: Serving, queries: torch.Tensor, batch: int, exact: bool) -> Callable[[], float]:
+def timed(serving: Serving, queries: np.ndarray, batch: int, exact: bool) -> Callable[[], float]:
     """Milliseconds a query of search."""
     return per_query(lambda start: serving.top_k(queries[start : start + batch], K, exact=exact), batch)
 
@@ -130,7 +196,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
 
     def work(start: int) -> None:
         values, offsets, _ = encode_whole(tokenizer, texts[start : start + batch])
-        serving.embed(pa.table({"input_ids": list_array(values, offsets, pa.uint32())}))
+        serving.embed(Inputs(Ragged(values, offsets)))
 
     return per_query(work, batch)
 
@@ -149,7 +215,7 @@ def per_query(work: Callable[[int], object], batch: int) -> Callable[[], float]:
     return run
 
 
-def recall_of(serving: Serving, queries: torch.Tensor) -> float:
+def recall_of(serving: Serving, queries: np.ndarray) -> float:
     """Share of the exact best K that the index finds."""
     _, labels = serving.top_k(queries, K)
     _, exact = serving.top_k(queries, K, exact=True)

@@ -63,6 +63,8 @@ def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
     assert not names["trainer"] & {"apache-beam", "dask", "distributed"}
     assert not names["pipelines"] & {"torch", "transformers", "tensorboard"}
     assert {"jinja2", "plotly"} <= names["report"]
+    assert names["serve"] <= names["trainer"] & (names["pipelines"] | {"safetensors"})
+    assert not names["serve"] & {"torch", "numba", "scipy"}
 
 
 def test_no_text_tells_anyone_to_install_a_foreign_package() -> None:
@@ -137,6 +139,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[http]", ("torch", "apache_beam", "sklearn"), "extremis.model, fastapi_offline, uvicorn, prometheus_client"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
+        ("[serve]", ("apache_beam", "torch", "numba", "scipy"), "extremis.model, extremis.predicting"),
         ("[report]", ("apache_beam",), "extremis.reporting.build, jinja2, plotly"),
         ("[docs]", ("apache_beam", "torch"), "zensical, mkdocstrings"),
     ],

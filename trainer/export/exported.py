@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas import PAD
-from schemas.errors import ExtremisError, InputError, TableError
+from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
 from schemas.ragged import Ragged
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
@@ -182,7 +182,10 @@ class Exported:
     @classmethod
     def _open(cls, url: str, exact: bool, device: str) -> "Exported":
         table = Table.open(url, KIND)
-        encoder = restore_encoder(table.parameters["recipe"], url)
+        try:
+            encoder = restore_encoder(table.parameters["recipe"], url)
+        except ImportError as error:
+            raise MissingExtra(f"{url}: its encoder is not a bag, and is computed by {error.name}", "trainer") from None
         with _naming_damage(url):
             require_needed(table)
             files = Files(table)

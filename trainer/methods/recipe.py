@@ -104,7 +104,15 @@ class Recipe(OneOfKinds):
     """Everything that decides a run's numbers, besides DATA; the `method` decides which further options there are."""
 
     PLACE = "method"
-    KINDS: ClassVar[dict[str, Any]] = {}  # of the files of this folder, by trainer.methods
+    KINDS: ClassVar[dict[str, Any]] = {  # an export that is served needs none of them
+        "astra": "trainer.methods.astra:Astra",
+        "renee": "trainer.methods.astra:Renee",
+        "lns": "trainer.methods.lns:Lns",
+        "dexml": "trainer.methods.dexml:Dexml",
+        "rae": "trainer.methods.rae:Rae",
+        "ngame": "trainer.methods.ngame:Ngame",
+        "ngame-m2": "trainer.methods.ngame:NgameM2",
+    }
     encodes_labels: ClassVar[bool] = False  # True: labels have texts in place of vectors
 
     name: str = Field("", description="of the recipe; that of its file where none is stated")
