@@ -116,8 +116,8 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
-    if options.split == HOLDOUT or options.scores == "fused":
-        what = "the split holdout is" if options.split == HOLDOUT else "fused scores are"
+    if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
+        what = "fused scores are" if options.scores == "fused" else "what the run held out is"
         raise InputError(
             f"{run}: {what} of the data that it was made from, and {data} is another version. Evaluate on "
             "the data of the run."

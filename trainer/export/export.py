@@ -39,17 +39,7 @@ from trainer.evaluation.ranking import embed_labels, embed_texts
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.evaluation.tree import Tree
-from trainer.export.exported import (
-    INDEX,
-    KIND,
-    POINTS,
-    TEXTS,
-    THRESHOLDS,
-    TREE,
-    VECTORS,
-    WEIGHTS,
-    Serving,
-)
+from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
@@ -313,10 +303,9 @@ def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard
     """Write the keys of the first `points` training points, in the order in which a memory has them."""
     table = open_queries(data, trained.split)
     with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
-        for rows in itertools.chain.from_iterable(
-            share.batches(table, ["key"]) for share in (trained.trained, trained.held_out)
-        ):
-            shard.write(rows.slice(0, points - shard.rows))
+        for share in (trained.trained, trained.held_out):
+            for rows in share.batches(table, ["key"]):
+                shard.write(rows.slice(0, points - shard.rows))
     return in_folder(POINTS, shard.entry)
 
 
