@@ -256,7 +256,9 @@ class Exported:
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels that have training points and may be predicted, the most first, and logarithms of odds float32 [L]."""
         frequency = self.label_table(("frequency",))["frequency"].to_numpy().astype(np.float64)
-        points = self.table.parameters.get("training_points") or frequency.sum()
+        with _naming_damage(self.table.url):
+            points = float(self.table.parameters.get("training_points") or frequency.sum())
+        points = np.clip(points, frequency.max(initial=0), 2.0**53)
         odds = np.log((frequency + 0.5) / (points - frequency + 0.5)).astype(np.float32)
         retired = False if self.serving.retired is None else self.serving.retired
         frequency = np.where(retired, 0, frequency)
