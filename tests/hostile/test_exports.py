@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import re
 import pickle
+import re
 import shutil
 import struct
 from collections.abc import Callable
