@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.command import MINED, PROCESSES, extremis, sets
+from tests.command import MINED, PROCESSES, call, extremis, sets
 from tests.faults import Proxy
 from tests.pipelines.raw import write_tate
 
@@ -93,10 +93,14 @@ def exports(data: Path, once: Once) -> Path:
 
     def make(folder: Path) -> None:
         run, one, two = folder / "run", folder / "exports" / "one", folder / "exports" / "two"
-        extremis("train", "astra", data, run, *sets("train.epochs=1", "data.holdout=0.2"))
-        extremis("fuse", data, run)
-        extremis("export", data, run, one, "--calibrate", "--current")
-        extremis("export", data, run, two, "--scores", "classifier")
+        for command in (
+            ("train", "astra", data, run, *sets("train.epochs=1", "data.holdout=0.2")),
+            ("fuse", data, run),
+            ("export", data, run, one, "--calibrate", "--current"),
+            ("export", data, run, two, "--scores", "classifier"),
+        ):
+            done = call(*command)
+            assert done.status == 0, done.err
 
     return once("served", make) / "exports"
 
