@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Pa
     uncalibrated = extremis.load(exports / "two").predict(TEXTS)
     assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
     # A precision that no threshold was measured for: each label has the probability.
-    some = max(label.probability for prediction in predictions for label in prediction.labels) / 2
+    some = max(label.probability or 0.0 for prediction in predictions for label in prediction.labels) / 2
     kept = [label for prediction in model.predict(TEXTS, k=20, precision=some) for label in prediction.labels]
     assert {label.key for label in kept} == {
         label.key for prediction in predictions for label in prediction.labels if label.probability >= some - 1e-6

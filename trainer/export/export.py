@@ -207,7 +207,7 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
     """Return the options that decide what the export holds, as the manifest states them."""
-    scores = {} if options.scores == "classifier" else {"scores": options.scores}
+    scores: dict[str, Any] = {} if options.scores == "classifier" else {"scores": options.scores}
     scores |= {"calibrate": True} if options.calibrate else {}
     names = ("dtype", "index", "target_recall")
     return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}

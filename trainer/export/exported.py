@@ -242,7 +242,7 @@ class Exported:
         """
         scores, ids = self.serving.rank(inputs, k, filters)
         found = None if self.calibration is None else self.calibration(scores)
-        blank = np.flatnonzero(known == 0) if known is not None else ()
+        blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
         if len(blank):
             labels, odds = self.prior
             left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
