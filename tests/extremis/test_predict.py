@@ -58,13 +58,21 @@ FORBIDDEN = ("torch", "transformers", "apache_beam", "numba", "scipy")
 
 
 def require_the_same_without_torch(export: Path, folder: Path) -> None:
-    """`load` and the command in a process that cannot import FORBIDDEN predict as this process does."""
+    """`load` and the command in a process that cannot import FORBIDDEN predict as this process does.
+
+    So do processes that are forked from it, and several threads at once.
+    """
     texts = ["a landscape of the sea", "a man and a woman", "", "zzz"]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     code = (
-        f"import json, sys; sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
+        f"import concurrent.futures, json, multiprocessing, sys; sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
         "import extremis; from extremis.cli import main\n"
-        f"found = extremis.load({str(export)!r}).predict({texts!r}, k=7)\n"
+        f"model, texts = extremis.load({str(export)!r}), {texts!r}\n"
+        "def predict(text): return [(label.key, label.score) for label in model.predict(text, k=7)[0].labels]\n"
+        "expected = [*map(predict, texts)] * 5\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool: assert pool.map(predict, texts * 5) == expected\n"
+        "with concurrent.futures.ThreadPoolExecutor(4) as pool: assert [*pool.map(predict, texts * 5)] == expected\n"
+        "found = model.predict(texts, k=7)\n"
         "print(json.dumps([[(label.key, label.score) for label in each.labels] for each in found]), flush=True)\n"
         f"main(['predict', {str(export)!r}, 'texts.jsonl', 'p.parquet', '--k', '7'])\n"
     )
