@@ -22,7 +22,12 @@ from schemas.sizes import say_bytes
 from schemas.storage import is_full
 
 _HEADER = 1 << 26  # bytes of the names and shapes of tensors, at most
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
+_DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+}
 
 
 def stamp(file: str | int) -> tuple[int, int, int]:

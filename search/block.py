@@ -114,7 +114,7 @@ class Codes(NamedTuple):
     the number of columns; else 0.
     """
 
-    index: faiss.IndexScalarQuantizer
+    quantizer: faiss.IndexScalarQuantizer
     scale: np.ndarray
     error: float
     longest: float
@@ -152,7 +152,7 @@ class Codes(NamedTuple):
             error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
             scaled = rounded
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
-            products, positions = self.index.search(padded(scaled, self.index.d, copy=False), width)
+            products, positions = self.quantizer.search(padded(scaled, self.quantizer.d, copy=False), width)
         return products * unit, positions, error
 
 
