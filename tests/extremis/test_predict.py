@@ -278,7 +278,7 @@ class TestWeights:
         scores, ids = serving.rank(inputs, 6)
         assert serving.fused is not None
         parts = serving.parts(inputs, ids)
-        np.testing.assert_allclose(serving.fused.fusion.fuse(parts), scores, atol=1e-5)
+        np.testing.assert_allclose(serving.fused.fusion.fuse(parts, serving.fused.frequency[ids]), scores, atol=1e-5)
         assert parts.votes.any()
 
     def test_what_was_held_out_can_be_scored_by_name(self, data: Path, fused: Path) -> None:

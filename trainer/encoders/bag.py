@@ -160,7 +160,7 @@ class ServedBag:
         self._table, self._weights = tensors["embedding"], tensors["feature_weights"]
         self._layers = {name: tensor.T for name, tensor in tensors.items() if name.endswith((".weight", ".bias"))}
         d, hidden = config.dimension, config.hidden or config.dimension
-        shapes = {"projection.weight": (self._read.dense, d)} if self._read.dense else {}
+        shapes: dict[str, tuple[int, ...]] = {"projection.weight": (self._read.dense, d)} if self._read.dense else {}
         if config.residual:
             shapes |= {"dense.inner.weight": (d, hidden), "dense.inner.bias": (hidden,)}
         if config.hidden:
