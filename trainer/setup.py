@@ -109,10 +109,11 @@ def set_up(
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock, to_notify = Clock(), [each for each in sources if type(each).touch is not NegativeSource.touch]
 
-    def before_change(candidates: Candidates) -> None:
-        if writer.copies_rows or to_notify:
+    def before_change(candidates: Candidates, merged: torch.Tensor | None) -> None:
+        if writer.copies_rows:
+            writer.before_change(candidates.ids if merged is None else merged)
+        if to_notify:
             rows = candidates.touched
-            writer.before_change(rows)
             for source in to_notify:
                 source.touch(rows)
 

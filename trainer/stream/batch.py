@@ -19,14 +19,14 @@ class DrawnLabels:
     """Labels of queries with pools of their own, as they were drawn, for a device to merge.
 
     Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
-    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `positive` and
-    `draw` [n] bool tell what a label is, `weight` [n] float32 how much it counts. Hard negatives may be on the device
-    already, as `hard` [B, H] with -1 pads: those of query q belong to the places from hard_starts[q] on, which hold -1.
+    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `use` [n] int32
+    is 2 q, 2 q + 1 of a draw; the size of `weight` [n] float32 is how much a label counts, minus of a positive. Hard
+    negatives may be on the device already, as `hard` [B, H] with -1 pads: those of query q belong to the places from
+    hard_starts[q] on, which hold -1.
     """
 
     label: np.ndarray
-    positive: np.ndarray
-    draw: np.ndarray
+    use: np.ndarray
     weight: np.ndarray
     starts: np.ndarray
     hard: torch.Tensor | None = None
