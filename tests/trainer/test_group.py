@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainer.group
 from schemas.errors import InputError
+from schemas.layout import DataLayout
+from tests.builders import build_data
 from tests.ranks import on_ranks
+from trainer.config.load import validate
 from trainer.group import ALONE, Group, RankLostError, join, label_range
+from trainer.model import DataSizes
+from trainer.setup import require_fleet
 from trainer.stream import Ranks
 
 
@@ -127,6 +134,39 @@ def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
     for rank, (_, said) in enumerate(others):
         assert f"rank {rank} of 3 has lost another rank" in said
         assert "go on with --resume" in said
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No collective of a GPU returns when a peer is gone: it is asked whether it is done, and never read."""
+    monkeypatch.setattr(trainer.group, "GPU_SECONDS", 0.2 if not asked else 60.0)
+    monkeypatch.setattr(trainer.group, "_STOP_SECONDS", 0.1)
+    group = trainer.group._Joined(Ranks(1, 2), None, "cpu:gloo,cuda:nccl", None)
+    answers = iter([False, False, True])
+    group._wait_until(lambda: next(answers), lambda: False)
+    assert next(answers, None) is None
+    with pytest.raises(RankLostError, match=r"rank 1 of 2: its GPU has waited .* for another rank.*--resume"):
+        group._wait_until(lambda: False, lambda: asked)
+
+
+def refuse(group: Group, data: DataLayout, numbers: list[int]) -> str:
+    recipe = validate({"encoder": {"dimension": 4, "buckets": 16}}, "test")
+    try:
+        require_fleet(recipe, DataSizes.of(data), group, torch.device("cuda", numbers[group.rank]))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_two_ranks_on_one_gpu_are_refused(tmp_path: Path) -> None:
+    data = build_data(str(tmp_path / "data")).layout
+    assert on_ranks(3, refuse, data, [0, 1, 2]) == [""] * 3
+    said = on_ranks(3, refuse, data, [0, 1, 0])
+    assert said == [said[0]] * 3
+    assert "ranks 0 and 2 of 3 are both on cuda:0 of" in said[0]
+    assert "torchrun --nproc-per-node" in said[0]
 
 
 def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,9 @@ class CheckpointWriter(BackgroundWriter):
         if self.background:
             self.wait_for_other_steps(contents.step)
             parts = contents.parts.items() if self.group.first else ()
-            late = {name: {key: copy_before_change(value.detach()) for key, value in each.items()} for name, each in parts}
+            late = {
+                name: {key: copy_before_change(value.detach()) for key, value in each.items()} for name, each in parts
+            }
             self.begin(contents.step, contents.rows, partial(self._write_late, contents, late))
             return
         self.begin(contents.step, contents.rows, partial(self._write, contents))

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,11 +107,14 @@ class WholeBatch(QueryEmbeddings):
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
 
+    def prepare(self, batch: Batch) -> Any:
+        """Prepare a batch, in any thread where there is one rank: its dropout is that of the whole batch."""
+        return self._encoder.prepare(batch.inputs, (batch.epoch, batch.step), self._group.before)
+
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        key = batch.epoch, batch.step
-        inputs = self._encoder.prepare(batch.inputs, key, self._group.before)
+        inputs = self.prepare(batch) if batch.prepared is None else batch.prepared
         self._lap("prepare")
-        self._x = self._encoder.encode(inputs, key)
+        self._x = self._encoder.encode(inputs, (batch.epoch, batch.step))
         return self._x.detach()
 
     def backward(self, gradient: torch.Tensor) -> None:

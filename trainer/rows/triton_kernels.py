@@ -164,10 +164,6 @@ def update_kernel(  # type: ignore[no-untyped-def]
     place = row[:, None] * D + column[None, :]
     # Before the pairs, which take their time too.
     bits = tl.load(vectors + place, mask=inside, other=0)
-    if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
-        moved = tl.load(first + place, mask=inside, other=0.0)
-    if METHOD == _ADAM:
-        spread = tl.load(second + place, mask=inside, other=0.0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         figure = tl.load(scalar + row, mask=there_is, other=0.0)
     given = inside & (number < rows)[:, None]
@@ -198,15 +194,16 @@ def update_kernel(  # type: ignore[no-untyped-def]
     if METHOD == _SGD:
         w -= rate * g
     elif METHOD == _MOMENTUM:
-        moved = beta1 * moved + g
+        moved = beta1 * tl.load(first + place, mask=inside, other=0.0) + g
         w -= rate * moved
     elif METHOD == _ADAGRAD:
         figure += tl.sum(g * g, 1) / D
         w -= (rate / (tl.sqrt(figure) + eps))[:, None] * g
     else:
         figure += 1.0
+        moved = tl.load(first + place, mask=inside, other=0.0)
         moved += (1.0 - beta1) * (g - moved)
-        spread = beta2 * spread + (1.0 - beta2) * g * g
+        spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
         short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
         w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
     noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
@@ -264,9 +261,7 @@ def _sum_spans(x: torch.Tensor, slopes: torch.Tensor, pairs: DevicePairs, ids: t
     D, spans = x.shape[1], len(pairs.order) // _SPAN
     sums = x.new_empty(spans, D)
     if spans:
-        span_kernel[spans,](
-            x, slopes, pairs.query, pairs.label, ids, pairs.order, sums, D, SPAN=_SPAN, **span_tiles(D)
-        )
+        span_kernel[spans,](x, slopes, pairs.query, pairs.label, ids, pairs.order, sums, D, SPAN=_SPAN, **span_tiles(D))
     return sums
 
 

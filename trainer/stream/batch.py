@@ -82,8 +82,9 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
     `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them. Of a global batch a rank may have its own labels alone: positives, those
-    of them that the step learns, `learnt` [sum P] bool, and hard negatives as rows.
+    `candidates` where the stream plans them, and `prepared` where it has the encoder prepare the inputs. Of a global
+    batch a rank may have its own labels alone: positives, those of them that the step learns, `learnt` [sum P] bool,
+    and hard negatives as rows.
     """
 
     epoch: int
@@ -95,6 +96,7 @@ class Batch:
     hard: np.ndarray | Ragged | None = None
     candidates: Candidates | None = None
     learnt: np.ndarray | None = None
+    prepared: Any = None
 
     def __len__(self) -> int:
         return len(self.rows)

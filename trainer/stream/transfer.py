@@ -158,7 +158,7 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
     """Give the device the work of the block beside what it is at, on the stream by which arrays come to it.
 
-    What the block yields hands tensors of it over: what follows waits for them. Elsewhere than on a GPU nothing changes.
+    What the block is given hands tensors of it over: what follows waits for them. It changes nothing but on a GPU.
     """
     if device.type != "cuda":
         yield lambda value: value

@@ -34,9 +34,7 @@ from trainer.group import ALONE, Group, label_range
 LABELS, D, A_FILE = 21, 3, 4
 
 
-@given(
-    data=st.data(), readers=st.integers(1, 3), held=st.sampled_from([0, 100, 1 << 20]), on_device=st.booleans()
-)
+@given(data=st.data(), readers=st.integers(1, 3), held=st.sampled_from([0, 100, 1 << 20]), on_device=st.booleans())
 def test_every_reader_of_a_snapshot_reads_what_was_there(
     data: st.DataObject, readers: int, held: int, on_device: bool
 ) -> None:
@@ -93,7 +91,10 @@ def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.Mo
     """On `meta` a value that is asked for raises: what is kept goes away in copies that nobody waits for."""
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(trainer.checkpoints.background, "LateCopy", sent.append)
-    tensors = {"weight": torch.zeros(100, 4, dtype=torch.bfloat16, device="meta"), "square": torch.zeros(100, device="meta")}
+    tensors = {
+        "weight": torch.zeros(100, 4, dtype=torch.bfloat16, device="meta"),
+        "square": torch.zeros(100, device="meta"),
+    }
     snapshot = RowSnapshot(tensors)
     snapshot.reader()
     with OneDevice():
