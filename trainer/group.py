@@ -317,7 +317,8 @@ class _Joined(Group):
 def _limit_gpu_waits(of: Any) -> None:
     """Have nccl end a process whose GPU waits longer than `wait_for` does; gloo keeps its own limit."""
     if torch.cuda.is_available():
-        nccl = (of or dist.group.WORLD)._get_backend(torch.device("cuda"))
+        group: Any = of or dist.group.WORLD
+        nccl = group._get_backend(torch.device("cuda"))
         if hasattr(nccl, "_set_default_timeout"):
             nccl._set_default_timeout(timedelta(seconds=GPU_SECONDS + _STOP_SECONDS))
 

@@ -109,8 +109,8 @@ def set_up(
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
     # With several ranks each plans for the global batch, which a stream does not have; and they prepare by messages.
-    ahead = {"plan": planner if plans_ahead else None, "prepare": preparing_ahead(queries, device)}
-    stream = open_stream(recipe, tables, facts.labels, group, **(ahead if group.ranks == 1 else {}))
+    plan, prepare = planner if plans_ahead else None, preparing_ahead(queries, device)
+    stream = open_stream(recipe, tables, facts.labels, group, *((plan, prepare) if group.ranks == 1 else ()))
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     to_notify = [each for each in sources if type(each).touch is not NegativeSource.touch]
 
@@ -170,8 +170,8 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.
             raise InputError(name + refused)
         if gpu is not None and gpus.setdefault(gpu, rank) != rank:
             raise InputError(
-                f"ranks {gpus[gpu]} and {rank} of {group.ranks} are both on {gpu[2]} of {gpu[0]}: nccl joins ranks that "
-                "have a GPU each. Launch as many ranks as there are GPUs (torchrun --nproc-per-node), or set "
+                f"ranks {gpus[gpu]} and {rank} of {group.ranks} are both on {gpu[2]} of {gpu[0]}: nccl joins ranks "
+                "that have a GPU each. Launch as many ranks as there are GPUs (torchrun --nproc-per-node), or set "
                 "train.device = 'cpu'."
             )
 

@@ -97,7 +97,11 @@ class Classifier(Head):
             assert leaf.grad is not None
             value, on_x = loss.detach().double(), leaf.grad
         if self._normalize:
-            self.matrix.normalize(candidates.ids if merged is None else merged[0])
+            if merged is not None:
+                assert isinstance(self.matrix, RowMatrix), "rows on the host are merged there"
+                self.matrix.normalize(merged[0])
+            else:
+                self.matrix.normalize(candidates.ids)
         return value, on_x
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:

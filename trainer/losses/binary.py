@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.device import CPU
+from trainer.device import CPU, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
 from trainer.rows import kernels
@@ -126,9 +126,10 @@ def _step_on_device(
     loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
     if len(weight):
         w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
-        pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
-        loss = loss + pool_loss
-        on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
+        with products_with(made.scored.vectors):
+            pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
+            loss = loss + pool_loss
+            on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
     operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, made, lr, step)
     return loss * scale, on_x

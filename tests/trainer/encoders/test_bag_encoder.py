@@ -204,7 +204,9 @@ def test_the_fused_optimizer_of_a_gpu_is_the_other_one(device: str, monkeypatch:
     plain = torch.optim.AdamW
 
     def trained(fused: bool, begun: BagEncoder | None = None) -> BagEncoder:
-        monkeypatch.setattr(torch.optim, "AdamW", lambda *given, **options: plain(*given, **{**options, "fused": fused}))
+        monkeypatch.setattr(
+            torch.optim, "AdamW", lambda *given, **options: plain(*given, **{**options, "fused": fused})
+        )
         encoder = build(residual=True, weight_decay=0.1)
         encoder.move(torch.device(device if fused else "cpu"))
         if begun is not None:

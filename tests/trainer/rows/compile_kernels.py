@@ -108,5 +108,5 @@ if __name__ == "__main__":
     parser.add_argument("--architectures", default=",".join(map(str, ARCHITECTURES)))
     parser.add_argument("--forms", default=",".join(FORMS))
     arguments = parser.parse_args()
-    numbers = ([int(each) for each in given.split(",")] for given in (arguments.dimensions, arguments.architectures))
-    print(json.dumps(compile_all(*numbers, arguments.forms.split(","))))
+    widths, targets = ([int(n) for n in given.split(",")] for given in (arguments.dimensions, arguments.architectures))
+    print(json.dumps(compile_all(widths, targets, arguments.forms.split(","))))

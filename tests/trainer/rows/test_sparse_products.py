@@ -40,7 +40,9 @@ def test_sparse_product_is_the_dense_one(rows: int, columns: int, count: int, se
 
 
 @given(st.integers(1, 6), st.integers(0, 400), st.booleans(), st.integers(1, 9), st.integers(0, 99))
-def test_long_rows_are_summed_in_pieces_on_a_device(rows: int, count: int, ascending: bool, span: int, seed: int) -> None:
+def test_long_rows_are_summed_in_pieces_on_a_device(
+    rows: int, count: int, ascending: bool, span: int, seed: int
+) -> None:
     """Whatever rows are empty, or have most of the entries; no piece is longer than a span."""
     row, column, value = entries(rows, 40, count, seed)
     row[: count // 2] = rows - 1
