@@ -206,15 +206,15 @@ def update_kernel(  # type: ignore[no-untyped-def]
         spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
         short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
         w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
-    noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
     tl.debug_barrier()
-    tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
     if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
         tl.store(first + place, moved, mask=inside)
     if METHOD == _ADAM:
         tl.store(second + place, spread, mask=inside)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         tl.store(scalar + row, figure, mask=there_is)
+    noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
+    tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
 
 
 def score_pairs(
