@@ -142,7 +142,7 @@ def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, dict[str, f
     context = StepContext(model, Planner(recipe.negatives, labels, merges=False), queries)
     batch = random_batch(size, labels, 0, TOKENS, VOCABULARY)
     batch = replace(batch, candidates=plan(batch, labels, "own", META))
-    prepare = getattr(queries, "prepare", None)
+    prepare = queries.preparing() if hasattr(queries, "preparing") else None  # earlier checkouts have none
     if prepare is not None:
         batch = replace(batch, prepared=prepare(batch))
     take_step(context, batch, 0, 1.0)  # builds the optimizer

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
-from schemas.waits import Wait
+from schemas.waits import Wait, waiting
 from trainer.stream.processes import Ranks, ranks_of_environment
 
 T = TypeVar("T")
@@ -268,18 +268,19 @@ class _Joined(Group):
 
     def _wait_until(self, is_done: Callable[[], bool], is_stop_asked: Callable[[], bool]) -> None:
         began, seconds = time.monotonic(), GPU_SECONDS
-        with Wait("the other ranks in a step", seconds=GPU_SECONDS):
-            while not is_done():
-                waited = time.monotonic() - began
-                if is_stop_asked():
-                    seconds = min(seconds, waited + _STOP_SECONDS)
-                if waited >= seconds:
-                    raise RankLostError(
-                        f"rank {self.rank} of {self.ranks}: its GPU has waited {waited:.0f} seconds for another rank, "
-                        "which ended, or hangs, before its part of the step. What it said is above or in its own "
-                        "output; go on with --resume, on as many ranks as there are."
-                    )
-                time.sleep(_POLL_SECONDS)
+        for _ in waiting("the other ranks in a step", seconds=GPU_SECONDS, every=_POLL_SECONDS):
+            if is_done():
+                return
+            waited = time.monotonic() - began
+            if is_stop_asked():
+                seconds = min(seconds, waited + _STOP_SECONDS)
+            if waited >= seconds:
+                break
+        raise RankLostError(
+            f"rank {self.rank} of {self.ranks}: its GPU has waited {time.monotonic() - began:.0f} seconds for another "
+            "rank, which ended, or hangs, before its part of the step. What it said is above or in its own output; go "
+            "on with --resume, on as many ranks as there are."
+        )
 
     def for_another_thread(self) -> Group:
         of = self._call(dist.new_group, None, timedelta(seconds=SILENCE_SECONDS), self._backend)

@@ -108,9 +108,9 @@ def set_up(
     plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
-    # With several ranks each plans for the global batch, which a stream does not have; and they prepare by messages.
-    plan, prepare = planner if plans_ahead else None, preparing_ahead(queries, device)
-    stream = open_stream(recipe, tables, facts.labels, group, *((plan, prepare) if group.ranks == 1 else ()))
+    # With several ranks each plans for the global batch, which a stream does not have.
+    plan = planner if plans_ahead and group.ranks == 1 else None
+    stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     to_notify = [each for each in sources if type(each).touch is not NegativeSource.touch]
 
@@ -252,11 +252,6 @@ def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> Qu
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
         return SubBatches(model.encoder, parts=recipe.train.accumulate)
     return WholeBatch(model.encoder, group, clock.lap)
-
-
-def preparing_ahead(queries: QueryEmbeddings, device: torch.device) -> Callable[[Batch], Any] | None:
-    """Return what the stream's threads prepare batches by, where a device is at work that would wait for it."""
-    return queries.prepare if isinstance(queries, WholeBatch) and device != CPU else None
 
 
 def open_stream(

@@ -5,10 +5,10 @@ import torch
 
 from benchmarks.launches import META, Counting, bag_step, classifier_step, counting
 from trainer.group import ALONE
-from trainer.heads.queries import FrozenQueries, SubBatches, WholeBatch
+from trainer.heads.queries import SubBatches, WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
-from trainer.setup import open_queries, preparing_ahead
+from trainer.setup import open_queries
 from trainer.step import Clock
 
 
@@ -37,11 +37,10 @@ def test_so_is_a_bag_s_which_is_prepared_ahead() -> None:
 @pytest.mark.parametrize(("changes", "kind"), [({}, WholeBatch), ({"accumulate": 2}, SubBatches)])
 def test_batches_are_prepared_ahead_for_a_device_and_as_a_whole_alone(changes: dict, kind: type) -> None:
     recipe = Recipe.model_validate({"encoder": {"dimension": 4, "buckets": 16}, "train": changes})
-    queries = open_queries(recipe, Model.build(recipe, 10, 20), ALONE, Clock())
-    assert isinstance(queries, kind)
-    assert preparing_ahead(queries, torch.device("cpu")) is None
-    assert (preparing_ahead(queries, META) is not None) == (kind is WholeBatch)
-    assert preparing_ahead(FrozenQueries(Model.build(recipe, 10, 20).encoder), META) is None
+    for device in (torch.device("cpu"), META):
+        queries = open_queries(recipe, Model.build(recipe, 10, 20, device=device), ALONE, Clock())
+        assert isinstance(queries, kind)
+        assert (queries.preparing() is not None) == (kind is WholeBatch and device == META)
 
 
 def test_of_wide_vectors_a_query_has_several_programs() -> None:

@@ -92,6 +92,10 @@ class QueryEmbeddings(ABC):
     def begin(self, sources: Sequence[Source]) -> None:  # noqa: B027
         """Begin an epoch over `sources`."""
 
+    def preparing(self) -> Callable[[Batch], Any] | None:
+        """Return what prepares a whole batch ahead, in any thread, where a device would wait for it; else None."""
+        return None
+
     @abstractmethod
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         """Return x [b, D] of a rank's part of a batch, without a graph; it begins at row `first` of the global one."""
@@ -107,12 +111,15 @@ class WholeBatch(QueryEmbeddings):
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
 
-    def prepare(self, batch: Batch) -> Any:
-        """Prepare a batch, in any thread where there is one rank: its dropout is that of the whole batch."""
+    def preparing(self) -> Callable[[Batch], Any] | None:
+        # Several ranks tell each other how many rows they have, each in its step.
+        return self._prepare if self._encoder.device != CPU and self._group.ranks == 1 else None
+
+    def _prepare(self, batch: Batch) -> Any:
         return self._encoder.prepare(batch.inputs, (batch.epoch, batch.step), self._group.before)
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        inputs = self.prepare(batch) if batch.prepared is None else batch.prepared
+        inputs = self._prepare(batch) if batch.prepared is None else batch.prepared
         self._lap("prepare")
         self._x = self._encoder.encode(inputs, (batch.epoch, batch.step))
         return self._x.detach()
