@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.builders import build_data
 from tests.ranks import on_ranks
 from trainer.config.load import validate
 from trainer.group import ALONE, Group, RankLostError, join, label_range
+from trainer.loop import Trainer
 from trainer.model import DataSizes
 from trainer.setup import require_fleet
 from trainer.stream import Ranks
@@ -149,6 +151,22 @@ def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
     assert next(answers, None) is None
     with pytest.raises(RankLostError, match=r"rank 1 of 2: its GPU has waited .* for another rank.*--resume"):
         group._wait_until(lambda: False, lambda: asked)
+
+
+class Lost(Group):
+    """A rank whose GPU waits for one that is gone."""
+
+    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+        assert not is_stop_asked()
+        raise RankLostError(f"{len(tensor)} loss is not there")
+
+
+def test_a_loss_is_waited_for_before_it_is_read(tmp_path: Path) -> None:
+    data = build_data(str(tmp_path / "data")).layout
+    recipe = validate({"encoder": {"dimension": 4, "buckets": 16}, "logging": {"tensorboard": False}}, "test")
+    trainer = Trainer.start(data.root, str(tmp_path / "run"), recipe, lambda line: None, Lost())
+    with pytest.raises(RankLostError, match="1 loss is not there"):
+        next(trainer.train())
 
 
 def refuse(group: Group, data: DataLayout) -> str:
