@@ -136,7 +136,8 @@ class BagEncoder(Encoder):
         if dropout_key is None:
             return BagInputs.of_table(rows, self.device, dense)
         first = before(rows.rows)
-        return BagInputs.of(self._drop_features(rows, dropout_key, before), first, self.device, dense)
+        kept = self._draw_kept(rows.rows, dropout_key, first)
+        return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         rows = self._table.weight if dropout_key is None else self._table.gather(inputs.places)
@@ -146,10 +147,10 @@ class BagEncoder(Encoder):
             if d is not None:
                 d = nn.functional.normalize(d.to(v.dtype), dim=1) * self._config.dense_weight
             if dropout_key is None:
-                return self._finish(self._modules(v, d), None)
+                return self._finish(self._modules(v, d))
         if torch.is_grad_enabled():
             self._gradients.add(inputs, rows, v.requires_grad_())
-        return self._finish(self._modules(v, d), dropout_key, inputs.first)
+        return self._finish(self._modules(v, d), inputs.kept)
 
     def move(self, device: torch.device) -> None:
         super().move(device)
