@@ -1,6 +1,7 @@
 # Images of Extremis; docs/images.md says what each needs, and what it may write.
 #   docker build --target pipelines -t extremis-pipelines .     (Beam workers: no torch)
 #   docker build --target trainer   -t extremis-trainer .       (training: no Beam)
+#   docker build --target serve     -t extremis-serve .         (an HTTP service of an export: no torch, no Beam)
 # With --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu the trainer gets torch without CUDA.
 ARG PYTHON=3.11
 
@@ -67,4 +68,22 @@ LABEL org.opencontainers.image.title="extremis-trainer" org.opencontainers.image
 USER 1000
 WORKDIR /home/extremis
 ENTRYPOINT ["tini", "--", "extremis"]
+CMD ["--help"]
+
+FROM base AS serve
+ARG EXTRAS=http,s3
+COPY setup.cfg constraints.txt images/requirements.py ./
+RUN python requirements.py "${EXTRAS}" >requirements.txt && pip install -c constraints.txt -r requirements.txt
+COPY images/health.py images/sbom.py examples/serve.py ./
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-deps /wheels/*.whl && pip check && python sbom.py serve >sbom.cdx.json
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="extremis-serve" org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.description="An HTTP service of an export of Extremis" \
+      org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
+USER 1000
+WORKDIR /home/extremis
+EXPOSE 8000
+ENTRYPOINT ["tini", "--", "python", "/opt/extremis/serve.py", "--host", "0.0.0.0"]
 CMD ["--help"]

@@ -26,6 +26,7 @@ import torch
 from benchmarks.common.collisions import FIRST, clustered, measure, of_run
 from benchmarks.common.report import Bar, interleave, medians, report
 from schemas.ragged import Ragged
+from trainer.methods.lns import Lns
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
 
@@ -103,8 +104,9 @@ def report_found(arguments: argparse.Namespace) -> None:
     """Report the collision probe for kinds of tables, and for those of the run."""
     kinds = dict(PROBED)
     if arguments.run:
-        vectors, own = of_run(arguments.data, arguments.run, arguments.split, arguments.queries)
-        own = own.model_copy(update={"query": "embedding"})  # both are measured
+        vectors, recipe = of_run(arguments.data, arguments.run, arguments.split, arguments.queries)
+        assert isinstance(recipe, Lns)
+        own = recipe.negatives.lsh.model_copy(update={"query": "embedding"})  # both are measured
         kinds |= {"of the run": own} if own.hard and own not in PROBED.values() else {}
     else:
         vectors = clustered(20_000 if arguments.quick else 100_000, arguments.queries)

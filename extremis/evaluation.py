@@ -16,10 +16,11 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.load import load_config
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
+from trainer.evaluation.calibration import calibrate, measure
 from trainer.evaluation.evaluate import Scorer, Scores
 from trainer.evaluation.fusion_files import open_fused, scores_of
 from trainer.evaluation.ranking import By, Ranking
-from trainer.evaluation.split import HOLDOUT, label_statistics
+from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out
 from trainer.group import ALONE, Group
 from trainer.methods.sections import Data
 from trainer.model import Model, load_model, trained_digest, trained_labels
@@ -30,7 +31,7 @@ class EvaluateOptions:
     """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
 
     `step` as of `open_step`, `scores` None as of `scores_of`. `baseline`: with baselines beside, on
-    the first queries of the split.
+    the first queries of the split. `calibrate`: with errors of probabilities, learned from what was held out.
     """
 
     split: str = "test"
@@ -42,6 +43,7 @@ class EvaluateOptions:
     zero_shot: bool = False
     scores: By | None = None
     baseline: bool = False
+    calibrate: bool = False
 
     @property
     def standard(self) -> bool:
@@ -71,16 +73,31 @@ def evaluate(
     statistics = label_statistics(DataLayout(data), recipe.data)
     if by != "labels":  # texts of any label can be embedded
         statistics = replace(statistics, trained=trained_labels(model, checkpoint))
-    ranking = _ranking(data, run, checkpoint, model, group, by, options.split)
-    scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
+
+    def open_scorer(split: str) -> Scorer:
+        ranking = _ranking(data, run, checkpoint, model, group, by, split)
+        return Scorer.open(layouts[0], model, split, group, ranking, statistics, recipe.data)
+
+    held_out = None
+    if options.calibrate:
+        held_out, _, _ = group.decide(lambda: open_held_out(layouts[0], None, recipe.data, "A calibration"))
+    scorer = open_scorer(options.split)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
+    calibration = {}
+    if held_out:
+        doing(f"evaluate: calibrating on {held_out}")
+        learned_from = scores if held_out == options.split else open_scorer(held_out).score(filter=options.filter)
+        curve, facts = calibrate(learned_from.predictions)
+        if held_out != options.split:
+            facts = measure(curve(scores.predictions.pairs()[0]), scores.predictions)
+        calibration = {"calibration": {"split": held_out, "queries": learned_from.queries, **facts}}
     doing("evaluate: computing intervals")
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
-    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report()}
+    report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
     doing("evaluate: comparing texts with those of training")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -99,8 +116,8 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
-    if options.split == HOLDOUT or options.scores == "fused":
-        what = "the split holdout is" if options.split == HOLDOUT else "fused scores are"
+    if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
+        what = "fused scores are" if options.scores == "fused" else "what the run held out is"
         raise InputError(
             f"{run}: {what} of the data that it was made from, and {data} is another version. Evaluate on "
             "the data of the run."

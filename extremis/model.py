@@ -3,8 +3,9 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,12 @@ from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
-from schemas.ragged import Ragged
-from schemas.shard_files import parquet
+from schemas.ragged import Ragged, offsets_of
 from schemas.text_model import DENSE
 from schemas.version import follow
 from search.nearest import find_device
+from trainer.evaluation.fusion import Weights
+from trainer.evaluation.votes import shares_of
 from trainer.export.exported import ENCODER, Exported, use_threads
 from trainer.inputs import Inputs
 
@@ -30,19 +32,43 @@ _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(
 
 @dataclass(frozen=True)
 class Label:
-    """A label as it is predicted: the key and the text of the data, and its score, where it has one."""
+    """A label as it is predicted: the key and the text of the data, and its score, where it has one.
+
+    `probability`: that it is right, where the export is calibrated.
+    """
 
     key: str
     text: str
     score: float | None = None
+    probability: float | None = None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first."""
+    """The best labels of a text, best first; of one without `known_tokens` those of the most training points.
+
+    `none_of_these`: the best one is less likely right than wrong; None where the export is not calibrated.
+    """
 
     text: str
     labels: tuple[Label, ...]
+    known_tokens: int
+    none_of_these: bool | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What adds up to the score of a label: `parts` by what they come from, which `words` and `points` are parts of.
+
+    "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
+    the linear ranker; "tree": that of `extremis fuse --by tree`; "prior": of a text without known tokens. `words`: (a
+    word or two neighbours, what it adds); `points`: (key, cosine, what it adds).
+    """
+
+    score: float
+    parts: dict[str, float]
+    words: list[tuple[str, float]] = field(default_factory=list)
+    points: list[tuple[str, float, float]] = field(default_factory=list)
 
 
 class Predictions(list[Prediction]):
@@ -73,15 +99,27 @@ class Labels(Sequence[Label]):
     def __getitem__(self, place: int) -> Label:  # type: ignore[override]
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
 
-    def scored(self, ids: np.ndarray, scores: np.ndarray) -> list[Label]:
-        """Return the labels `ids` int64 [n] with their `scores` [n]."""
+    def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
+        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] where they are given."""
         places = pa.array(ids)
         keys, texts = (column.take(places).to_pylist() for column in (self._keys, self._texts))
-        return [Label(key, text or "", score) for key, text, score in zip(keys, texts, scores.tolist(), strict=True)]
+        columns = zip(keys, texts, *(column.tolist() for column in numbers), strict=True)
+        return [Label(key, text or "", *of) for key, text, *of in columns]
 
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
         return f"{len(self):,} labels: {first}, …"
+
+    def ids(self, keys: Sequence[str]) -> list[int]:
+        """Return the ids of labels by their `keys`. Raises InputError: no such label."""
+        try:
+            return [self._ids[key] for key in keys]
+        except KeyError as error:
+            raise InputError(f"no label has the key {error}.") from None
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {key: place for place, key in enumerate(self.keys)}
 
     @property
     def keys(self) -> list[str]:
@@ -108,7 +146,7 @@ class Model:
             raise InputError(
                 f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
             )
-        self._tokenizer = tokenizer_of(exported)
+        self._tokenizer = TextTokenizer.of(exported)
 
     def __repr__(self) -> str:
         dimension, step = (self._exported.table.parameters[name] for name in ("dimension", "step"))
@@ -131,50 +169,82 @@ class Model:
 
     @naming_arguments()
     def predict(
-        self, texts: str | Sequence[str], k: int = 5, *, threshold: float | None = None, precision: float | None = None
+        self,
+        texts: str | Sequence[str],
+        k: int = 5,
+        *,
+        threshold: float | None = None,
+        precision: float | None = None,
+        filter: Sequence[str] | Sequence[Sequence[str]] = (),
     ) -> Predictions:
         """Return the best `k` labels of each text, of score `threshold` or more; `precision`: of the export's for it.
 
-        Raises InputError: no threshold for this precision, or both are stated.
+        `filter`: keys of labels that no text gets, or a list of them for each text.
+        Raises InputError: no threshold for this precision, or both are stated; a k below 1; no such label.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give one of them.")
+        if k < 1:
+            raise InputError(f"k = {k}: expected 1 or more labels.")
         if precision is not None:
             threshold = self._exported.threshold(precision)
         lowest = -np.inf if threshold is None else threshold
-        predictions = Predictions()
-        for part, rows in self._batches(texts):
-            scores, ids = self._exported.serving.rank(rows, k)
-            kept = (ids != PAD) & (scores >= lowest)
-            labels = iter(self.labels.scored(ids[kept], scores[kept]))
-            for text, count in zip(part, kept.sum(axis=1).tolist(), strict=True):
-                predictions.append(Prediction(text, tuple(itertools.islice(labels, count))))
+        predictions, filters = Predictions(), self._filters(filter, texts)
+        for part, inputs, known in self._batches(texts):
+            own = filters and filters.slice(len(predictions), len(predictions) + len(part))
+            answer = self._exported.answer(inputs, k, own, known)
+            kept = (answer.ids != PAD) & (answer.scores >= lowest)
+            numbers = [column[kept] for column in (answer.scores, answer.probabilities) if column is not None]
+            labels = iter(self.labels.scored(answer.ids[kept], *numbers))
+            facts = zip(part, kept.sum(axis=1).tolist(), known.tolist(), answer.none_of_these, strict=True)
+            for text, count, tokens, none in facts:
+                predictions.append(Prediction(text, tuple(itertools.islice(labels, count)), tokens, none))
         return predictions
 
-    def explain(self, text: str, label: int) -> list[tuple[str, float]]:
-        """Return words and pairs of words of a text and what each adds to the linear ranker's score of a label's id.
-
-        Greatest first; empty where the export has no linear ranker, or none of the words has a weight. Raises
-        InputError: no such label.
-        """
-        if not 0 <= label < len(self.labels):
+    def explain(self, text: str, label: int | str) -> Explanation:
+        """Return what a label, by its id or key, has its score for a text from. Raises InputError: no such label."""
+        place = self.labels.ids([label])[0] if isinstance(label, str) else label
+        if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected the id of one of {len(self.labels):,} labels, from 0 on.")
-        fused = self._exported.serving.fused
-        if fused is None or fused.scorers.linear is None:
-            return []
-        ((_, rows),) = self._batches(text)
-        assert rows.tokens is not None
-        found = fused.scorers.linear.explain(rows.tokens.entries, label)
-        return [(" ".join(str(self._tokenizer.id_to_token(word)) for word in name), added) for name, added in found]
+        ((_, inputs, known),) = self._batches(text)
+        serving = self._exported.serving
+        if not known[0]:
+            odds = float(self._exported.prior[1][place])
+            return Explanation(odds, {"prior": odds})
+        fused, scored = serving.fused, serving.parts(inputs, np.array([[place]]))
+        terms = {"vector": scored.scores} if fused is None else fused.fusion.parts(scored, fused.frequency[scored.ids])
+        parts = {name: float(term.item()) for name, term in terms.items()}
+        explained = Explanation(sum(parts.values()), parts)
+        if fused is not None and isinstance(fused.fusion, Weights):
+            weights, linear, memory = fused.fusion, fused.scorers.linear, fused.scorers.memory
+            if linear is not None and inputs.tokens is not None:
+                for ids, added in linear.explain(inputs.tokens.entries, place):
+                    explained.words.append((self._tokenizer.words(ids), weights.linear * added))
+            if memory is not None:
+                cosines, points = memory.nearest(serving.embed(inputs))
+                voting = memory.labels.take(points[0]).contains(np.full((points.size, 1), place))[:, 0]
+                added = weights.votes * shares_of(cosines, points)[0, voting]
+                keys = self._exported.point_keys(points[0, voting])
+                explained.points.extend(zip(keys, cosines[0, voting].tolist(), added.tolist(), strict=True))
+        return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
         """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
-        parts = [self._exported.serving.embed(rows) for _, rows in self._batches(texts)]
+        parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
-    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs]]:
-        """Yield parts of the texts, with what the encoder reads of them. Raises InputError for what is no text."""
+    def _filters(self, filter: Sequence[str] | Sequence[Sequence[str]], texts: str | Sequence[str]) -> Ragged | None:
+        """Return the ids of the labels that each text leaves out. Raises InputError."""
+        if not filter:
+            return None
+        count = 1 if isinstance(texts, str) else len(texts)
+        lists: Any = [filter] * count if isinstance(filter[0], str) else filter
+        ids = [self.labels.ids(keys) for keys in lists]
+        return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
+
+    def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
+        """Yield parts of the texts, with what the encoder reads, and their known tokens. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
@@ -182,8 +252,8 @@ class Model:
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
-            values, offsets, _ = encode_whole(self._tokenizer, part, f"of {self.url}")
-            yield part, Inputs(Ragged(values, offsets), dense=dense and Inputs.of(dense).dense)
+            tokens, known = self._tokenizer.encode(part)
+            yield part, Inputs(tokens, dense=dense and Inputs.of(dense).dense), known
 
 
 @naming_arguments()
@@ -240,13 +310,32 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
 
-def tokenizer_of(exported: Exported) -> Tokenizer:
-    """Open the tokenizer of an export whose encoder reads tokens."""
-    place = exported.files.folder / ENCODER / FILE
-    return open_tokenizer(place.read_bytes(), str(place))
+@dataclass(frozen=True, eq=False)
+class TextTokenizer:
+    """The tokenizer of an export: `blank` [n] tokens, special or unknown, say nothing. `dense`: a model reads words."""
 
+    tokenizer: Tokenizer
+    blank: np.ndarray
+    dense: bool
+    url: str
 
-def token_column(tokenizer: Tokenizer, texts: Sequence[str], url: str) -> pa.ListArray:
-    """Return the column `input_ids` of `texts`, for the export at `url`. Raises InputError."""
-    values, offsets, _ = encode_whole(tokenizer, texts, f"of {url}")
-    return parquet.list_array(values, offsets, pa.uint32())
+    @classmethod
+    def of(cls, exported: Exported) -> "TextTokenizer":
+        """Open the tokenizer of an export whose encoder reads tokens."""
+        place = exported.files.folder / ENCODER / FILE
+        tokenizer = open_tokenizer(place.read_bytes(), str(place))
+        added = tokenizer.get_added_tokens_decoder().items()
+        unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+        blank = {number for number, token in added if token.special} | {unknown}
+        dense = DENSE in exported.serving.columns
+        return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
+        """Return the tokens of `texts` [B], and how many are known, int64 [B]; words, where a model reads these."""
+        values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
+        known = np.diff(offsets_of(~np.isin(values, self.blank))[offsets])
+        return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
+
+    def words(self, ids: Sequence[int]) -> str:
+        """Return the words of token ids."""
+        return " ".join(str(self.tokenizer.id_to_token(token)) for token in ids)

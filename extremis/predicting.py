@@ -6,6 +6,7 @@ That is JSON lines, CSV, Parquet, a TREC run or a SciPy matrix: one file, publis
 import contextlib
 import csv
 import functools
+import itertools
 import json
 import os
 import sys
@@ -19,24 +20,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from extremis.console import Bar, print_file
-from extremis.model import open_embedder, token_column, tokenizer_of
+from extremis.model import TextTokenizer, open_embedder
 from pipelines.formats.texts import Texts
 from schemas import PAD, arrow, storage
 from schemas.errors import InputError, MissingExtra
 from schemas.layout import DataLayout
 from schemas.ragged import offsets_of
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import filters_of, list_array, list_column
 from schemas.table import Table
 from schemas.text_model import DENSE
-from trainer.export.exported import Exported, iterate_ranked
-from trainer.inputs import open_queries, require_inputs
+from trainer.export.exported import Answer, Exported
+from trainer.inputs import Inputs, open_queries, require_inputs
 
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell begins with that a spreadsheet computes
 _TAG = "extremis"
+KNOWN = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
-_SCHEMA = arrow.without_nulls({"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}})
+_COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
+_MORE = {"probabilities": pa.list_(pa.float32()), KNOWN: pa.int32()}  # of a calibrated export; of texts
+_SCHEMA = arrow.without_nulls(_COLUMNS)
 
 Write = Callable[[pa.Table], None]  # takes predictions batch by batch, as `prediction_table` makes them
 
@@ -61,13 +65,20 @@ def write_predictions(
     labels = exported.label_table(("key", "text"))
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, to, len(labels), safe_cells) as write:
-        for table, scores, ids in iterate_ranked(exported.serving, rows, k, filter=filter):
+    first = [*itertools.islice(rows, 1)]
+    there = {"probabilities"} if exported.calibration is not None else set()
+    there |= {name for table in first for name in table.column_names}
+    schema = arrow.without_nulls({**_COLUMNS, **{name: _MORE[name] for name in _MORE if name in there}})
+    with Bar("predict", total) as bar, open_writer(out, to, len(labels), safe_cells, schema) as write:
+        for table in itertools.chain(first, rows):
+            known = table[KNOWN].to_numpy() if KNOWN in table.column_names else None
+            inputs = Inputs.of(table.select(exported.serving.columns))
+            answer = exported.answer(inputs, k, filters_of(table) if filter else None, known)
             if threshold is not None:
-                ids = np.where(scores >= threshold, ids, PAD)
-            write(prediction_table(table["key"].combine_chunks(), ids, scores, labels))
+                answer = answer._replace(ids=np.where(answer.scores >= threshold, answer.ids, PAD))
+            write(prediction_table(table, answer, labels, schema))
             done += table.num_rows
-            predictions += int((ids != PAD).sum())
+            predictions += int((answer.ids != PAD).sum())
             bar.update(done)
     seconds = time.perf_counter() - began
     counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
@@ -75,22 +86,28 @@ def write_predictions(
 
 
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
-    """Yield texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
+    """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
 
-    `embedder`: another place of the model that made the dense vectors of DATA.
+    `embedder`: another place of the model that made the dense vectors of DATA. What a first text needs is loaded then.
     """
     columns = exported.serving.columns
-    tokenizer = tokenizer_of(exported) if "input_ids" in columns else None
-    embed = open_embedder(exported, embedder)
-    given = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
-    for rows in texts.batches(batch, "feature_ids" in columns, given):
+    features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
+    own = 0 if embed or DENSE not in columns else exported.table.parameters[DENSE]
+    tokenizer = TextTokenizer.of(exported) if "input_ids" in columns or embed else None
+
+    def with_columns(rows: pa.RecordBatch) -> pa.Table:
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            tokens = token_column(tokenizer, rows["text"].to_pylist(), exported.table.url)
-            table = table.append_column("input_ids", tokens)
-        if embed is not None:
-            table = table.append_column(DENSE, embed(rows["text"]))
-        yield table
+            tokens, known = tokenizer.encode(rows["text"].to_pylist())
+            table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
+            if not (features or own):  # else a row may have these alone
+                table = table.append_column(KNOWN, pa.array(known, pa.int32()))
+        return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
+
+    if not (features or own):
+        a_text = with_columns(pa.record_batch({"text": pa.array(["a text"])}))
+        exported.answer(Inputs.of(a_text.select(columns)), 1)
+    return map(with_columns, texts.batches(batch, features, own))
 
 
 def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
@@ -113,11 +130,13 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
 
 
 @contextlib.contextmanager
-def open_writer(out: str, form: str | None, labels: int, safe_cells: bool = False) -> Iterator[Write]:
+def open_writer(
+    out: str, form: str | None, labels: int, safe_cells: bool = False, schema: pa.Schema = _SCHEMA
+) -> Iterator[Write]:
     """Open a writer of predictions out of L labels, whose file is published at `out` when the block ends without error.
 
-    `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError where neither `form` nor the name says
-    what to write, and where that does not go with `out` or `safe_cells`; StorageError.
+    `schema`: that of the predictions. `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError where
+    neither `form` nor the name says what to write, and where that does not go with `out` or `safe_cells`; StorageError.
     """
     if out == STANDARD:
         if sys.stdout is None:
@@ -126,7 +145,7 @@ def open_writer(out: str, form: str | None, labels: int, safe_cells: bool = Fals
             raise InputError(f"OUT -: {form} is no text for a terminal. Name a file, or redirect standard output.")
         with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
             path = os.path.join(folder, f"out.{form or 'jsonl'}")
-            with open_writer(path, form, labels, safe_cells) as write:
+            with open_writer(path, form, labels, safe_cells, schema) as write:
                 yield write
             print_file(path)
         return
@@ -136,33 +155,39 @@ def open_writer(out: str, form: str | None, labels: int, safe_cells: bool = Fals
     if safe_cells and form != "csv":
         raise InputError(f"--safe-cells is of CSV, and OUT is {form}. Leave it out, or give --to csv.")
     make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
-    with storage.writing(out) as path, make(path, labels) as write:
+    with storage.writing(out) as path, make(path, labels, schema) as write:
         yield write
 
 
-def prediction_table(keys: pa.Array, ids: np.ndarray, scores: np.ndarray, labels: pa.Table) -> pa.Table:
-    """Make a row of key, labels' keys, scores, label ids and labels' texts for each query, without pads.
+def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
+    """Make a row of key, labels' keys, scores, label ids and labels' texts for each of `rows` [B], without pads.
 
-    `keys` [B]; label ids int64 [B, k], best first, PAD at the end; `scores` float32 [B, k]; `labels` [L]: key, text.
+    `labels` [L]: key, text. With the columns of `schema`, probabilities and known tokens too.
     """
-    present = ids != PAD
+    present = answer.ids != PAD
     offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
-    flat = pa.array(ids[present])
+    flat = pa.array(answer.ids[present])
     named, texts = (labels[name].combine_chunks().take(flat).cast(pa.string()) for name in ("key", "text"))
-    columns = [named, pa.array(scores[present], pa.float32()), flat, texts.fill_null("")]
-    lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
-    return pa.Table.from_arrays([keys, *lists], schema=_SCHEMA)
+    lists = {"labels": named, "scores": pa.array(answer.scores[present], pa.float32()), "label_ids": flat}
+    lists["texts"] = texts.fill_null("")
+    if answer.probabilities is not None:
+        lists["probabilities"] = pa.array(answer.probabilities[present], pa.float32())
+    made = {name: pa.ListArray.from_arrays(offsets, column) for name, column in lists.items()}
+    return pa.table([made[name] if name in made else rows[name] for name in schema.names], schema=schema)
 
 
 @contextlib.contextmanager
-def _write_lines(format_query: Callable[[dict[str, Any]], str], path: str, labels: int) -> Iterator[Write]:
+def _write_lines(
+    format_query: Callable[[dict[str, Any]], str], path: str, labels: int, schema: pa.Schema
+) -> Iterator[Write]:
     with open(path, "w", encoding="utf-8") as file:
         yield lambda table: file.writelines(map(format_query, table.to_pylist()))
 
 
 def _json_line(query: dict[str, Any]) -> str:
     """Format {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
-    query["scores"] = [float(f"{score:.7g}") for score in query["scores"]]
+    for name in {"scores", "probabilities"} & query.keys():
+        query[name] = [float(f"{number:.7g}") for number in query[name]]
     return json.dumps(query, ensure_ascii=False) + "\n"
 
 
@@ -180,9 +205,10 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _write_csv(path: str, labels: int, safe_cells: bool = False) -> Iterator[Write]:
-    """Write a row a label: key, rank from 1, label, text, score; `safe_cells`: an apostrophe before what begins as a
-    formula does.
+def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
+    """Write a row a label: key, rank from 1, label, text, score, its probability if there.
+
+    `safe_cells`: an apostrophe before what begins as a formula does.
     """
 
     def safe(cell: str) -> str:
@@ -190,26 +216,30 @@ def _write_csv(path: str, labels: int, safe_cells: bool = False) -> Iterator[Wri
 
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["key", "rank", "label", "text", "score"])
+        more = [name for name in ("probabilities",) if name in schema.names]
+        writer.writerow(["key", "rank", "label", "text", "score", *(["probability"] if more else [])])
 
         def write(table: pa.Table) -> None:
             for query in table.to_pylist():
-                columns = zip(query["labels"], query["texts"], query["scores"], strict=True)
-                for rank, (label, text, score) in enumerate(columns, 1):
-                    writer.writerow([safe(query["key"]), rank, safe(label), safe(text), f"{score:.7g}"])
+                columns = zip(*(query[name] for name in ("labels", "texts", "scores", *more)), strict=True)
+                for rank, (label, text, *of) in enumerate(columns, 1):
+                    writer.writerow([safe(query["key"]), rank, safe(label), safe(text), *(f"{n:.7g}" for n in of)])
 
         yield write
 
 
 @contextlib.contextmanager
-def _write_parquet(path: str, labels: int) -> Iterator[Write]:
-    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>."""
-    with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
+def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
+    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
+
+    Of a calibrated export also probabilities list<float>, of texts known_tokens int32.
+    """
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_table
 
 
 @contextlib.contextmanager
-def _write_matrix(path: str, labels: int) -> Iterator[Write]:
+def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     """Write for `scipy.sparse.load_npz`: CSR [N, L] float32, row n the n-th query, its columns in ascending order.
 
     All predictions are kept in memory until the file is written.
@@ -235,7 +265,7 @@ def _write_matrix(path: str, labels: int) -> Iterator[Write]:
         sparse.save_npz(file, matrix, compressed=False)
 
 
-_FORMS: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Write]]] = {
+_FORMS: dict[str, Callable[[str, int, pa.Schema], contextlib.AbstractContextManager[Write]]] = {
     "jsonl": functools.partial(_write_lines, _json_line),
     "trec": functools.partial(_write_lines, _trec_lines),
     "parquet": _write_parquet,

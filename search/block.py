@@ -188,7 +188,9 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     """Search with `slacks` in turn, as far as rows do not prove themselves."""
     rows = len(block.vectors)
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
-    noise = _rounding(queries, block)
+    # Two float32 computations of one inner product, in any order, differ by 2·D·ε·‖x‖·‖w‖ at most.
+    bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
+    noise = np.asarray(bound * np.linalg.norm(queries, axis=1) * block.longest)
     if codes is None:
         approximate, positions = block.nearest(queries, fetch)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.command import MINED, PROCESSES, extremis, sets
+from tests.command import MINED, PROCESSES, call, extremis, sets
 from tests.faults import Proxy
 from tests.pipelines.raw import write_tate
 
@@ -93,6 +93,27 @@ def mined(data: Path, once: Once) -> Path:
         assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3, "4": 4}
 
     return once("mined", make) / "run"
+
+
+@pytest.fixture(scope="session")
+def exports(data: Path, once: Once) -> Path:
+    """Return a folder of two exports of one run, which is beside it: fused scores, current, and the classifier's.
+
+    Tests do not change them.
+    """
+
+    def make(folder: Path) -> None:
+        run, one, two = folder / "run", folder / "exports" / "one", folder / "exports" / "two"
+        for command in (
+            ("train", "astra", data, run, *sets("train.epochs=1", "data.holdout=0.2")),
+            ("fuse", data, run),
+            ("export", data, run, one, "--calibrate", "--current"),
+            ("export", data, run, two, "--scores", "classifier"),
+        ):
+            done = call(*command)
+            assert done.status == 0, done.err
+
+    return once("served", make) / "exports"
 
 
 @pytest.fixture(scope="session")

@@ -137,6 +137,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("", ("apache_beam", "torch"), "schemas.manifest, extremis.cli"),
         ("[s3,gcs,dask,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, distributed, sklearn"),
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
+        ("[http]", ("torch", "apache_beam", "sklearn"), "extremis.model, fastapi_offline, uvicorn, prometheus_client"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
         ("[serve]", ("apache_beam", "torch", "numba", "scipy"), "extremis.model, extremis.predicting"),
         ("[report]", ("apache_beam",), "extremis.reporting.build, jinja2, plotly"),

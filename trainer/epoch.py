@@ -225,7 +225,11 @@ class EpochRunner:
         """Take in the losses of the steps since the last time, in one copy. Raises ExtremisError: one is not finite."""
         progress, unread = self.progress, self._unread
         self._unread = []
-        losses = torch.stack([loss for _, loss in unread]).tolist() if unread else []
+        losses: list[float] = []
+        if unread:
+            together = torch.stack([loss for _, loss in unread])
+            self._parts.group.wait_for(together, self.interrupts.stop.is_set)
+            losses = together.tolist()
         for (step, _), loss in zip(unread, losses, strict=True):
             if not math.isfinite(loss):
                 raise ExtremisError(

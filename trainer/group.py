@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,13 +12,16 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
-from schemas.waits import Wait
+from schemas.waits import Wait, waiting
 from trainer.stream.processes import Ranks, ranks_of_environment
 
 T = TypeVar("T")
 
 JOIN_SECONDS = 300.0  # until all ranks have come
 SILENCE_SECONDS = 3600.0  # that a rank may keep the others waiting: a table that is waited for, a large file
+GPU_SECONDS = 600.0  # that a GPU may wait for another within a step, the first of which may compile
+_POLL_SECONDS = 0.0005
+_STOP_SECONDS = 10.0  # the same once this rank is asked to stop: a launcher asks where another one has ended
 _REPORTED = "reported"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
@@ -112,6 +116,13 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
+    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `tensor` can be read at once, where that needs the other ranks' part of a step.
+
+        A GPU waits for a rank that has ended, as for one that is late: nobody tells it. So the wait is bounded, and
+        shorter where `is_stop_asked`; RankLostError says what it was for.
+        """
+
     def for_another_thread(self) -> "Group":
         """Return the same ranks for another thread, with its own order of calls. All ranks call it at once."""
         return self
@@ -151,6 +162,7 @@ def join(ranks: Ranks) -> Group:
             f"rank {ranks.rank} of {ranks.ranks} did not meet the others within {JOIN_SECONDS:g} seconds: "
             f"{_line(error)}. Look why one of them did not start."
         ) from error
+    _limit_gpu_waits(None)
     return _Joined(ranks, dist.PrefixStore("extremis", store), backend, None)
 
 
@@ -247,8 +259,32 @@ class _Joined(Group):
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
+    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+        if tensor.device.type != "cuda":
+            return
+        made = torch.cuda.Event()
+        made.record()
+        self._wait_until(made.query, is_stop_asked)
+
+    def _wait_until(self, is_done: Callable[[], bool], is_stop_asked: Callable[[], bool]) -> None:
+        began, seconds = time.monotonic(), GPU_SECONDS
+        for _ in waiting("the other ranks in a step", seconds=GPU_SECONDS, every=_POLL_SECONDS):
+            if is_done():
+                return
+            waited = time.monotonic() - began
+            if is_stop_asked():
+                seconds = min(seconds, waited + _STOP_SECONDS)
+            if waited >= seconds:
+                break
+        raise RankLostError(
+            f"rank {self.rank} of {self.ranks}: its GPU has waited {time.monotonic() - began:.0f} seconds for another "
+            "rank, which ended, or hangs, before its part of the step. What it said is above or in its own output; go "
+            "on with --resume, on as many ranks as there are."
+        )
+
     def for_another_thread(self) -> Group:
         of = self._call(dist.new_group, None, timedelta(seconds=SILENCE_SECONDS), self._backend)
+        _limit_gpu_waits(of)
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
     def first_to_report(self) -> bool:
@@ -277,6 +313,15 @@ class _Joined(Group):
                 f"({_line(error)}). What it said is above or in its own output; go on with --resume, on as many ranks "
                 "as there are."
             ) from error
+
+
+def _limit_gpu_waits(of: Any) -> None:
+    """Have nccl end a process whose GPU waits longer than `wait_for` does; gloo keeps its own limit."""
+    if torch.cuda.is_available():
+        group: Any = of or dist.group.WORLD
+        nccl = group._get_backend(torch.device("cuda"))
+        if hasattr(nccl, "_set_default_timeout"):
+            nccl._set_default_timeout(timedelta(seconds=GPU_SECONDS + _STOP_SECONDS))
 
 
 def _line(error: BaseException) -> str:

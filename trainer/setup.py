@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,7 @@ from trainer.refresh.dump import Refresher
 from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, GlobalBatches, StepContext
-from trainer.stream import JoinedStream, Reading, Source, by_shares, open_sources
+from trainer.stream import Batch, JoinedStream, Reading, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking.tracker import NoTracker, Tracker
@@ -95,7 +97,7 @@ def set_up(
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
-    require_fleet(recipe, facts, group)
+    require_fleet(recipe, facts, group, device)
     require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks, facts.dense)
     texts, bounds = open_texts(data, recipe), group.decide(lambda: label_bounds(data, recipe, group.ranks))
     bounds = bounds or [label_range(facts.labels, rank, group.ranks)[0] for rank in range(group.ranks)] + [facts.labels]
@@ -104,19 +106,22 @@ def set_up(
     planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
     plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
+    clock = Clock()
+    queries = open_queries(recipe, model, group, clock)
     # With several ranks each plans for the global batch, which a stream does not have.
-    stream = open_stream(recipe, tables, facts.labels, group, planner if plans_ahead and group.ranks == 1 else None)
+    plan = planner if plans_ahead and group.ranks == 1 else None
+    stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
-    clock, to_notify = Clock(), [each for each in sources if type(each).touch is not NegativeSource.touch]
+    to_notify = [each for each in sources if type(each).touch is not NegativeSource.touch]
 
-    def before_change(candidates: Candidates) -> None:
-        if writer.copies_rows or to_notify:
+    def before_change(candidates: Candidates, merged: torch.Tensor | None) -> None:
+        if writer.copies_rows:
+            writer.before_change(candidates.ids if merged is None else merged)
+        if to_notify:
             rows = candidates.touched
-            writer.before_change(rows)
             for source in to_notify:
                 source.touch(rows)
 
-    queries = open_queries(recipe, model, group, clock)
     neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
@@ -140,15 +145,21 @@ def set_up(
     )
 
 
-def require_fleet(recipe: Recipe, facts: DataSizes, group: Group) -> None:
-    """Refuse, on all ranks, a rank of another release, or one without the memory for its share. Raises InputError."""
+def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
+    """Refuse, on all ranks, a rank of another release, one without the memory for its share, and two on one GPU.
+
+    Raises InputError.
+    """
     refusal = ""
     try:
         require_memory(recipe, facts, group.ranks)
     except InputError as error:
         refusal = str(error)
-    fleet = group.gather_objects((code_version(), refusal))
-    for rank, (version, refused) in enumerate(fleet):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpu = None if device == CPU else (socket.gethostname(), visible, str(device))
+    fleet = group.gather_objects((code_version(), refusal, gpu))
+    gpus: dict[tuple[str, str | None, str], int] = {}
+    for rank, (version, refused, gpu) in enumerate(fleet):
         name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
         if version != fleet[0][0]:
             raise InputError(
@@ -157,6 +168,12 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group) -> None:
             )
         if refused:
             raise InputError(name + refused)
+        if gpu is not None and gpus.setdefault(gpu, rank) != rank:
+            raise InputError(
+                f"ranks {gpus[gpu]} and {rank} of {group.ranks} are both on {gpu[2]} of {gpu[0]}: nccl joins ranks "
+                "that have a GPU each. Launch as many ranks as there are GPUs (torchrun --nproc-per-node), or set "
+                "train.device = 'cpu'."
+            )
 
 
 def require_whole_epochs(recipe: Recipe) -> None:
@@ -238,9 +255,14 @@ def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> Qu
 
 
 def open_stream(
-    recipe: Recipe, tables: list[Source], labels: int, group: Group, plan: Planner | None = None
+    recipe: Recipe,
+    tables: list[Source],
+    labels: int,
+    group: Group,
+    plan: Planner | None = None,
+    prepare: Callable[[Batch], Any] | None = None,
 ) -> JoinedStream:
-    """Open the rank's stream over `tables`; with `plan` its batches come with candidates."""
+    """Open the rank's stream over `tables`; with `plan` its batches come with candidates, with `prepare` prepared."""
     order, reading = recipe.order, recipe.storage
     return JoinedStream(
         tables,
@@ -251,6 +273,7 @@ def open_stream(
         rank=group.rank,
         ranks=group.ranks,
         plan=plan,
+        prepare=prepare,
         damaged=reading.damaged,
         reading=Reading(
             verify=reading.verify, threads=reading.fetch_threads, cache=reading.cache, cache_bytes=reading.cache_bytes

@@ -108,7 +108,7 @@ class StepContext:
     group: Group = ALONE
     sources: NegativeSources = field(default_factory=NegativeSources)
     clock: Clock = field(default_factory=Clock)
-    before_change: BeforeChange = lambda rows: None
+    before_change: BeforeChange = lambda rows, ids: None
     clip: float = 0.0
     neighbours: Neighbours | None = None
 

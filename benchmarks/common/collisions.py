@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from trainer.evaluation.split import open_split
-from trainer.methods.lns import Lns
+from trainer.methods.recipe import Recipe
 from trainer.model import load_model
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
@@ -41,12 +41,12 @@ def clustered(labels: int, queries: int, dimension: int = 128, size: int = FIRST
     return Probe(vectors, x, Ragged.from_matrix(positives[:, None]))
 
 
-def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSection]:
-    """Load the newest checkpoint of a run with a classifier, its hash tables' options, and the first rows of a split.
+def of_run(data: str, run: str, split: str, queries: int, step: int | None = None) -> tuple[Probe, Recipe]:
+    """Load a run's classifier as of `step`, its newest checkpoint by default, its recipe, and first rows of a split.
 
     Raises InputError, TableError.
     """
-    recipe, model, _ = load_model(DataLayout(data), RunLayout(run))
+    recipe, model, _ = load_model(DataLayout(data), RunLayout(run), step)
     table, part = open_split(DataLayout(data), split, recipe.data)
     groups = list[pa.Table]()
     for group in part.batches(table, [*model.columns, "label_ids"]):
@@ -55,9 +55,7 @@ def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSec
             break
     rows = pa.concat_tables(groups).slice(0, queries)
     x = model.embed_table(rows).float().numpy()
-    probe = Probe(model.head.vectors.float().numpy(), x, list_column(rows, "label_ids"))
-    assert isinstance(recipe, Lns)
-    return probe, recipe.negatives.lsh
+    return Probe(model.head.vectors.float().numpy(), x, list_column(rows, "label_ids")), recipe
 
 
 def measure(probe: Probe, options: LshSection) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def measure(probe: Probe, options: LshSection) -> dict[str, Any]:
     are among them; `uniform`: the same of as many labels drawn uniformly.
     """
     best = _best(probe)
-    sampler = HashedNegatives(options, _Vectors(probe))
+    sampler = HashedNegatives(options, ProbedVectors(probe))
     sampler.start()
     figures = {}
     for query in ("embedding", "label"):
@@ -88,7 +86,7 @@ def _best(probe: Probe) -> np.ndarray:
     return scores.topk(min(FIRST, scores.shape[1]), dim=1).indices.numpy()
 
 
-class _Vectors:
+class ProbedVectors:
     """Vectors of the probe, as sources of negatives read them."""
 
     def __init__(self, probe: Probe) -> None:

@@ -6,11 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from benchmarks.gpu.classifier_step import SIZES
 from benchmarks.gpu.models import BAG, open_model, open_steps
 from benchmarks.gpu.place import Measurement, Place
 from schemas.layout import RunLayout
 from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.stream.batch import Candidates
 
 STEPS = 20
 
@@ -27,9 +30,9 @@ def _measure(place: Place, labels: int) -> dict[str, Any]:
         writer = CheckpointWriter(RunLayout(folder))
         context = open_model(place, BAG, labels)
 
-        def before_change(candidates: Any, merged: Any = None) -> None:
+        def before_change(candidates: Candidates, merged: torch.Tensor | None) -> None:
             if writer.copies_rows:
-                writer.before_change(candidates.touched if merged is None else merged)
+                writer.before_change(candidates.ids if merged is None else merged)
 
         step = open_steps(place, replace(context, before_change=before_change), labels)
         alone = place.milliseconds(step)

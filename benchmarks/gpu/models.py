@@ -57,6 +57,8 @@ def open_steps(place: Place, context: StepContext, labels: int, planned: bool = 
         batches = [replace(batch, candidates=plan(batch, labels, "own", place.device)) for batch in batches]
     else:
         batches = [replace(batch, hard=None) for batch in batches]
+    if (prepare := context.queries.preparing()) is not None:  # in the stream's threads, not in the step
+        batches = [replace(batch, prepared=prepare(batch)) for batch in batches]
     number = 0
 
     def step() -> None:

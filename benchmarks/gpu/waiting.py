@@ -43,7 +43,8 @@ def _open_stream(place: Place, context: StepContext, labels: int) -> JoinedStrea
     if not Path(world.queries).exists():
         world.write()
     size = 16 if place.quick else B
-    return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, plan=context.planner)
+    ahead = {"plan": context.planner, "prepare": context.queries.preparing()}
+    return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 
 
 def _measure(place: Place, encoder: str) -> dict[str, Any]:

@@ -28,9 +28,10 @@ class MeanEncoder(Encoder):
 
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before):
         tokens, offsets = (torch.from_numpy(values.astype("int64")) for values in inputs.tokens)
-        return tokens, offsets, 0 if dropout_key is None else before(len(offsets) - 1)
+        rows = len(offsets) - 1
+        return tokens, offsets, self._draw_kept(rows, dropout_key, 0 if dropout_key is None else before(rows))
 
     def encode(self, inputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        tokens, offsets, first = inputs
+        tokens, offsets, kept = inputs
         with torch.set_grad_enabled(dropout_key is not None and torch.is_grad_enabled()):
-            return self._finish(self._modules(tokens, offsets), dropout_key, first)
+            return self._finish(self._modules(tokens, offsets), kept)

@@ -22,7 +22,7 @@ def ablate(
 
     A recipe that is finished already is not trained again, and one that was cut off continues. OUT gets ablation.json,
     ablation.md and, with the extra report, ablation.html: metrics against time where recipes have a validation split.
-    In a checkout of Extremis, papers/ has the tables of the papers, each made by one command.
+    In a checkout of Extremis, papers/ has the recipes of the papers, and measures their claims.
 
     Options:
         recipes: Recipes to compare: names, TOML files, folders of them. Default: random,astra.

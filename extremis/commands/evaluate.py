@@ -32,6 +32,7 @@ def evaluate(
     seen_only: bool = False,
     scores: Literal["classifier", "labels", "sum", "fused"] | None = None,
     baseline: bool = False,
+    calibrate: bool = False,
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any] | None:
@@ -49,6 +50,8 @@ def evaluate(
         scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
             fuse). Default: fused, where the checkpoint has a fusion.
         baseline: Also score popular labels, and nearest texts by TF-IDF.
+        calibrate: Also measure probabilities, by a curve that is learned from what RUN held out, or val. Needs
+            scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -60,9 +63,12 @@ def evaluate(
     from extremis.evaluation import EvaluateOptions
     from extremis.evaluation import evaluate as evaluate_run
     from extremis.ranks import joined
+    from trainer.evaluation.calibration import describe_calibration
 
     data, run = fspath(data), fspath(run)
-    options = EvaluateOptions(split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline)
+    options = EvaluateOptions(
+        split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline, calibrate
+    )
     with joined() as group:
         report = evaluate_run(data, run, options, group, device)
     if not group.first:
@@ -73,6 +79,9 @@ def evaluate(
         _show_seen(split, report)
     if baseline:
         _show_baselines(split, report)
+    if calibrate:
+        facts = report["calibration"]
+        say(describe_calibration(facts, f"of {split}, learned from {facts['queries']:,} queries of {facts['split']}"))
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:

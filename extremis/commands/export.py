@@ -23,6 +23,7 @@ def export(
     target_recall: float = 0.98,
     precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
     threshold_split: str | None = None,
+    calibrate: bool = False,
     scores: Literal["classifier", "sum", "fused"] | None = None,
     onto: Annotated[Place | None, Option(metavar="EXPORT")] = None,
     current: bool = False,
@@ -40,6 +41,8 @@ def export(
         target_recall: Recall that the index is tuned to.
         precision: Precisions to make thresholds for.
         threshold_split: Split that measures them, or none. Default: val where DATA has it.
+        calibrate: Learn probabilities of labels by their scores, on the split of the thresholds; without val, on what
+            RUN held out. Needs scikit-learn (extra fusion).
         scores: sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.
             Default: fused, where the checkpoint has a fusion.
         onto: Earlier export, whose files are named where they stay; or its folder.
@@ -55,6 +58,7 @@ def export(
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         own_name(out)
+    from trainer.evaluation.calibration import describe_calibration
     from trainer.export import export as exporting
 
     options = exporting.ExportOptions(
@@ -68,11 +72,15 @@ def export(
         onto=None if onto is None else fspath(onto),
         overwrite=overwrite,
         device=device,
+        calibrate=calibrate,
     )
     manifest = exporting.export(data, run, out, options, say)
     facts = manifest.parameters
     by = facts["options"].get("scores", "classifier")
     say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    if calibrate:
+        split, measured = facts["thresholds"]["split"], facts["thresholds"]["calibration"]
+        say(describe_calibration(measured, f"of {split}, by halves of {measured['queries']:,} queries"))
     if current:
         say(f"{switch(out)}: names {out} now")
     say(f'next: echo "some text" | extremis predict {out} - -')

@@ -58,6 +58,9 @@ def predict(
         threads: Default: all cores.
         overwrite: Replace predictions that are at OUT.
 
+    A text without a known token gets the labels of the most training points, and known_tokens 0; a calibrated export
+    (extremis export --calibrate) gives probabilities.
+
     For texts at hand in Python there is `extremis.load(export).predict(texts)`.
 
     Examples:

@@ -172,6 +172,7 @@ def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "names": names,
                 "rows": [*rows, *baselines.values()],
                 "best": best,
+                "calibrated": [(row["run"], row["calibration"]) for row in rows if "calibration" in row],
                 "parts": [part for part in parts if "metrics" in part[2]],
                 "seen": max((row["seen"]["queries"] for row in rows if "seen" in row), default=None),
             }

@@ -34,7 +34,7 @@ from trainer.evaluation import memory
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
-from trainer.export.exported import Exported
+from trainer.export.exported import Answer, Exported
 from trainer.inputs import Inputs
 
 
@@ -164,7 +164,7 @@ def test_no_cell_of_a_safe_csv_begins_as_a_formula(data: Path, exported: Path, t
     cells = ["=1+1", "+1", "-1", "@x", "\ttab", "\rreturn", "\nline", "'a", "a=b", "", "1"]
     labels = pa.table({"key": cells, "text": cells[::-1]})
     ids, scores = np.arange(11)[None], np.linspace(1, -1, 11, dtype=np.float32)[None]
-    table = prediction_table(pa.array(["=key"]), ids, scores, labels)
+    table = prediction_table(pa.table({"key": ["=key"]}), Answer(scores, ids, None), labels)
     rows = {}
     for safe in (False, True):
         with open_writer(str(tmp_path / f"{safe}.csv"), None, 11, safe) as write:

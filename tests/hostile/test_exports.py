@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -179,6 +180,27 @@ def test_a_command_tells_of_a_file(name: str, loop: tuple[Path, Any], tmp_path: 
 def test_thresholds_that_are_none(value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
     change(copy(loop[0], tmp_path), parameter("thresholds", VALUES[value]))
     predict(tmp_path, options=("--precision", "0.5"))
+
+
+def test_what_is_no_calibration_and_no_number_of_points(loop: tuple[Path, Any], tmp_path: Path) -> None:
+    """Each is refused when it is read, or it is none: predictions are never of half a curve."""
+    curves = [
+        {"scores": [0, 1], "probabilities": [0, 2]},
+        {"scores": [1, 0], "probabilities": [0, 1]},
+        {"scores": [0], "probabilities": []},
+        {"scores": ["1e999"], "probabilities": [0.5]},
+    ]
+    for value in (*VALUES.values(), *curves):
+        stated = {"thresholds": [], "calibration": {"curve": value}}
+        assert "calibration" in message_of(loop[0], tmp_path, parameter("thresholds", stated)), value
+    for value in VALUES.values():
+        message_of(loop[0], tmp_path, parameter("training_points", value))
+        model = extremis.load(str(tmp_path / "export"))
+        if value in ("x", [1]):
+            with pytest.raises(extremis.TableError, match=re.escape(str(tmp_path))):
+                model.predict("")
+        else:
+            assert all(np.isfinite(label.score) for label in model.predict("")[0].labels), value
 
 
 def test_files_of_an_export_have_one_mode(loop: tuple[Path, Any]) -> None:

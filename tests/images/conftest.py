@@ -13,7 +13,7 @@ from tests.command import ROOT, extremis
 from tests.images.builder import Builder, BuildError, Image, missing
 
 FOLDER = Path(os.environ.get("EXTREMIS_IMAGES") or ROOT / "build" / "images")
-ROOM = {"pipelines": 6, "trainer": 26}  # GiB of disk while an image is built, copies of layers among them
+ROOM = {"pipelines": 6, "trainer": 26, "serve": 4}  # GiB of disk while an image is built, copies of layers among them
 
 
 @pytest.fixture(scope="package")
@@ -37,6 +37,12 @@ def trainer(builder: Builder) -> Image:
     """Build the image of the trainer; EXTREMIS_TORCH_INDEX names another index for torch."""
     index = os.environ.get("EXTREMIS_TORCH_INDEX")
     return build(builder, "trainer", **({"TORCH_INDEX": index} if index else {}))
+
+
+@pytest.fixture(scope="package")
+def serve(builder: Builder) -> Image:
+    """Build the image of the service."""
+    return build(builder, "serve")
 
 
 def build(builder: Builder, target: str, **arguments: str) -> Image:

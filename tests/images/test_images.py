@@ -42,11 +42,18 @@ print(compile_module_from_src(source, "probe").__name__)
 """
 
 
-@pytest.mark.parametrize(("target", "program"), [("pipelines", "extremis-worker"), ("trainer", "extremis")])
-def test_what_an_image_says_of_itself(request: pytest.FixtureRequest, target: str, program: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "program"),
+    [
+        ("pipelines", ["extremis-worker"]),
+        ("trainer", ["extremis"]),
+        ("serve", ["python", "/opt/extremis/serve.py", "--host", "0.0.0.0"]),
+    ],
+)
+def test_what_an_image_says_of_itself(request: pytest.FixtureRequest, target: str, program: list[str]) -> None:
     config = request.getfixturevalue(target).config
     assert config["User"] == "1000"
-    assert config["Entrypoint"] == ["tini", "--", program]
+    assert config["Entrypoint"] == ["tini", "--", *program]
     assert config["Healthcheck"]["Test"] == ["CMD", "python", "/opt/extremis/health.py"]
     labels = {name.rpartition(".")[2]: text for name, text in config["Labels"].items() if "opencontainers" in name}
     assert labels["title"] == f"extremis-{target}"
@@ -70,7 +77,12 @@ def succeeds(done: subprocess.CompletedProcess) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "others"), [("pipelines", ("torch", "transformers")), ("trainer", ("apache_beam",))]
+    ("target", "others"),
+    [
+        ("pipelines", ("torch", "transformers")),
+        ("trainer", ("apache_beam",)),
+        ("serve", ("torch", "transformers", "apache_beam", "sklearn")),
+    ],
 )
 def test_what_is_in_an_image(
     builder: Builder, request: pytest.FixtureRequest, target: str, others: tuple[str, ...]

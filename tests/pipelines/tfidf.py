@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.pipelines.raw import read_lines, write_lines
+from tests.pipelines.raw import read_lines
 
 _WORD = re.compile(r"\w\w+")
 
@@ -30,25 +30,6 @@ def write_tfidf(raw: Path, out: Path, *, ngrams: int = 2, least: int = 2) -> Pat
         (out / f"{name}_X_Y.txt").write_text(_matrix(labels, len(records["lbl"])))
     for path in raw.glob("filter_labels_*.txt"):
         shutil.copy(path, out / path.name)
-    return out
-
-
-def thin_labels(raw: Path, out: Path, every: int) -> Path:
-    """Copy `raw` (JSON lines) with the labels 0, `every`, 2 `every`, ... alone, and the points that have one."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_lines(out / "lbl.json.gz", read_lines(raw / "lbl.json.gz")[::every])
-    for name, split in (("trn", "train"), ("tst", "test")):
-        points, place = [], dict[int, int]()
-        for row, point in enumerate(read_lines(raw / f"{name}.json.gz")):
-            labels = [label // every for label in point["target_ind"] if label % every == 0]
-            if labels:
-                place[row] = len(points)
-                points.append({**point, "target_ind": labels, "target_rel": [1.0] * len(labels)})
-        write_lines(out / f"{name}.json.gz", points)
-        path = raw / f"filter_labels_{split}.txt"
-        pairs = [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
-        kept = [f"{place[row]} {label // every}\n" for row, label in pairs if row in place and label % every == 0]
-        (out / path.name).write_text("".join(kept))
     return out
 
 

@@ -1,7 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
+import torch
 
 from tests.builders import build_data
 from trainer.config.load import validate
+from trainer.device import products_with
 from trainer.loop import Trainer
 
 SMALLEST = np.float64(5e-324)
@@ -21,3 +26,17 @@ def test_training_leaves_the_processs_arithmetic_as_it_was(tmp_path) -> None:
         assert SMALLEST * 1.0 != 0
     assert all(within)
     assert SMALLEST * 1.0 != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_products_are_narrow_of_narrow_vectors_on_a_gpu_alone(kind: str, dtype: torch.dtype) -> None:
+    settings, vectors = torch.backends.cuda.matmul, SimpleNamespace(device=torch.device(kind), dtype=dtype)
+    before = settings.fp32_precision
+    with products_with(vectors):  # type: ignore[arg-type]
+        narrow = kind == "cuda" and dtype != torch.float32
+        assert settings.fp32_precision == ("tf32" if narrow else before)
+    assert settings.fp32_precision == before
+    values = torch.randn(1000).to(dtype).float()
+    bits = values.view(torch.int32) & 0x1FFF  # of a fraction those that TF32 has no room for
+    assert bool(bits.any()) == (dtype == torch.float32)

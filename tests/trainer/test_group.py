@@ -3,6 +3,8 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainer.group
 from schemas.errors import InputError
+from schemas.layout import DataLayout
+from tests.builders import build_data
 from tests.ranks import on_ranks
+from trainer.config.load import validate
 from trainer.group import ALONE, Group, RankLostError, join, label_range
+from trainer.loop import Trainer
+from trainer.model import DataSizes
+from trainer.setup import require_fleet
 from trainer.stream import Ranks
 
 
@@ -127,6 +136,53 @@ def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
     for rank, (_, said) in enumerate(others):
         assert f"rank {rank} of 3 has lost another rank" in said
         assert "go on with --resume" in said
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No collective of a GPU returns when a peer is gone: it is asked whether it is done, and never read."""
+    monkeypatch.setattr(trainer.group, "GPU_SECONDS", 0.2 if not asked else 60.0)
+    monkeypatch.setattr(trainer.group, "_STOP_SECONDS", 0.1)
+    group = trainer.group._Joined(Ranks(1, 2), None, "cpu:gloo,cuda:nccl", None)
+    answers = iter([False, False, True])
+    group._wait_until(lambda: next(answers), lambda: False)
+    assert next(answers, None) is None
+    with pytest.raises(RankLostError, match=r"rank 1 of 2: its GPU has waited .* for another rank.*--resume"):
+        group._wait_until(lambda: False, lambda: asked)
+
+
+class Lost(Group):
+    """A rank whose GPU waits for one that is gone."""
+
+    def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
+        assert not is_stop_asked()
+        raise RankLostError(f"{len(tensor)} loss is not there")
+
+
+def test_a_loss_is_waited_for_before_it_is_read(tmp_path: Path) -> None:
+    data = build_data(str(tmp_path / "data")).layout
+    recipe = validate({"encoder": {"dimension": 4, "buckets": 16}, "logging": {"tensorboard": False}}, "test")
+    trainer = Trainer.start(data.root, str(tmp_path / "run"), recipe, lambda line: None, Lost())
+    with pytest.raises(RankLostError, match="1 loss is not there"):
+        next(trainer.train())
+
+
+def refuse(group: Group, data: DataLayout) -> str:
+    recipe, facts = validate({"encoder": {"dimension": 4, "buckets": 16}}, "test"), DataSizes.of(data)
+    require_fleet(recipe, facts, group, torch.device("cuda", group.rank))
+    with pytest.raises(InputError) as caught:
+        require_fleet(recipe, facts, group, torch.device("cuda", group.rank % 2))
+    return str(caught.value)
+
+
+def test_two_ranks_on_one_gpu_are_refused(tmp_path: Path) -> None:
+    data = build_data(str(tmp_path / "data")).layout
+    said = on_ranks(3, refuse, data)
+    assert said == [said[0]] * 3
+    assert "ranks 0 and 2 of 3 are both on cuda:0 of" in said[0]
+    assert "torchrun --nproc-per-node" in said[0]
 
 
 def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,25 @@
 """Writes in the background while the training goes on to change rows of labels: a thread, and rows as they were."""
 
+import functools
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.mapped import ScratchFile
 from schemas.waits import Wait
 from trainer.checkpoints.checkpoint import row_ranges
 from trainer.device import CPU
 from trainer.group import ALONE, Group
-from trainer.stream.transfer import LateCopy
+from trainer.stream.transfer import LateCopy, send
 
 Tensors = Mapping[str, torch.Tensor]
 ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name as they were; no names: all
@@ -26,23 +29,35 @@ _HELD_BYTES, _HELD = 1 << 26, 1 << 10  # of kept rows in memory, and pieces of t
 _BEHIND = 2  # pieces on their way from a GPU
 
 
+class _Piece(NamedTuple):
+    """Rows that were kept together, `size` at most; `take` gives their ids [C], ascending, and records [C] by name."""
+
+    size: int
+    take: Callable[[], tuple[np.ndarray, dict[str, np.ndarray]]]
+
+
 class RowSnapshot:
     """Rows [0, n) of `tensors` [n, ...] as they are now.
 
     The thread that changes rows calls `keep` first; another reads. Of several readers each reads after those before it,
     ranges in any order, each once. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that
     changed before the last reader came to them; the others are in a scratch file of n rows at most, block by block.
+
+    Of rows on a GPU that byte is there too, so that it finds by itself which rows are to be kept. They go to pinned
+    memory on a stream of their own, and from there to the file in a thread: nobody waits, unless they are too many.
     """
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, count = tensors, len(next(iter(tensors.values())))
+        self._device = next(iter(tensors.values())).device
         sizes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
         self._record = np.dtype([(_ID, np.int64), *((name, f"V{size}") for name, size in sizes.items())])
-        # Whether a row may be changed: it is kept, or all have read it.
-        self._free = np.zeros(count, bool)
-        self._readers, self._held = 0, 0
-        # Ids [C] of each piece, and what returns its rows by name as records [C], once they have come from a GPU.
-        self._kept: deque[tuple[np.ndarray, dict[str, Callable[[], np.ndarray]]]] = deque()
+        # Whether a row may be changed: it is kept, or all have read it. The last one is for pads.
+        self._free = torch.zeros(count + 1, dtype=torch.bool, device=self._device)
+        self._readers, self._unread, self._held = 0, count, 0
+        self._kept: deque[_Piece] = deque()
+        self._filer: ThreadPoolExecutor | None = None
+        self._filing: deque[Future[None]] = deque()
         # Blocks of a quarter of a checkpoint's file: [blocks + 1] first rows, and how many of each are in the file.
         blocks = row_ranges(0, count, 4 * self._record.itemsize)
         self._edges = np.array([0, *(stop for _, stop in blocks)])
@@ -54,53 +69,110 @@ class RowSnapshot:
         """Return what one more reader reads by; all readers are there before the first row changes."""
         with self._lock:
             self._readers += 1
-            self._free[:] = False
+            self._free.zero_()
+            self._unread = len(self._free) - 1
         return partial(self._read, self._readers)
 
-    def keep(self, ids: np.ndarray) -> None:
-        """Keep rows `ids` [C], which are about to change. Raises StorageError: no room for a scratch file."""
+    def keep(self, ids: np.ndarray | torch.Tensor) -> None:
+        """Keep rows `ids` [C], all distinct but for pads, which are about to change.
+
+        Raises StorageError: no room for a scratch file.
+        """
         with self._lock:
-            fresh = ids[~self._free[ids]]
-            if not len(fresh):
+            piece = None
+            if self._unread and len(ids):
+                piece = self._piece_of_host(ids) if self._device == CPU else self._piece_of_device(ids)
+            if piece is None:
                 return
-            fresh.sort(kind="stable")  # ids are one ascending run, or two
-            self._free[fresh] = True
-            self._kept.append((fresh, {name: _copy_rows(value, fresh) for name, value in self._tensors.items()}))
-            self._held += len(fresh)
-            while len(self._kept) > _BEHIND and (
-                self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
-            ):
-                self._write(*self._kept[0])  # before it is dropped: where there is no room, readers go on
-                self._held -= len(self._kept.popleft()[0])
+            self._kept.append(piece)
+            self._held += piece.size
+        if self._device == CPU:
+            self._shrink()
+            return
+        self._filer = self._filer or ThreadPoolExecutor(1, thread_name_prefix="extremis-keep")
+        self._filing.append(self._filer.submit(self._shrink))
+        while len(self._filing) > _BEHIND:
+            self._filing.popleft().result()
+
+    def _piece_of_host(self, ids: np.ndarray | torch.Tensor) -> _Piece | None:
+        assert isinstance(ids, np.ndarray)
+        free = self._free.numpy()
+        fresh = ids[~free[ids]]
+        if not len(fresh):
+            return None
+        fresh.sort(kind="stable")  # ids are one ascending run, or two
+        free[fresh] = True
+        rows = {name: _records(value).take(fresh) for name, value in self._tensors.items()}
+        return _Piece(len(fresh), lambda: (fresh, rows))
+
+    def _piece_of_device(self, ids: np.ndarray | torch.Tensor) -> _Piece:
+        """Send all rows on their way, since none can tell yet which are fresh: the others come as pads."""
+        sent: torch.Tensor = send(ids, self._device) if isinstance(ids, np.ndarray) else ids
+        places = torch.where(sent < 0, len(self._free) - 1, sent).long()
+        fresh = torch.where(self._free.index_select(0, places), PAD, places)
+        self._free.index_fill_(0, places, True)
+        places = sent.clamp(min=0)
+        there = LateCopy(torch.where(sent < 0, PAD, fresh))
+        rows = {
+            name: LateCopy(value.index_select(0, places).reshape(len(sent), -1).view(torch.uint8))
+            for name, value in self._tensors.items()
+        }
+
+        @functools.cache
+        def take() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            ids = there.take()
+            order = np.argsort(ids, kind="stable")
+            order = order[np.searchsorted(ids[order], 0) :]
+            return ids[order], {name: _records(late.wait())[order] for name, late in rows.items()}
+
+        return _Piece(len(sent), take)
 
     def _read(self, reader: int, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
         """Copy rows [start, stop) as they were, to the host."""
         # Without the lock: a row that changes meanwhile has been kept before, and is put right below.
-        copies = {name: self._tensors[name][start:stop].to(CPU, copy=True) for name in names or self._tensors}
+        rows = {name: self._tensors[name][start:stop] for name in names or self._tensors}
+        if next(iter(rows.values())).device.type == "cuda":
+            copies = {name: late.wait() for name, late in [(name, LateCopy(value)) for name, value in rows.items()]}
+        else:
+            copies = {name: value.to("cpu", copy=True) for name, value in rows.items()}
         with self._lock:
             filed, held = self._filed.copy(), list(self._kept)
             if reader == self._readers:
                 self._free[start:stop] = True
-        in_memory = ((ids, {name: rows[name]() for name in copies}) for ids, rows in held)
-        for ids, rows in itertools.chain(self._filed_rows(filed, start, stop), in_memory):
+                self._unread -= stop - start
+        for ids, kept in itertools.chain(self._filed_rows(filed, start, stop), (piece.take() for piece in held)):
             inside = np.flatnonzero((ids >= start) & (ids < stop))
             for name, value in copies.items():
-                _records(value)[ids[inside] - start] = rows[name][inside]
+                _records(value)[ids[inside] - start] = kept[name][inside]
         return copies
 
-    def _write(self, ids: np.ndarray, rows: Mapping[str, Callable[[], np.ndarray]]) -> None:
-        """Append rows to those of their blocks in the file."""
+    def _shrink(self) -> None:
+        """Write what is too much for the memory to the file."""
+        while True:
+            with self._lock:
+                much = self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
+                if len(self._kept) <= _BEHIND or not much:
+                    return
+                piece = self._kept[0]
+            counts = self._write(*piece.take())
+            with self._lock:  # only now is it dropped: where there is no room, readers go on
+                self._filed += counts
+                self._kept.popleft()
+                self._held -= piece.size
+
+    def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Append rows to those of their blocks in the file; return how many of each block they are."""
         self._file = self._file or ScratchFile("rows of labels that change while a dump or a checkpoint is written")
         records = np.empty(len(ids), self._record)
         records[_ID] = ids
         for name, column in rows.items():
-            records[name] = column()
+            records[name] = column
         bounds = np.searchsorted(ids, self._edges)
         for block in np.flatnonzero(np.diff(bounds)):
             low, high = bounds[block : block + 2]
             place = int(self._edges[block] + self._filed[block]) * self._record.itemsize
             self._file.write_at(place, records[low:high].view(np.uint8).data)
-            self._filed[block] += high - low
+        return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Yield ids and rows from the file, of the blocks that [start, stop) lies in; it has `filed` rows of each."""
@@ -156,8 +228,11 @@ class BackgroundWriter:
         """True where `before_change` has to hear of rows."""
         return self._thread is not None
 
-    def before_change(self, ids: np.ndarray) -> None:
-        """Keep rows `ids` [C], from this rank's first, before they change. Raises StorageError: writing failed."""
+    def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
+        """Keep rows `ids` [C], from this rank's first, before they change; on a device there may be pads among them.
+
+        Raises StorageError: writing failed.
+        """
         if self._thread is None:
             return
         if not self._thread.is_alive():
@@ -200,16 +275,6 @@ class BackgroundWriter:
         except BaseException as error:
             self._failed = error
         self._seconds += time.perf_counter() - began
-
-
-def _copy_rows(value: torch.Tensor, ids: np.ndarray) -> Callable[[], np.ndarray]:
-    """Copy rows `ids` [C] of a tensor; return what waits for the copy and returns it as records."""
-    if value.device == CPU:
-        copied = _records(value).take(ids)
-        return lambda: copied
-    rows = value.index_select(0, torch.from_numpy(ids).to(value.device))
-    late = LateCopy(rows.reshape(len(ids), -1).view(torch.uint8))
-    return lambda: _records(torch.from_numpy(late.take()))
 
 
 def _records(rows: torch.Tensor) -> np.ndarray:

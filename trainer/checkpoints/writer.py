@@ -1,9 +1,11 @@
 """Writes checkpoints by rank, in the background while the training goes on to change rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from schemas import storage
 from schemas.layout import RunLayout
@@ -12,6 +14,9 @@ from schemas.owners.claim import Claim, Unclaimed
 from trainer.checkpoints.background import BackgroundWriter, ReadRows, Tensors
 from trainer.checkpoints.checkpoint import drop_old_checkpoints, row_ranges, write_rows, write_tensors
 from trainer.group import ALONE, Group
+from trainer.stream.transfer import copy_before_change
+
+Late = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,16 @@ class CheckpointWriter(BackgroundWriter):
         if self.background:
             self.wait_for_other_steps(contents.step)
             parts = contents.parts.items() if self.group.first else ()
-            copies = {name: {key: value.detach().clone() for key, value in part.items()} for name, part in parts}
-            contents = replace(contents, parts=copies)
+            late = {
+                name: {key: copy_before_change(value.detach()) for key, value in each.items()} for name, each in parts
+            }
+            self.begin(contents.step, contents.rows, partial(self._write_late, contents, late))
+            return
         self.begin(contents.step, contents.rows, partial(self._write, contents))
+
+    def _write_late(self, contents: Contents, late: Mapping[str, Mapping[str, Late]], read: ReadRows) -> None:
+        parts = {name: {key: value() for key, value in each.items()} for name, each in late.items()}
+        self._write(replace(contents, parts=parts), read)
 
     def _write(self, contents: Contents, read: ReadRows) -> None:
         url, group = self._run.checkpoint(contents.step), self.group

@@ -23,12 +23,13 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
-# Recipes of earlier releases that are in papers/ of a checkout now, by their folder.
+# Recipes that are in papers/ of a checkout alone, by their folder.
 OF_PAPERS = {
     "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
+    "dexml": ("dexml-paper",),
     "lns": ("lns-paper",),
-    "mips_s": ("mips-a",),
-    "ngame": ("ance", "dpr", "tas"),
+    "mips_s": ("mips-a", "mips-s-paper"),
+    "ngame": ("ance", "dpr", "ngame-paper", "tas"),
 }
 BY_TRIALS = "auto"  # in the place of a recipe: `extremis run` chooses one
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config

@@ -60,11 +60,14 @@ class BagSection(EncoderSection):
     hidden: Annotated[int, FromData(rules.hidden)] = Field(
         0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
     )
+    relu: bool = Field(False, description="x = relu(v + a bias): one hidden layer of D units over the features")
 
     @model_validator(mode="after")
     def _check(self) -> "BagSection":
         if self.hidden and not self.residual:
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
+        if self.relu and self.residual:
+            raise ValueError("encoder.relu is in the place of the residual layer: set encoder.residual = false")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         if self.pretrained and "tokens" not in reads(self.inputs):
@@ -161,6 +164,8 @@ class ServedBag:
         self._layers = {name: tensor.T for name, tensor in tensors.items() if name.endswith((".weight", ".bias"))}
         d, hidden = config.dimension, config.hidden or config.dimension
         shapes: dict[str, tuple[int, ...]] = {"projection.weight": (self._read.dense, d)} if self._read.dense else {}
+        if config.relu:
+            shapes |= {"dense.bias": (d,)}
         if config.residual:
             shapes |= {"dense.inner.weight": (d, hidden), "dense.inner.bias": (hidden,)}
         if config.hidden:
@@ -180,6 +185,8 @@ class ServedBag:
         dense, layers = self._read.dense_of(inputs), self._layers
         if dense is not None:
             x += (self._config.dense_weight * unit(dense)) @ layers["projection.weight"]
+        if self._config.relu:
+            x = np.maximum(x + layers["dense.bias"], 0)
         if self._config.residual:
             within = np.maximum(x @ layers["dense.inner.weight"] + layers["dense.inner.bias"], 0)
             if self._config.hidden:

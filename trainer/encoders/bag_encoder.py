@@ -23,7 +23,7 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity or a residual layer; E is trained on touched rows only.
+    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity, a residual layer or relu; E is trained on touched rows.
 
     Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads. P is
     [D, d], for the dense vector d of unit length times `dense_weight`, where `inputs` reads one.
@@ -136,7 +136,8 @@ class BagEncoder(Encoder):
         if dropout_key is None:
             return BagInputs.of_table(rows, self.device, dense)
         first = before(rows.rows)
-        return BagInputs.of(self._drop_features(rows, dropout_key, before), first, self.device, dense)
+        kept = self._draw_kept(rows.rows, dropout_key, first)
+        return BagInputs.of(self._drop_features(rows, dropout_key, before), self.device, dense, kept)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         rows = self._table.weight if dropout_key is None else self._table.gather(inputs.places)
@@ -146,10 +147,10 @@ class BagEncoder(Encoder):
             if d is not None:
                 d = nn.functional.normalize(d.to(v.dtype), dim=1) * self._config.dense_weight
             if dropout_key is None:
-                return self._finish(self._modules(v, d), None)
+                return self._finish(self._modules(v, d))
         if torch.is_grad_enabled():
             self._gradients.add(inputs, rows, v.requires_grad_())
-        return self._finish(self._modules(v, d), dropout_key, inputs.first)
+        return self._finish(self._modules(v, d), inputs.kept)
 
     def move(self, device: torch.device) -> None:
         super().move(device)
@@ -195,7 +196,7 @@ class BagEncoder(Encoder):
 
 
 class Layers(nn.Module):
-    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is the residual layer."""
+    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is r."""
 
     def __init__(self, config: BagSection, dense: int, seed: int) -> None:
         super().__init__()
@@ -203,7 +204,9 @@ class Layers(nn.Module):
             torch_generator(seed, Purpose.INITIAL_WEIGHTS, part)
             for part in (InitialWeights.DENSE, InitialWeights.PROJECTION)
         )
-        self.dense = Residual(config.dimension, config.hidden, draw) if config.residual else nn.Identity()
+        self.dense: nn.Module = Rectified(config.dimension) if config.relu else nn.Identity()
+        if config.residual:
+            self.dense = Residual(config.dimension, config.hidden, draw)
         self.projection = nn.Linear(dense, config.dimension, bias=False) if dense else None
         if self.projection is not None:  # rows are orthonormal where D < d, else columns are
             nn.init.orthogonal_(self.projection.weight, config.initial_scale, projection)
@@ -214,6 +217,17 @@ class Layers(nn.Module):
             v = v + self.projection(d)
         x: torch.Tensor = self.dense(v)
         return x
+
+
+class Rectified(nn.Module):
+    """[B, D] -> [B, D]: relu(v + b), b zero at first."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dimension))
+
+    def forward(self, v: torch.Tensor) -> torch.Tensor:
+        return torch.relu(v + self.bias)
 
 
 class Residual(nn.Module):

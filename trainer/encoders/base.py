@@ -19,7 +19,6 @@ from trainer.encoders.gradient_exchange import GradientExchange
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
-from trainer.stream.transfer import send
 
 Before = Callable[[int], int]
 
@@ -179,20 +178,24 @@ class Encoder(ABC):
         """Read what `write` wrote; this encoder was built by `config.at_folder(folder)`."""
         self.load_tensors(load_file(folder / WEIGHTS))
 
-    def _finish(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
-        """Apply the last steps to x [b, D]: unit norm, a factor, in training dropout; what it keeps is scaled up.
+    def _draw_kept(self, rows: int, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor | None:
+        """Draw which numbers of x [b, D] dropout leaves, bool on the host; None where it leaves all.
 
-        They are rows [first, first + b) of a batch, and are dropped as they would be in it.
+        They are rows [first, first + b) of a batch, and are dropped as they would be in it. `prepare` draws, which may
+        be ahead of the step.
         """
+        if dropout_key is None or not self._config.dropout:
+            return None
+        draw = torch_generator(self._seed, Purpose.DROPOUT, *dropout_key)
+        return torch.rand((first + rows, self.dimension), generator=draw)[first:] >= self._config.dropout
+
+    def _finish(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the last steps to x [b, D]: unit norm, a factor, in training dropout; what is `kept` is scaled up."""
         if self._config.normalize:
             x = torch.nn.functional.normalize(x, dim=1)
         if self._config.scale != 1.0:
             x = x * self._config.scale
-        if dropout_key is None or not self._config.dropout:
-            return x
-        draw = torch_generator(self._seed, Purpose.DROPOUT, *dropout_key)
-        kept = torch.rand((first + len(x), *x.shape[1:]), generator=draw)[first:] >= self._config.dropout
-        return x * send(kept, x.device) / (1 - self._config.dropout)
+        return x if kept is None else x * kept / (1 - self._config.dropout)
 
     def _measure(self) -> Size:
         """Return the bytes of the tensors that there are."""

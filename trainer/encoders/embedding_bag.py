@@ -1,6 +1,7 @@
 """Bags of a table's rows: their sums, and gradients on the rows, of several batches and ranks."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,20 +11,41 @@ from schemas.ragged import SparseRows, offsets_of
 from schemas.sizes import in_pieces
 from trainer.device import CPU
 from trainer.group import ALONE, Group
+from trainer.rows.kernels import by_row
 from trainer.rows.matrix import RowMatrix
-from trainer.rows.sparse_products import sparse_product
+from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
 from trainer.stream.transfer import send
 
 PIECE = 1 << 14  # bags of a rank that are sent at a time
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
+class ByFeature(NamedTuple):
+    """Entries of bags by feature, for `sum_entries`: the bag of each and its weight, [n]; where features begin [U + 1].
+
+    `pieces` are of features that many bags have.
+    """
+
+    bag: Any
+    weight: Any
+    starts: Any
+    pieces: tuple[Any, Any] | None
+
+    @classmethod
+    def of(cls, column: np.ndarray, rows: SparseRows, features: int) -> "ByFeature":
+        """Sort the entries of `rows` by the number of their feature, `column` [n]."""
+        bag, weight, starts = by_row(column, rows.row_of(), rows.values, features)
+        most = np.diff(starts).max(initial=0)
+        pieces = split_rows(torch.from_numpy(starts), len(column)) if most > SPAN else None
+        return cls(bag, weight, starts, pieces)
+
+
 @dataclass(frozen=True)
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `first`: rows of the whole batch that come before these. `bags`: the rows they were made of. `dense`: vectors [B, d]
-    beside them. On a CPU `places` are `ids`, elsewhere a tensor; the tensors are on the device.
+    `bags`: the rows they were made of. `dense`: vectors [B, d] beside them. `kept` [B, D] bool: what dropout leaves of
+    x. On a CPU `places` are `ids`, elsewhere a tensor; the tensors are on the device, which has the entries by feature.
     """
 
     ids: np.ndarray
@@ -32,23 +54,31 @@ class BagInputs:
     weight: torch.Tensor
     offsets: torch.Tensor
     bags: SparseRows
-    first: int = 0
     dense: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+    by_feature: ByFeature | None = None
 
     @classmethod
     def of(
-        cls, rows: SparseRows, first: int = 0, device: torch.device = CPU, dense: np.ndarray | None = None
+        cls,
+        rows: SparseRows,
+        device: torch.device = CPU,
+        dense: np.ndarray | None = None,
+        kept: torch.Tensor | None = None,
     ) -> "BagInputs":
         """Number the distinct features of B rows."""
         ids, column = np.unique(rows.ids, return_inverse=True)
-        places, columns, weight, offsets, vectors = send((ids, column, rows.values, rows.offsets, dense), device)
-        return cls(ids, ids if device == CPU else places, columns, weight, offsets, rows, first, vectors)
+        sorted_by = None if device == CPU else ByFeature.of(column, rows, len(ids))
+        arrays = ids, column, rows.values, rows.offsets, dense, kept, sorted_by
+        places, columns, weight, offsets, vectors, kept, sorted_by = send(arrays, device)
+        places = ids if device == CPU else places
+        return cls(ids, places, columns, weight, offsets, rows, vectors, kept, sorted_by)
 
     @classmethod
     def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
         """Keep the features of B rows as they are: for `sums` of the whole table alone, without gradients."""
         columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
-        return cls(rows.ids, rows.ids, columns, weight, offsets, rows, 0, vectors)
+        return cls(rows.ids, rows.ids, columns, weight, offsets, rows, vectors)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
@@ -58,6 +88,8 @@ class BagInputs:
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient on the rows of `ids`, [U, D], of one on the sums [B, D]."""
+        if self.by_feature is not None:
+            return sum_entries(*self.by_feature[:3], grad.contiguous(), self.by_feature.pieces)
         row = torch.repeat_interleave(self.offsets.diff(), output_size=len(self.column))
         return sparse_product(self.column, row, self.weight, len(self.ids), grad.contiguous())
 
@@ -154,5 +186,5 @@ class BagGradients:
             np.array([len(pieces)], np.int32),
         )
         gathered = SparseRows(ids.astype(np.int64), weights, offsets_of(counts))
-        inputs = BagInputs.of(gathered, 0, self._table.device)
+        inputs = BagInputs.of(gathered, self._table.device)
         return inputs, group.gather(grad), int(numbers.max())

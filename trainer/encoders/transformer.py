@@ -75,11 +75,15 @@ class TransformerSection(EncoderSection):
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: rows before these."""
+    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: rows before these.
+
+    `kept` [B, D] bool: what dropout leaves of x.
+    """
 
     input_ids: torch.Tensor
     mask: torch.Tensor
     first: int = 0
+    kept: torch.Tensor | None = None
 
 
 class TransformerEncoder(Encoder):
@@ -122,21 +126,24 @@ class TransformerEncoder(Encoder):
         padded = pad_rows(inputs.tokens, most=self._config.max_tokens)
         # An empty row attends to one pad.
         mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask
-        first = 0 if dropout_key is None else before(len(mask))
-        return send(PaddedInputs(padded.input_ids, mask, first), self.device)
+        if dropout_key is None:
+            return send(PaddedInputs(padded.input_ids, mask), self.device)
+        first = before(len(mask))
+        kept = self._draw_kept(len(mask), dropout_key, first)
+        return send(PaddedInputs(padded.input_ids, mask, first, kept), self.device)
 
     def encode(self, inputs: PaddedInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         if dropout_key is None:
             self._modules.eval()
             with torch.no_grad():
-                return self._finish(self._embed(inputs), None)
+                return self._finish(self._embed(inputs))
         self._modules.train()
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
         # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
-        return self._finish(x, dropout_key, inputs.first)
+        return self._finish(x, inputs.kept)
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` open.

@@ -16,6 +16,7 @@ from trainer.evaluation.breakdowns import ByPart, Deciles, Weakest, ZeroShot
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
+from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, require_inputs, scored_columns
 from trainer.methods.sections import Data
@@ -38,6 +39,7 @@ class Scores:
     by_part: ByPart
     first: int  # row of the split
     counted: np.ndarray  # rows [n] from the first on of the queries that metrics are over
+    predictions: ScoredPredictions  # of these queries
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
@@ -121,7 +123,7 @@ class Scorer:
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = ByPart(self.queries, self.labels, ks)
         counters: list[Metrics | ByPart | Deciles] = [metrics, by_part, *([] if deciles is None else [deciles])]
-        counted = [np.zeros(0, np.int64)]
+        counted, predictions = [np.zeros(0, np.int64)], ScoredPredictions()
         seen = filtered = 0
         columns = scored_columns(self.queries, self.model.columns)
         for group in self.part.batches(self.queries, columns):
@@ -131,7 +133,7 @@ class Scorer:
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x, inputs = self._embed(rows), Inputs.of(rows)
-            _, top = self.ranking.top_k(x, max(ks), filters, among, inputs)
+            scores, top = self.ranking.top_k(x, max(ks), filters, among, inputs)
             positives = list_column(rows, "label_ids")
             numbers = seen + np.arange(rows.num_rows)
             retired = self.statistics.retired
@@ -140,10 +142,11 @@ class Scorer:
             weakest.update(top, positives)
             if retired is not None:  # a query whose labels are all retired has none to find
                 labelled = np.flatnonzero(positives.counts)
-                numbers, x, top = numbers[labelled], x[labelled], top[labelled]
+                numbers, x, top, scores = numbers[labelled], x[labelled], top[labelled], scores[labelled]
                 filters, positives = filters.take(labelled), positives.take(labelled)
                 inputs = inputs.take(labelled)
             counted.append(numbers)
+            predictions.add(top[:, :DEPTH], scores[:, :DEPTH], positives)
             for counter in counters:
                 counter.update(top, positives)
             if unseen is not None:
@@ -155,7 +158,8 @@ class Scorer:
             if on_rows is not None:
                 on_rows(seen)
         first, _ = self.part.range(self.queries.rows)
-        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, np.concatenate(counted))
+        counted_rows = np.concatenate(counted)
+        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, first, counted_rows, predictions)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

@@ -10,7 +10,6 @@ import pyarrow as pa
 import torch
 
 from schemas import PAD
-from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published
 from schemas.ragged import Ragged, widened
@@ -25,7 +24,7 @@ from trainer.evaluation.memory import BUDGET, FACTS, TUNED, Memory, describe_mem
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.ranking import embed_label_texts
 from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
+from trainer.evaluation.split import label_statistics, open_held_out
 from trainer.evaluation.tree import DEPTH, Scored, Tree
 from trainer.inputs import Inputs, columns_of, scored_columns
 from trainer.linear.ranker import BUDGET as RANKER_BUDGET
@@ -56,17 +55,7 @@ def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, 
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not that of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
-    split = options.split or (HOLDOUT if recipe.data.holdout else "val")
-    try:
-        table, part = open_split(layout, split, recipe.data)
-    except InputError as error:
-        raise InputError(
-            f"{error} A fusion is fitted on queries that the run was not trained on: train with "
-            "--set data.holdout=0.02, or let `extremis shard --validation 0.05` cut some out as split val; --split "
-            "names another."
-        ) from None
-    if not part.rows(table.manifest.rows):
-        raise InputError(f"{table.url}: has no queries to fit a fusion on. Name another split with --split.")
+    split, table, part = open_held_out(layout, options.split, recipe.data, "A fusion")
     rows = list(part.batches(table, scored_columns(table, model.columns), options.queries))
     return recipe, model, checkpoint, split, rows
 

@@ -122,9 +122,17 @@ class Weights:
 
     def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
         """Return the fused scores [B, S]; frequencies do not count."""
+        return sum(self.parts(scored, frequency).values(), np.float64(0))
+
+    def parts(self, scored: Scored, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Return the terms of the fused scores, [B, S] each."""
         scores = scored.scores.astype(np.float64)
-        scores = 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit
-        return scores + self.texts * scored.texts + self.votes * scored.votes + self.linear * scored.linear
+        return {
+            "vector": 1 / (1 + np.exp(-scores)) if self.logistic else scores / self.unit,
+            "text": self.texts * scored.texts,
+            "points": self.votes * scored.votes,
+            "words": self.linear * scored.linear,
+        }
 
     def to_json(self) -> bytes:
         """Return the weights as a file."""

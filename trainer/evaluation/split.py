@@ -38,6 +38,25 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
     return open_queries(data, trained.split), trained.held_out
 
 
+def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
+    """Open what `open_split` does of rows that a run was not trained on: `split`, or what it held out, or `val`.
+
+    `what` is fitted on them. Raises InputError: no such split, or an empty one; TableError.
+    """
+    split = split or (HOLDOUT if trained.holdout else "val")
+    try:
+        table, part = open_split(data, split, trained)
+    except InputError as error:
+        raise InputError(
+            f"{error} {what} is fitted on queries that the run was not trained on: train with "
+            "--set data.holdout=0.02, or let `extremis shard --validation 0.05` cut some out as split val; or name "
+            "another split."
+        ) from None
+    if not part.rows(table.manifest.rows):
+        raise InputError(f"{table.url}: has no queries to fit {what.lower()} on. Name another split.")
+    return split, table, part
+
+
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
     """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
 

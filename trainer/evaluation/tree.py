@@ -91,8 +91,12 @@ class Tree:
 
     def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
         """Return T(d) + E(z).x + w.x, both in their units, [B, S] of labels with `frequency` [B, S]."""
-        total = scored.texts / self.units[0] + scored.scores / self.units[1]
-        return self.predict(scored.texts, scored.scores, frequency) + total
+        return sum(self.parts(scored, frequency).values(), np.float64(0))
+
+    def parts(self, scored: Scored, frequency: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the terms of the fused scores, [B, S] each."""
+        text, vector = scored.texts / self.units[0], scored.scores / self.units[1]
+        return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
 
     def to_json(self) -> bytes:
         """Return the tree as a file."""

@@ -17,10 +17,7 @@ def count_votes(
     A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so that
     a label that all of them have gets 1. Returns each query's labels, ascending, with their votes.
     """
-    listed = rows != PAD
-    scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
-    weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
-    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-300)
+    listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])
     query = np.repeat(np.nonzero(listed)[0], voted.counts)
     share = np.repeat(weight[listed], voted.counts)
@@ -29,6 +26,14 @@ def count_votes(
     votes = np.bincount(place, share, minlength=len(key)).astype(np.float32)
     counts = np.bincount(key // stride, minlength=len(rows)) if len(key) else np.zeros(len(rows), np.int64)
     return SparseRows(key % stride, votes, offsets_of(counts))
+
+
+def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEMPERATURE) -> np.ndarray:
+    """Return the shares float64 [B, K] of points in the votes; arguments as of `count_votes`."""
+    listed = rows != PAD
+    scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
+    weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
+    return weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
 
 
 def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from schemas.errors import InputError
@@ -18,7 +19,7 @@ from schemas.manifest import Manifest, Shard, write_file
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import list_column
+from schemas.shard_files.parquet import filters_of, list_column, writing_shard
 from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join, relative
@@ -30,24 +31,26 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
 from trainer.encoders.served import ServedByTorch
+from trainer.evaluation.calibration import EVEN, calibrate
 from trainer.evaluation.fusion import Fused, Scorers
 from trainer.evaluation.fusion_files import RunFusion, open_fusion, scores_of
 from trainer.evaluation.memory import FACTS
 from trainer.evaluation.ranking import embed_labels, embed_texts
-from trainer.evaluation.split import label_statistics, retired_labels
+from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, open_split, retired_labels
+from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.evaluation.tree import Tree
-from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
-from trainer.export.thresholds import ScoredPredictions
+from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
 from trainer.inputs import Inputs, scored_columns
 from trainer.methods.recipe import Recipe
+from trainer.methods.sections import Data
 from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
-DEPTH = 10  # predictions of a query that thresholds are made on
 _TUNING_QUERIES = 512
+_KEYS = 1 << 14  # of training points, in a row group
 _TOKENS = 128  # of a text, where neither the data nor the encoder says
 
 Say = Callable[[str], None]
@@ -58,6 +61,7 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 class ExportOptions:
     """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
+    `calibrate`: learn probabilities on the same split, or, without val, on what the run held out.
     `step`: as of `open_step`. `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a
     label; "fused" by the run's weights or tree, with what they read; None: fused where it has these. `device`: where
     vectors are made, of which the export knows nothing.
@@ -74,6 +78,7 @@ class ExportOptions:
     overwrite: bool
     device: str
     onto: str | None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -91,7 +96,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     options = replace(options, step=checkpoint.step, scores=options.scores or scores_of(run, checkpoint.step))
-    split = _threshold_split(layout, options.split)
+    split = _threshold_split(layout, options, recipe)
     described = {**_describe(options), "threshold_split": split}
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
@@ -151,7 +156,9 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
         written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
         index_shards, index = _write_index(plan, serving, url)
-        thresholds = _measure_thresholds(layout, serving, plan.split, options.precisions, say)
+        thresholds = _measure_thresholds(plan, serving, say)
+    if serving.fused is not None and serving.fused.scorers.memory is not None:
+        written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
     return Manifest(
@@ -168,6 +175,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "features": facts.features,
             **_dense_facts(facts, recipe, layout),
             "max_tokens": tokens,
+            "training_points": Table.open(layout.labels, "labels").parameters.get("training_points"),
             "dimension": serving.vectors.shape[1],
             "bias": has_bias(recipe),
             "step": checkpoint.step,
@@ -199,19 +207,24 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
     """Return the options that decide what the export holds, as the manifest states them."""
-    scores = {} if options.scores == "classifier" else {"scores": options.scores}
+    scores: dict[str, Any] = {} if options.scores == "classifier" else {"scores": options.scores}
+    scores |= {"calibrate": True} if options.calibrate else {}
     names = ("dtype", "index", "target_recall")
     return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}
 
 
-def _threshold_split(data: DataLayout, split: str | None) -> str | None:
+def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -> str | None:
     """Return the split to make thresholds on; never `test` or `train` unless it is named. Raises InputError."""
+    split, has_val = options.split, "queries/val" in Table.open(data.root, "data").parents
+    if options.calibrate:
+        named = None if split == "none" else split or ("val" if has_val else None)
+        return open_held_out(data, named, recipe.data, "A calibration")[0]
     if split == "none":
         return None
     if split is not None:
-        open_queries(data, split)
+        open_split(data, split, recipe.data)
         return split
-    return "val" if "queries/val" in Table.open(data.root, "data").parents else None
+    return "val" if has_val else None
 
 
 def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
@@ -286,6 +299,16 @@ def _write_serving(
     return shards, Serving(*by_model, vectors, model.head.bias, fused=fused, retired=retired_labels(data))
 
 
+def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard:
+    """Write the keys of the first `points` training points, in the order in which a memory has them."""
+    table = open_queries(data, trained.split)
+    with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
+        for share in (trained.trained, trained.held_out):
+            for rows in share.batches(table, ["key"]):
+                shard.write(rows.slice(0, points - shard.rows))
+    return in_folder(POINTS, shard.entry)
+
+
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
     """Write an index where the options ask for one, and return its files and the facts to open them."""
     earlier = _earlier_index(plan.earlier)
@@ -314,25 +337,35 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
     return EarlierIndex(facts, files, lambda number: earlier.files.vectors(vectors[number]))
 
 
-def _measure_thresholds(
-    data: DataLayout, serving: Serving, split: str | None, precisions: tuple[float, ...], say: Say
-) -> dict[str, Any] | None:
-    """Find scores for `precisions`, measured on the best DEPTH predictions of each query of the split."""
+def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, Any] | None:
+    """Find scores for the precisions, and a calibration, on the best DEPTH predictions of each query of the split."""
+    split = plan.split
     if split is None:
         say(
-            f"no thresholds: {data.root} has no split val (extremis shard --validation makes one); "
+            f"no thresholds: {plan.data.root} has no split val (extremis shard --validation makes one); "
             "--threshold-split names another"
         )
         return None
-    table = open_queries(data, split)
+    if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself
+        unseen = replace(serving.fused.scorers, memory=plan.fusion.memory(split), linear=plan.fusion.ranker(split))
+        serving = replace(serving, fused=replace(serving.fused, scorers=unseen))
+    table, part = open_split(plan.data, split, plan.recipe.data)
     columns = scored_columns(table, serving.columns)
     predictions = ScoredPredictions()
-    for rows, scores, ids in iterate_ranked(serving, table.batches(columns), DEPTH):
+    for rows in part.batches(table, columns):
+        scores, ids = serving.rank(Inputs.of(rows.select(serving.columns)), DEPTH, filters_of(rows))
         predictions.add(ids, scores, list_column(rows, "label_ids"))
-    return {
+    facts: dict[str, Any] = {
         "split": split,
         "depth": DEPTH,
         "rule": "the lowest score t such that, of all predictions of score >= t among the best `depth` of every query "
         "of `split`, at least the share `precision` is right",
-        "thresholds": [threshold._asdict() for threshold in predictions.thresholds(precisions)],
+        "thresholds": [threshold._asdict() for threshold in predictions.thresholds(plan.options.precisions)],
     }
+    if plan.options.calibrate:
+        curve, measured = calibrate(predictions)
+        for row in facts["thresholds"]:
+            row["probability"] = float(curve(np.array(row["score"])))
+        measured["none_of_these"] |= {"probability": EVEN, "score": curve.score_of(EVEN)}
+        facts["calibration"] = {"queries": predictions.queries, **measured, "curve": curve.numbers()}
+    return facts

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
 from schemas.version import follow, require_needed
 from search.nearest import CPU
 from trainer.config.load import restore_encoder
+from trainer.evaluation.calibration import EVEN, Calibration
 from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.tree import Scored, Tree
@@ -36,8 +36,26 @@ from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
 _BATCH = 1024  # rows that are encoded at a time
+
+
+class Answer(NamedTuple):
+    """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; -inf and -1 pad.
+
+    `probabilities` float32 [B, k], where the export is calibrated.
+    """
+
+    scores: np.ndarray
+    ids: np.ndarray
+    probabilities: np.ndarray | None
+
+    @property
+    def none_of_these(self) -> list[bool | None]:
+        """Whether the best label of each row is less likely right than wrong; None without probabilities."""
+        found = self.probabilities
+        return [None] * len(self.ids) if found is None else (found[:, 0] < EVEN).tolist()
 
 
 class Embeds(Protocol):
@@ -142,6 +160,7 @@ class Exported:
     table: Table
     files: Files
     serving: Serving
+    calibration: Calibration | None = None
 
     @classmethod
     def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
@@ -172,7 +191,9 @@ class Exported:
             files = Files(table)
             serving = cls._open_serving(files, encoder, exact, device)
             files.check_all()
-        return cls(table, files, serving)
+            learned = (table.parameters.get("thresholds") or {}).get("calibration")
+            calibration = Calibration.read(learned["curve"], url) if learned else None
+        return cls(table, files, serving, calibration)
 
     @staticmethod
     def _open_serving(files: Files, section: EncoderSection, exact: bool, device: str) -> Serving:
@@ -214,6 +235,45 @@ class Exported:
         """Model of the dense vectors that the encoder reads; None: it reads none, or those of the user."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
+    def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
+        """Rank labels as `Serving.rank` does; texts with no `known` [B] tokens get those of the most training points.
+
+        The score of such a label is the logarithm of the odds that a training point has it.
+        """
+        scores, ids = self.serving.rank(inputs, k, filters)
+        found = None if self.calibration is None else self.calibration(scores)
+        blank = np.flatnonzero(known == 0) if known is not None else np.empty(0, np.int64)
+        if len(blank):
+            labels, odds = self.prior
+            left_out = Ragged.empty(len(blank)) if filters is None else filters.take(blank)
+            most = np.tile(labels[: k + left_out.longest], (len(blank), 1))
+            ids[blank], scores[blank] = left_out.filter_ranking(most, odds[most], k)
+            if found is not None:
+                found[blank] = np.exp(-np.logaddexp(0, -scores[blank]))
+        return Answer(scores, ids, found)
+
+    @cached_property
+    def prior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Labels that have training points and may be predicted, the most first, and logarithms of odds float32 [L]."""
+        frequency = self.label_table(("frequency",))["frequency"].to_numpy().astype(np.float64)
+        with _naming_damage(self.table.url):
+            points = float(self.table.parameters.get("training_points") or frequency.sum())
+        points = np.clip(points, frequency.max(initial=0), 2.0**53)
+        odds = np.log((frequency + 0.5) / (points - frequency + 0.5)).astype(np.float32)
+        retired = False if self.serving.retired is None else self.serving.retired
+        frequency = np.where(retired, 0, frequency)
+        return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
+
+    def point_keys(self, points: np.ndarray) -> list[str]:
+        """Return the keys of training points [n] of the memory; their numbers, of an export that keeps none."""
+        shards = self.files.of(POINTS)
+        if not shards:
+            return [str(point) for point in points.tolist()]
+        file = pq.ParquetFile(self.files.path(shards[0]))
+        size = file.metadata.row_group(0).num_rows
+        groups = {group: file.read_row_group(group, ["key"])["key"] for group in {*(points // size).tolist()}}
+        return [groups[point // size][point % size].as_py() for point in points.tolist()]
+
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
         with _naming_damage(self.table.url):
@@ -222,6 +282,7 @@ class Exported:
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
 
+        Of a calibrated export any `precision` has one: the score from which on each label is right so probably.
         Raises InputError for a precision without a threshold.
         """
         with _naming_damage(self.table.url):
@@ -230,6 +291,9 @@ class Exported:
             scores = {float(row["precision"]): float(row["score"]) for row in rows}
         if precision in scores:
             return scores[precision]
+        lowest = None if self.calibration is None else self.calibration.score_of(precision)
+        if lowest is not None:
+            return lowest
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.table.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
@@ -256,13 +320,3 @@ def use_threads(threads: int | None) -> None:
     if threads:
         set_threads(threads)
     set_up(threads)
-
-
-def iterate_ranked(
-    serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True
-) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
-    """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
-    for table in rows:
-        filters = filters_of(table) if filter else None
-        scores, ids = serving.rank(Inputs.of(table.select(serving.columns)), k, filters)
-        yield table, scores, ids

@@ -13,8 +13,9 @@ from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
 from trainer.stream.batch import Batch, Candidates
 
-# Rows `ids` of candidates, counted from the rank's first label, are about to change.
-BeforeChange = Callable[[Candidates], None]
+# Rows of candidates, counted from the rank's first label, are about to change; of those that a device merged it has
+# the ids [n] too, pads among them.
+BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ from trainer.device import CPU, torch_generator
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadStep
 from trainer.losses.base import Loss
-from trainer.losses.binary import binary_cross_entropy, binary_step
+from trainer.losses.binary import Merged, binary_cross_entropy, binary_step, merge_ahead
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.rows.on_device import touched_rows
 from trainer.stream.batch import Candidates
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
@@ -58,25 +57,36 @@ class Classifier(Head):
         return self.matrix.weight
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        total, on_x = step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
+        total, on_x, scale = None, None, 1 / len(step.batch)
         for candidates in step.planner.chunks(step.batch, step.sampled):
-            step.before_change(candidates)
-            loss, gradient = self.descend(step.x, candidates, step.factor, step.number, 1 / len(step.batch))
-            total += loss
-            on_x += gradient
-        return total, on_x
+            merged = merge_ahead(candidates, self.matrix.device)
+            step.before_change(candidates, None if merged is None else merged[0])
+            loss, gradient = self.descend(step.x, candidates, step.factor, step.number, scale, merged)
+            total = loss if total is None else total + loss
+            on_x = gradient if on_x is None else on_x.add_(gradient)
+        if total is None or on_x is None:
+            return step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
+        return torch.as_tensor(total, dtype=torch.float64), on_x
 
     def descend(
-        self, x: torch.Tensor, candidates: Candidates, factor: float, number: int = 0, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        candidates: Candidates,
+        factor: float,
+        number: int = 0,
+        scale: float = 1.0,
+        merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
-        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
+        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows. `merged`: what
+        `merge_ahead` gave of candidates that are drawn.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
         if self._loss.options == binary_cross_entropy.options:
-            value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale)
+            merged = merged or merge_ahead(candidates, self.matrix.device)
+            value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale, merged)
         else:
             assert candidates.drawn is None, "a device merges labels for binary cross-entropy alone"
             ids = self.matrix.prepare(candidates.ids)
@@ -87,7 +97,11 @@ class Classifier(Head):
             assert leaf.grad is not None
             value, on_x = loss.detach().double(), leaf.grad
         if self._normalize:
-            self.matrix.normalize(touched_rows(candidates, self.matrix.device))
+            if merged is not None:
+                assert isinstance(self.matrix, RowMatrix), "rows on the host are merged there"
+                self.matrix.normalize(merged[0])
+            else:
+                self.matrix.normalize(candidates.ids)
         return value, on_x
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:

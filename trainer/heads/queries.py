@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,6 +92,10 @@ class QueryEmbeddings(ABC):
     def begin(self, sources: Sequence[Source]) -> None:  # noqa: B027
         """Begin an epoch over `sources`."""
 
+    def preparing(self) -> Callable[[Batch], Any] | None:
+        """Return what prepares a whole batch ahead, in any thread, where a device would wait for it; else None."""
+        return None
+
     @abstractmethod
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         """Return x [b, D] of a rank's part of a batch, without a graph; it begins at row `first` of the global one."""
@@ -106,11 +111,17 @@ class WholeBatch(QueryEmbeddings):
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
 
+    def preparing(self) -> Callable[[Batch], Any] | None:
+        # Several ranks tell each other how many rows they have, each in its step.
+        return self._prepare if self._encoder.device != CPU and self._group.ranks == 1 else None
+
+    def _prepare(self, batch: Batch) -> Any:
+        return self._encoder.prepare(batch.inputs, (batch.epoch, batch.step), self._group.before)
+
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        key = batch.epoch, batch.step
-        inputs = self._encoder.prepare(batch.inputs, key, self._group.before)
+        inputs = self._prepare(batch) if batch.prepared is None else batch.prepared
         self._lap("prepare")
-        self._x = self._encoder.encode(inputs, key)
+        self._x = self._encoder.encode(inputs, (batch.epoch, batch.step))
         return self._x.detach()
 
     def backward(self, gradient: torch.Tensor) -> None:

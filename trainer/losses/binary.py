@@ -6,16 +6,18 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.device import CPU
+from trainer.device import CPU, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of
-from trainer.rows.on_device import merge_labels, order_pairs
+from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
 from trainer.rows.threads import PARTS, in_parts
 from trainer.stream.batch import Candidates
-from trainer.stream.transfer import send
+from trainer.stream.transfer import beside, send
+
+Merged = tuple[torch.Tensor, DevicePairs]
 
 
 class OneVsAll(Loss):
@@ -43,16 +45,22 @@ binary_cross_entropy = OneVsAll(LossSection())
 
 @torch.no_grad()
 def binary_step(
-    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
+    x: torch.Tensor,
+    rows: RowMatrix | HostMatrix,
+    candidates: Candidates,
+    lr: float,
+    step: int,
+    scale: float,
+    merged: Merged | None = None,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
     once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
+    `merged`: what `merge_ahead` gave of candidates that are drawn.
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
-        return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale)
-    assert candidates.drawn is None, "labels are merged by devices that score them"
+        return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged)
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
@@ -81,16 +89,36 @@ def binary_step(
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
 
 
+def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
+    """Merge labels that are `drawn` on the device: their ids [n], pads behind them, and pairs; None of other labels.
+
+    Beside what the device is at, unless it is still to find the hard negatives.
+    """
+    drawn = candidates.drawn
+    if drawn is None or not len(drawn.label):
+        return None
+    if drawn.hard is not None:
+        return merge_labels(send(replace(drawn, hard=None), device), drawn.hard)
+    with beside(device) as hand_over:
+        return hand_over(merge_labels(send(drawn, device)))
+
+
 def _step_on_device(
-    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
+    x: torch.Tensor,
+    rows: RowMatrix | HostMatrix,
+    candidates: Candidates,
+    lr: float,
+    step: int,
+    scale: float,
+    merged: Merged | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same where nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
-    made, operations, drawn = rows.begin(candidates.ids, lr, step), operations_of(rows.device), candidates.drawn
-    if drawn is None:
+    made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
+    if candidates.drawn is None:
         sent = send(candidates._replace(ids=made.places), rows.device)
         ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
-    elif len(drawn.label):
-        ids, pairs = merge_labels(send(replace(drawn, hard=None), rows.device), drawn.hard)
+    elif merged := merged or merge_ahead(candidates, rows.device):
+        ids, pairs = merged
         weight = ids[:0]
     else:
         return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
@@ -98,9 +126,10 @@ def _step_on_device(
     loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
     if len(weight):
         w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
-        pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
-        loss = loss + pool_loss
-        on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
+        with products_with(made.scored.vectors):
+            pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
+            loss = loss + pool_loss
+            on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
     operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, made, lr, step)
     return loss * scale, on_x

@@ -63,7 +63,8 @@ def drawn_labels(
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, scalar, with_pads=late is not None)
     if isinstance(weight, np.ndarray):
-        labels.weight[labels.draw] = weight[labels.label[labels.draw]]
+        draws = labels.use & 1 == 1
+        labels.weight[draws] = weight[labels.label[draws]]
     hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
     drawn = replace(labels, hard=late, hard_starts=hard_starts)
     none = np.empty(0, np.int64)
@@ -73,7 +74,7 @@ def drawn_labels(
 def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | None) -> Candidates:
     """Let each positive of the batch count as the `weight` [L] of its label says; None: 1."""
     if weight is not None and candidates.drawn is not None:
-        candidates.drawn.weight[candidates.drawn.positive] = weight[batch.positives]
+        candidates.drawn.weight[candidates.drawn.weight < 0] = -weight[batch.positives]
     elif weight is not None:
         candidates.pair_weight[candidates.pair_positive] = weight[batch.positives]
     return candidates

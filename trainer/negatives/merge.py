@@ -78,22 +78,21 @@ def side_by_side(
     label, starts, draws_from = _lay_side_by_side(queries, size, with_pads)
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
-    positive, draw, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
-    return DrawnLabels(label, positive, draw, weights, starts.astype(np.int32))
+    use, weights = _mark(starts, draws_from, queries[1], np.float32(weight))
+    return DrawnLabels(label, use, weights, starts.astype(np.int32))
 
 
 @numba.njit(nogil=True, cache=True)
 def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
-    """Return which labels are positive, which are drawn, and what each weighs."""
-    size = starts[-1]
-    positive, draw, weights = np.empty(size, np.bool_), np.empty(size, np.bool_), np.empty(size, np.float32)
+    """Return the use of each label, and what it weighs: `DrawnLabels` says how."""
+    use, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
     for row in range(len(draws_from)):
         others = starts[row] + offsets[row + 1] - offsets[row]
         for place in range(np.uint64(starts[row]), np.uint64(starts[row + 1])):
             is_draw = place >= np.uint64(draws_from[row])
-            positive[place], draw[place] = place < np.uint64(others), is_draw
-            weights[place] = weight if is_draw else np.float32(1)
-    return positive, draw, weights
+            use[place] = 2 * row + is_draw
+            weights[place] = weight if is_draw else np.float32(-1 if place < np.uint64(others) else 1)
+    return use, weights
 
 
 def _queries(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.kernels import SGD, Matrix, Rule
+from trainer.rows.forms import SGD, Matrix, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send_tensor

@@ -19,35 +19,7 @@ import numba
 import numpy as np
 
 from trainer.instructions import prefetch_to_write
-
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
-SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
-
-
-class Matrix(NamedTuple):
-    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows.
-
-    The same of a device: tensors, and None for state that it does not keep.
-    """
-
-    vectors: Any
-    form: int
-    first: Any  # [R, D]
-    second: Any  # [R, D]
-    scalar: Any  # [R]
-    origin: int  # the label of row 0
-
-
-class Rule(NamedTuple):
-    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits."""
-
-    method: int
-    rate: np.float32
-    keep: np.float32
-    beta1: np.float32  # or momentum
-    beta2: np.float32
-    eps: np.float32
-    key: int
+from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD
 
 
 class Pairs(NamedTuple):
@@ -72,7 +44,6 @@ class Queries(NamedTuple):
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 # Of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
-LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 (_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in LOWBIAS[:2])
 _SIGN = np.uint32(0x8000)
 _BLOCK = 8  # rows in hand at a time

@@ -9,7 +9,8 @@ import torch
 
 from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
-from trainer.rows import kernels, on_device
+from trainer.rows import forms, kernels, on_device
+from trainer.rows.forms import Matrix, Rule
 from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
@@ -36,8 +37,8 @@ class RowOptimizer:
     @property
     def method(self) -> int:
         """Number of the optimizer in the compiled loops. Raises ValueError for an unknown name."""
-        sgd = kernels.MOMENTUM if self.momentum else kernels.SGD
-        methods = {"sgd": sgd, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM}
+        sgd = forms.MOMENTUM if self.momentum else forms.SGD
+        methods = {"sgd": sgd, "adagrad": forms.ADAGRAD, "adam": forms.ADAM}
         if self.name not in methods:
             raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {tuple(methods)}")
         return methods[self.name]
@@ -47,9 +48,9 @@ class DeviceStep(NamedTuple):
     """Step of kernels on a device: rows `places` [C] of `scored` are read, of `updated` changed as `rule` says."""
 
     places: np.ndarray
-    scored: kernels.Matrix
-    updated: kernels.Matrix
-    rule: kernels.Rule
+    scored: Matrix
+    updated: Matrix
+    rule: Rule
 
 
 class RowMatrix:
@@ -108,8 +109,10 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; one may come twice."""
+        """Scale rows `ids` [C] to length 1; one may come twice, and on a device there may be pads behind a row."""
         rows = self.places(ids)
+        if self.device != CPU:
+            rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()
         self.weight[rows] = torch.nn.functional.normalize(self.weight[rows], dim=1)
 
     def places(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -129,30 +132,30 @@ class RowMatrix:
     def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
         """End the step that `begin` began."""
 
-    def device_matrix(self) -> kernels.Matrix:
+    def device_matrix(self) -> Matrix:
         """Return what `operations_of` the device need of the matrix."""
         state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
-        return kernels.Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
+        return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
 
-    def compiled_step(self, lr: float, step: int) -> tuple[kernels.Matrix, kernels.Rule]:
+    def compiled_step(self, lr: float, step: int) -> tuple[Matrix, Rule]:
         """Return what a compiled loop needs to make the optimizer's step itself."""
         return self._matrix(), self.rule(lr, step)
 
-    def rule(self, lr: float, step: int) -> kernels.Rule:
+    def rule(self, lr: float, step: int) -> Rule:
         """Return the optimizer's step of global `step` at rate `lr`."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         keep = real(1 - lr * options.weight_decay)
         key = 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
-        return kernels.Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
+        return Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
 
-    def _matrix(self) -> kernels.Matrix:
+    def _matrix(self) -> Matrix:
         vectors, form, first, second, numbers, origin = self.device_matrix()
         first, second = (_NO_ROWS if part is None else part.numpy() for part in (first, second))
         numbers = _NO_NUMBERS if numbers is None else numbers.numpy()
-        held = (vectors if form == kernels.FLOAT32 else vectors.view(torch.int16)).numpy()
-        return kernels.Matrix(held.view(f"u{held.itemsize}"), form, first, second, numbers, origin)
+        held = (vectors if form == forms.FLOAT32 else vectors.view(torch.int16)).numpy()
+        return Matrix(held.view(f"u{held.itemsize}"), form, first, second, numbers, origin)
 
 
 def operations_of(device: torch.device) -> Any:
@@ -167,10 +170,10 @@ def operations_of(device: torch.device) -> Any:
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:
     whole, by_row = tuple(weight.shape), (len(weight),)
     shapes: dict[int, dict[str, tuple[int, ...]]] = {
-        kernels.SGD: {},
-        kernels.MOMENTUM: {"momentum": whole},
-        kernels.ADAGRAD: {"square": by_row},
-        kernels.ADAM: {"first": whole, "second": whole, "count": by_row},
+        forms.SGD: {},
+        forms.MOMENTUM: {"momentum": whole},
+        forms.ADAGRAD: {"square": by_row},
+        forms.ADAM: {"first": whole, "second": whole, "count": by_row},
     }
     return {
         name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()

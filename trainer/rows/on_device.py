@@ -10,9 +10,7 @@ import torch
 from torch.nn.functional import softplus
 
 from schemas import PAD
-from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
-from trainer.stream.batch import Candidates
-from trainer.stream.transfer import send
+from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SGD, Matrix, Rule
 
 FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LOW32 = 0xFFFFFFFF
@@ -30,10 +28,10 @@ class DevicePairs(NamedTuple):
     """
 
     query: torch.Tensor  # [n] int32
-    label: torch.Tensor  # [n] int32
+    label: torch.Tensor  # [n] int64
     weight: torch.Tensor  # [n] float32
     query_starts: torch.Tensor  # [B + 1] int32
-    order: torch.Tensor  # [n] int32
+    order: torch.Tensor  # [n] int64
     label_starts: torch.Tensor  # [C + 1] int32
 
 
@@ -42,67 +40,60 @@ Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [
 
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
     """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
-    query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.to(torch.int32)
-    ordered, order = torch.sort(label, stable=True)
+    query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.long()
+    ordered, order = torch.sort(candidates.pair_label, stable=True)
     return DevicePairs(
         query=query,
         label=label,
         weight=torch.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight),
         query_starts=starts_of(query, queries),
-        order=order.to(torch.int32),
+        order=order,
         label_starts=starts_of(ordered, labels),
     )
 
 
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
-    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n] int64, pads behind them.
+    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n], pads behind them.
 
     `hard`: what `drawn` is still to get. As `merge.merge`, but that what a query draws twice is two pairs, and that
     pads, and what it draws though it has it otherwise, are pairs of weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
-    label = drawn.label
+    label, weight, count = drawn.label, drawn.weight, len(drawn.label)
     if hard is not None:
-        places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
-        label = label.scatter(0, places.flatten(), torch.where(hard < 0, none, hard).flatten().to(label.dtype))
-    count = len(label)
-    number = torch.arange(count, device=label.device, dtype=torch.int32)
-    query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
-    ordered, order = torch.sort(label, stable=True)
-    new_label, new_query = _changes(ordered), _changes(query[order])
-    # Of a query's pairs with one label those that are no draws come first.
-    first = torch.where(new_label | new_query, number, 0).cummax(0).values
-    draw = drawn.draw[order]
-    again = torch.empty_like(draw).scatter_(0, order, draw & ~draw[first])
-    weight = torch.where(drawn.positive, -drawn.weight, drawn.weight).masked_fill(again | (label == none), 0)
-    place = new_label.cumsum(0, dtype=torch.int32) - 1
-    slot = torch.where(new_label, place, count).long()  # the last one takes what begins no label
-    starts = number.new_full((count + 1,), count).scatter_(0, slot, torch.where(new_label, number, count))
-    ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(ordered == none, PAD, ordered).long())
-    places = torch.empty_like(place).scatter_(0, order, place)
-    return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
-
-
-def touched_rows(candidates: Candidates, device: torch.device) -> Any:
-    """Return `candidates.ids`, or where `device` merges labels, these on it, as often as they come, int64.
-
-    The greatest label stands in place of pads.
-    """
-    drawn = candidates.drawn
-    if drawn is None:
-        return candidates.ids
-    labels: torch.Tensor = send(drawn.label, device).long()
-    if drawn.hard is not None:
-        labels = torch.cat([labels, drawn.hard.flatten()])
-    return torch.where(labels < 0, labels.amax(), labels) if len(labels) else labels
+        places = (drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)).flatten()
+        found = hard.flatten().to(label.dtype)
+        label = label.scatter(0, places, torch.where(found < 0, none, found))
+        weight = weight.scatter(0, places, (found >= 0).to(weight.dtype))
+    ordered, order = label.new_full((count + 1,), PAD), torch.empty(count, dtype=torch.int64, device=label.device)
+    torch.sort(label, stable=True, out=(ordered[:count], order))
+    changes = torch.zeros(count, dtype=torch.bool, device=label.device)
+    torch.ne(ordered[1:count], ordered[: count - 1], out=changes[1:])
+    number = changes.cumsum(0)
+    # Ascending: by label, then by query, and of a query's pairs with one label those that are no draws come first.
+    key = torch.add(drawn.use.index_select(0, order), number, alpha=2 * (len(drawn.starts) - 1))
+    again = key != key.index_select(0, torch.searchsorted(key, key & -2))
+    numbers = torch.arange(count + 1, device=label.device)
+    starts = torch.searchsorted(number, numbers, out_int32=True)
+    ids = ordered.index_select(0, starts[:count])
+    if hard is not None:
+        ids = ids.masked_fill(ids == none, PAD)
+    return ids, DevicePairs(
+        query=drawn.use >> 1,
+        label=torch.empty_like(number).scatter_(0, order, number),
+        weight=weight.masked_fill(torch.empty_like(again).scatter_(0, order, again), 0),
+        query_starts=drawn.starts,
+        order=order,
+        label_starts=starts,
+    )
 
 
 def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return binary cross-entropy of the pairs by query [B], `scale` times its slopes [n], and their gradient on x."""
-    query, label = pairs.query.long(), pairs.label.long()
-    w = matrix.vectors.index_select(0, ids.index_select(0, label).clamp(min=0)).float()
+    query = pairs.query.long()
+    w = matrix.vectors.index_select(0, ids.index_select(0, pairs.label).clamp(min=0)).float()
     score = (w * x.index_select(0, query)).sum(1)
     margin = torch.where(pairs.weight > 0, score, -score)
     loss = x.new_zeros(len(x)).index_add_(0, query, pairs.weight.abs() * softplus(margin))
@@ -124,10 +115,11 @@ def update_rows(
         pairs, slopes, x = scored
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
-        g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
+        g.index_add_(0, pairs.label, slopes[:, None] * x.index_select(0, pairs.query.long()))
         # A pad does again what the first row does, so that the same values are written twice.
         g = torch.where((ids < 0)[:, None], g[:1], g)
         ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
+    ids = ids.long()
     places = _Places(ids, real)
     rows = places.read(matrix.vectors)
     w = _descend(matrix, rule, places, rows.float(), g)
@@ -223,10 +215,3 @@ def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
     """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)
-
-
-def _changes(values: torch.Tensor) -> torch.Tensor:
-    """Tell of each of [n] whether it is another than the one before; the first is."""
-    changes = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    torch.ne(values[1:], values[:-1], out=changes[1:])
-    return changes

@@ -1,8 +1,12 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: what `on_device.py` does, each row read and written once.
 
 No sum is made by several programs at once, so that the same input gives the same bits at every run. One program has a
-query and goes over its pairs; another has a label. Arithmetic is in float32; rows are loaded and stored as the bits of
-their dtype.
+query and goes over its pairs; another has some labels. A label's pairs are summed one after the other, but for whole
+spans of _SPAN of them, which programs of their own sum before: a label that every query has would be as slow as all
+others together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
+
+What a program changes it stores behind a barrier, which all of it has loaded before: several warps load the scalar of a
+row, and where a tile is smaller than a warp, several threads load each number.
 """
 
 import math
@@ -11,13 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-from trainer.rows.kernels import ADAGRAD, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
+from trainer.rows.forms import ADAGRAD, ADAM, BFLOAT16, FLOAT32, MOMENTUM, SGD, Matrix, Rule
 from trainer.rows.on_device import DevicePairs, Scored
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 _TILE = 2048  # numbers of a tile of pairs' rows: 16 registers a thread of four warps
-_MOST_PAIRS = 32
-_SGD, _MOMENTUM, _ADAGRAD = tl.constexpr(SGD), tl.constexpr(MOMENTUM), tl.constexpr(ADAGRAD)
+_MOST_PAIRS = 32  # of one label or query, at a time
+_ROWS_TILE = 1024  # numbers of a tile of rows' pairs, 4 a thread: as many rows are on their way as registers allow
+_PAIRS_OF_ROWS = 2  # of each row that a program updates, at a time: most labels have one
+_MOST_ROWS = 16  # that a program updates
+_SPAN = 32  # pairs that are summed ahead, where one label has all of them
+_WIDE, _SPLITS = 512, 4  # from this width on a query has so many programs: a tile holds few of its pairs
+_SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
 _FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
 
 
@@ -82,20 +91,25 @@ def _one_less(power):  # type: ignore[no-untyped-def]
 @triton.jit
 def score_kernel(  # type: ignore[no-untyped-def]
     x, vectors, ids, label, weight, starts, loss, slopes, on_x, scale, D,
-    FORM: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
+    FORM: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program a query: scores of its pairs, their loss and slopes, and the gradient on x."""
+    """SPLITS programs a query: scores of its pairs, their loss and slopes, and their part of the gradient on x."""
     query = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     column = tl.arange(0, WIDTH)
     inside = column < D
     own = tl.load(x + query * D + column, mask=inside, other=0.0)
     start, stop = tl.load(starts + query), tl.load(starts + query + 1)
+    if SPLITS > 1:
+        share = tl.cdiv(stop - start, SPLITS)
+        start += part * share
+        stop = tl.minimum(stop, start + share)
     gradient = tl.zeros([WIDTH], tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
     for low in range(start, stop, PAIRS):
         pair = low + tl.arange(0, PAIRS)
         there = pair < stop
-        row = tl.load(ids + tl.load(label + pair, mask=there, other=0), mask=there, other=0)
+        row = tl.load(ids + tl.load(label + pair, mask=there, other=0), mask=there, other=0).to(tl.int64)
         heavy = tl.load(weight + pair, mask=there, other=0.0)
         places = row[:, None] * D + column[None, :]
         both = (there & (row >= 0))[:, None] & inside[None, :]
@@ -107,56 +121,99 @@ def score_kernel(  # type: ignore[no-untyped-def]
         slope = scale * heavy * (tl.where(margin > 0, 1.0, small) / (1.0 + small))
         tl.store(slopes + pair, slope, mask=there)
         gradient += tl.sum(slope[:, None] * w, 0)
-    tl.store(on_x + query * D + column, gradient, mask=inside)
-    tl.store(loss + query, tl.sum(total, 0))
+    place = query + part.to(tl.int64) * tl.num_programs(0)
+    tl.store(on_x + place * D + column, gradient, mask=inside)
+    tl.store(loss + place, tl.sum(total, 0))
 
 
-@triton.jit(do_not_specialize=["origin", "key", "rows"])
-def update_kernel(  # type: ignore[no-untyped-def]
-    vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts,
-    origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
-    HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit
+def span_kernel(  # type: ignore[no-untyped-def]
+    x, slopes, query, label, ids, order, sums, D,
+    SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program a row, none of a pad: its gradient, of `dense` [rows, D] and its pairs, and the optimizer's step."""
+    """One program a span of SPAN pairs in the order of their labels: its gradient, where one label has all of them."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
-    row = tl.load(ids + number)
+    low = tl.program_id(0) * SPAN
+    first = tl.load(label + tl.load(order + low))
+    last = tl.load(label + tl.load(order + low + SPAN - 1))
+    whole = (first == last) & (tl.load(ids + first) >= 0)
+    inside = (column < D) & whole
+    g = tl.zeros([WIDTH], tl.float32)
+    for at in range(low, tl.where(whole, low + SPAN, low), PAIRS):
+        pair = tl.load(order + at + tl.arange(0, PAIRS))
+        slope, asked = tl.load(slopes + pair), tl.load(query + pair).to(tl.int64)
+        places = asked[:, None] * D + column[None, :]
+        g += tl.sum(slope[:, None] * tl.load(x + places, mask=inside[None, :], other=0.0), 0)
+    tl.store(sums + number * D + column, g, mask=inside)
+
+
+@triton.jit(do_not_specialize=["origin", "key", "rows", "count"])
+def update_kernel(  # type: ignore[no-untyped-def]
+    vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts, sums, count,
+    origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
+    HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One program ROWS of `count` rows, none of pads: gradients, of `dense` [rows, D] and pairs, and the step."""
+    number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
     there_is = row >= 0
-    inside = (column < D) & there_is
-    g = tl.load(dense + number * D + column, mask=inside & (number < rows), other=0.0)
+    inside = there_is[:, None] & (column < D)[None, :]
+    place = row[:, None] * D + column[None, :]
+    # Before the pairs, which take their time too.
+    bits = tl.load(vectors + place, mask=inside, other=0)
+    if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
+        figure = tl.load(scalar + row, mask=there_is, other=0.0)
+    given = inside & (number < rows)[:, None]
+    g = tl.load(dense + number[:, None] * D + column[None, :], mask=given, other=0.0)
     if HAS_PAIRS:
-        start, stop = tl.load(starts + number), tl.load(starts + number + 1)
-        for low in range(start, stop, PAIRS):
-            rank = low + tl.arange(0, PAIRS)
-            there = rank < stop
+        start = tl.load(starts + number, mask=there_is, other=0)
+        stop = tl.load(starts + number + 1, mask=there_is, other=0)
+        first_span = tl.cdiv(start, SPAN)
+        spans = tl.maximum(stop // SPAN - first_span, 0)
+        before = tl.where(spans > 0, first_span * SPAN - start, stop - start)
+        single = stop - start - spans * SPAN
+        for low in range(0, tl.max(single, 0), PAIRS):
+            k = low + tl.arange(0, PAIRS)[None, :]
+            there = k < single[:, None]
+            rank = start[:, None] + k + tl.where(k < before[:, None], 0, spans[:, None] * SPAN)
             pair = tl.load(order + rank, mask=there, other=0)
             slope = tl.load(slopes + pair, mask=there, other=0.0)
             asked = tl.load(query + pair, mask=there, other=0).to(tl.int64)
-            both = there[:, None] & inside[None, :]
-            g += tl.sum(slope[:, None] * tl.load(x + asked[:, None] * D + column[None, :], mask=both, other=0.0), 0)
-    place = row * D + column
-    w = _widened(tl.load(vectors + place, mask=inside, other=0), FORM) * keep
+            both = there[:, :, None] & inside[:, None, :]
+            own = tl.load(x + asked[:, :, None] * D + column[None, None, :], mask=both, other=0.0)
+            g += tl.sum(slope[:, :, None] * own, 1)
+        for low in range(0, tl.max(spans, 0), PAIRS):
+            k = low + tl.arange(0, PAIRS)[None, :]
+            both = (k < spans[:, None])[:, :, None] & inside[:, None, :]
+            span = (first_span[:, None] + k).to(tl.int64)
+            g += tl.sum(tl.load(sums + span[:, :, None] * D + column[None, None, :], mask=both, other=0.0), 1)
+    w = _widened(bits, FORM) * keep
     if METHOD == _SGD:
         w -= rate * g
     elif METHOD == _MOMENTUM:
         moved = beta1 * tl.load(first + place, mask=inside, other=0.0) + g
-        tl.store(first + place, moved, mask=inside)
         w -= rate * moved
     elif METHOD == _ADAGRAD:
-        square = tl.load(scalar + row, mask=there_is, other=0.0) + tl.sum(g * g, 0) / D
-        tl.store(scalar + row, square, mask=there_is)
-        w -= (rate / (tl.sqrt(square) + eps)) * g
+        figure += tl.sum(g * g, 1) / D
+        w -= (rate / (tl.sqrt(figure) + eps))[:, None] * g
     else:
-        count = tl.load(scalar + row, mask=there_is, other=0.0) + 1.0
-        tl.store(scalar + row, count, mask=there_is)
+        figure += 1.0
         moved = tl.load(first + place, mask=inside, other=0.0)
         moved += (1.0 - beta1) * (g - moved)
         spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
-        tl.store(first + place, moved, mask=inside)
-        tl.store(second + place, spread, mask=inside)
-        short, long = _one_less(count * log1), _one_less(count * log2)
+        short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
         w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
-    noise = _noise(row + origin, key, column, (D + 1) // 2)
+    tl.debug_barrier()
+    if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
+        tl.store(first + place, moved, mask=inside)
+    if METHOD == _ADAM:
+        tl.store(second + place, spread, mask=inside)
+    if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
+        tl.store(scalar + row, figure, mask=there_is)
+    noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
     tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
 
 
@@ -164,14 +221,16 @@ def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Do as `on_device.score_pairs`."""
-    loss, slopes, on_x = x.new_empty(len(x)), x.new_empty(len(pairs.label)), torch.empty_like(x)
+    shape = score_tiles(x.shape[1])
+    splits = shape["SPLITS"]
+    loss, slopes = x.new_empty(splits, len(x)), x.new_empty(len(pairs.label))
+    on_x = x.new_empty(splits, *x.shape)
     if len(x):
-        shape = tiles(x.shape[1])
-        score_kernel[len(x),](
+        score_kernel[len(x), splits](
             x, bits_of(matrix.vectors), ids, pairs.label, pairs.weight, pairs.query_starts, loss, slopes, on_x,
             scale, x.shape[1], FORM=matrix.form, **shape,
         )  # fmt: skip
-    return loss, slopes, on_x
+    return (loss.sum(0), slopes, on_x.sum(0)) if splits > 1 else (loss[0], slopes, on_x[0])
 
 
 def update_rows(
@@ -183,16 +242,27 @@ def update_rows(
     D = matrix.vectors.shape[1]
     unused = gradient  # a pointer that is not followed
     pairs, slopes, x = scored or (None, unused, unused)
+    sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
     numbers = [float(number) for number in (rule.rate, rule.keep, rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in (float(rule.beta1), float(rule.beta2))]
-    update_kernel[len(ids),](
+    shape = row_tiles(D)
+    update_kernel[triton.cdiv(len(ids), shape["ROWS"]),](
         bits_of(matrix.vectors),
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
         x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
-        matrix.origin, rule.key, *numbers, D,
-        HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, **tiles(D, rows=True),
+        sums, len(ids), matrix.origin, rule.key, *numbers, D,
+        HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, SPAN=_SPAN, **shape,
     )  # fmt: skip
+
+
+def _sum_spans(x: torch.Tensor, slopes: torch.Tensor, pairs: DevicePairs, ids: torch.Tensor) -> torch.Tensor:
+    """Return the gradients [n // _SPAN, D] of spans of pairs; those of more than one label are left out."""
+    D, spans = x.shape[1], len(pairs.order) // _SPAN
+    sums = x.new_empty(spans, D)
+    if spans:
+        span_kernel[spans,](x, slopes, pairs.query, pairs.label, ids, pairs.order, sums, D, SPAN=_SPAN, **span_tiles(D))
+    return sums
 
 
 def bits_of(vectors: torch.Tensor) -> torch.Tensor:
@@ -200,9 +270,22 @@ def bits_of(vectors: torch.Tensor) -> torch.Tensor:
     return vectors.view(_BITS[vectors.dtype])
 
 
-def tiles(dimension: int, rows: bool = False) -> dict[str, int]:
-    """Return the shape of a tile and the warps of a program: one of a query, or of a row, which has few pairs."""
+def score_tiles(dimension: int) -> dict[str, int]:
+    """Return the programs of a query, the shape of their tiles, and their warps."""
+    return {"SPLITS": _SPLITS if dimension >= _WIDE else 1, **span_tiles(dimension)}
+
+
+def span_tiles(dimension: int) -> dict[str, int]:
+    """Return the shape of a tile of pairs that one label or one query has, and the warps of its program."""
     width = triton.next_power_of_2(dimension)
-    most = 4 if rows else _MOST_PAIRS
-    pairs = max(1, min(most, _TILE // width))
+    pairs = max(1, min(_MOST_PAIRS, _TILE // width))
     return {"PAIRS": pairs, "WIDTH": width, "num_warps": max(1, min(4, pairs * width // 256))}
+
+
+def row_tiles(dimension: int) -> dict[str, int]:
+    """Return the shape of a tile of some rows and some pairs of each, and the warps of its program."""
+    width = triton.next_power_of_2(dimension)
+    pairs = max(1, min(_PAIRS_OF_ROWS, _ROWS_TILE // width))
+    rows = max(1, min(_MOST_ROWS, _ROWS_TILE // (pairs * width)))
+    warps = max(1, min(8, rows * pairs * width // 128))
+    return {"ROWS": rows, "PAIRS": pairs, "WIDTH": width, "num_warps": warps}

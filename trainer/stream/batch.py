@@ -19,14 +19,14 @@ class DrawnLabels:
     """Labels of queries with pools of their own, as they were drawn, for a device to merge.
 
     Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
-    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `positive` and
-    `draw` [n] bool tell what a label is, `weight` [n] float32 how much it counts. Hard negatives may be on the device
-    already, as `hard` [B, H] with -1 pads: those of query q belong to the places from hard_starts[q] on, which hold -1.
+    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `use` [n] int32
+    is 2 q, 2 q + 1 of a draw; the size of `weight` [n] float32 is how much a label counts, minus of a positive. Hard
+    negatives may be on the device already, as `hard` [B, H] with -1 pads: those of query q belong to the places from
+    hard_starts[q] on, which hold -1.
     """
 
     label: np.ndarray
-    positive: np.ndarray
-    draw: np.ndarray
+    use: np.ndarray
     weight: np.ndarray
     starts: np.ndarray
     hard: torch.Tensor | None = None
@@ -82,8 +82,9 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
     `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them. Of a global batch a rank may have its own labels alone: positives, those
-    of them that the step learns, `learnt` [sum P] bool, and hard negatives as rows.
+    `candidates` where the stream plans them, and `prepared` where it has the encoder prepare the inputs. Of a global
+    batch a rank may have its own labels alone: positives, those of them that the step learns, `learnt` [sum P] bool,
+    and hard negatives as rows.
     """
 
     epoch: int
@@ -95,6 +96,7 @@ class Batch:
     hard: np.ndarray | Ragged | None = None
     candidates: Candidates | None = None
     learnt: np.ndarray | None = None
+    prepared: Any = None
 
     def __len__(self) -> int:
         return len(self.rows)

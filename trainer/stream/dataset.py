@@ -40,10 +40,10 @@ class StreamOptions:
     """Options of a stream, by name.
 
     `batch`: B. `streams`: S. `inputs`: what the encoder reads. `threads` read, decode, gather and run `plan`, which
-    gives each batch its candidates, ahead; 0 does all of it in line. `damaged`: a row group that does not decode stops
-    the stream (TableError), or is left out and counted in `skipped_rows`. `clusters`: where all tables are in cluster
-    order, whole clusters are dealt, of these sizes. `tail`: the last batch of an epoch is kept, shorter, or dropped.
-    `batches` mix the rows of all sources, or are each of one source.
+    gives each batch its candidates, and `prepare`, which has the encoder prepare it, ahead; 0 does all of it in line.
+    `damaged`: a row group that does not decode stops the stream (TableError), or is left out and counted in
+    `skipped_rows`. `clusters`: where all tables are in cluster order, whole clusters are dealt, of these sizes. `tail`:
+    the last batch of an epoch is kept, shorter, or dropped. `batches` mix the rows of all sources, or are each of one.
     """
 
     batch: int
@@ -58,6 +58,7 @@ class StreamOptions:
     rank: int = 0
     ranks: int = 1
     plan: Plan | None = None
+    prepare: Callable[[Batch], Any] | None = None
     damaged: Damaged = "stop"
     reading: Reading | None = None
 
@@ -280,12 +281,14 @@ class JoinedStream(IterableDataset):
 
     def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
         """Open a window that is decoded, whose batch 0 is that of `first_step`, for its batches of `steps`."""
-        window, plan = decoding.result(), self._options.plan
+        window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)
 
         def deal(some: range) -> list[Batch]:
             batches = window.batches(epoch, first_step, some)
-            return batches if plan is None else [replace(batch, candidates=plan(batch)) for batch in batches]
+            if plan is not None:
+                batches = [replace(batch, candidates=plan(batch)) for batch in batches]
+            return batches if prepare is None else [replace(batch, prepared=prepare(batch)) for batch in batches]
 
         return [functools.partial(deal, some) for some in window.pieces(first_step, steps)], window.close

@@ -1,6 +1,7 @@
 """Arrays that travel together: to another process in one piece of memory, to a device in one copy, and back."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,8 @@ from trainer.device import CPU
 
 T = TypeVar("T")
 _ALIGNED = 64  # bytes
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+_to_device: dict[torch.device, torch.cuda.Stream] = {}
+_from_device: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -102,37 +104,79 @@ def send(value: Any, device: torch.device) -> Any:
 
 
 class LateCopy:
-    """A tensor on its way to the CPU: `take` waits for it, the step that made it does not."""
+    """A tensor on its way to the CPU, on a stream of its own: `take` waits for it, the step that made it does not.
+
+    It is not to change meanwhile, unless whoever takes it knows of that.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        if tensor.device.type != "cuda":
+        device = tensor.device
+        if device.type != "cuda":
             self._copy = tensor.cpu()
             return
         self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        self._copy.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
+        stream = _stream_of(device, _from_device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._copy.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        tensor.record_stream(stream)
+
+    def wait(self) -> torch.Tensor:
+        """Return the values as a tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy
 
     def take(self) -> np.ndarray:
         """Return the values."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy.numpy()
+        return self.wait().numpy()
+
+
+def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Copy a tensor to the CPU; return what waits for the copy and returns it. On a GPU what follows waits too."""
+    if tensor.device.type != "cuda":
+        copied = tensor.to("cpu", copy=True)
+        return lambda: copied
+    late = LateCopy(tensor)
+    torch.cuda.current_stream(tensor.device).wait_stream(_stream_of(tensor.device, _from_device))
+    return late.wait
 
 
 def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `buffer`, for a GPU in pinned memory, on `device`: its copy runs beside other work, and nothing waits."""
     if device.type != "cuda":
         return buffer.to(device)
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    with torch.cuda.stream(_streams[device]):
-        moved = buffer.to(device, non_blocking=True)
-    at_work = torch.cuda.current_stream(device)
-    at_work.wait_stream(_streams[device])
-    moved.record_stream(at_work)  # its memory is used again when both streams have done with it
-    return moved
+    with beside(device) as hand_over:
+        # Its memory is used again when both streams have done with it.
+        return hand_over(buffer.to(device, non_blocking=True))
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
+    """Give the device the work of the block beside what it is at, on the stream by which arrays come to it.
+
+    What the block is given hands tensors of it over: what follows waits for them. It changes nothing but on a GPU.
+    """
+    if device.type != "cuda":
+        yield lambda value: value
+        return
+    at_work, stream = torch.cuda.current_stream(device), _stream_of(device, _to_device)
+
+    def hand_over(value: T) -> T:
+        at_work.wait_stream(stream)
+        return map_arrays(value, lambda tensor: (tensor.record_stream(at_work), tensor)[1], (torch.Tensor,))
+
+    with torch.cuda.stream(stream):
+        yield hand_over
+
+
+def _stream_of(device: torch.device, streams: "dict[torch.device, torch.cuda.Stream]") -> "torch.cuda.Stream":
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
 
 
 def _array_at(memory: np.ndarray, place: Place) -> np.ndarray:

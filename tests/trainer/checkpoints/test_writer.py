@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 import trainer.checkpoints.background
 import trainer.checkpoints.checkpoint
 import trainer.checkpoints.writer
-from schemas import storage
+from schemas import PAD, storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
+from tests.trainer.one_device import OneDevice
 from trainer.checkpoints.background import BackgroundWriter, ReadRows, RowSnapshot
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
 from trainer.checkpoints.writer import CheckpointWriter, Contents
@@ -33,20 +34,30 @@ from trainer.group import ALONE, Group, label_range
 LABELS, D, A_FILE = 21, 3, 4
 
 
-@given(data=st.data(), readers=st.integers(1, 3), held=st.sampled_from([0, 100, 1 << 20]))
-def test_every_reader_of_a_snapshot_reads_what_was_there(data: st.DataObject, readers: int, held: int) -> None:
-    """Whatever changed since, whether it is kept in memory or in the scratch file, and whoever came to read."""
+@given(data=st.data(), readers=st.integers(1, 3), held=st.sampled_from([0, 100, 1 << 20]), on_device=st.booleans())
+def test_every_reader_of_a_snapshot_reads_what_was_there(
+    data: st.DataObject, readers: int, held: int, on_device: bool
+) -> None:
+    """Whatever changed since, whether it is kept in memory or in the scratch file, and whoever came to read.
+
+    A device has ids of rows with pads, or is sent them.
+    """
     tensors = {"weight": torch.randn(LABELS, 2).bfloat16(), "square": torch.rand(LABELS)}
     before = {name: value.clone() for name, value in tensors.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.checkpoints.background, "_HELD_BYTES", held)
+        if on_device:
+            patch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
         snapshot = RowSnapshot(tensors)
         for read in [snapshot.reader() for _ in range(readers)]:
             edges = [0, *sorted(data.draw(st.sets(st.integers(1, LABELS - 1)))), LABELS]
             for start, stop in data.draw(st.permutations(list(itertools.pairwise(edges)))):
                 for _ in range(data.draw(st.integers(0, 3))):
                     ids = np.asarray(data.draw(st.lists(st.integers(0, LABELS - 1), unique=True)), np.int64)
-                    snapshot.keep(ids)
+                    if on_device and data.draw(st.booleans()):
+                        snapshot.keep(torch.from_numpy(np.append(ids, [PAD] * 3).astype(np.int32)))
+                    else:
+                        snapshot.keep(ids)
                     for value in tensors.values():
                         value[torch.from_numpy(ids)] += 1
                 names = data.draw(st.sampled_from([("weight", "square"), ("weight",), ()]))
@@ -59,7 +70,10 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(data: st.DataObject, re
         assert len(snapshot._kept) == kept  # nothing more when all has been read
 
 
-def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+    if on_device:
+        monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)
     monkeypatch.setattr(trainer.checkpoints.background, "_HELD_BYTES", 1 << 14)
     tensors = {"weight": torch.randn(4000, 16)}
     before, draw = tensors["weight"].clone(), np.random.default_rng(0)
@@ -69,21 +83,28 @@ def test_what_a_snapshot_holds_in_memory_is_bounded(monkeypatch: pytest.MonkeyPa
         ids = draw.choice(4000, 200, replace=False)
         snapshot.keep(ids)
         tensors["weight"][torch.from_numpy(ids)] = 0
-        assert sum(len(ids) for ids, _ in snapshot._kept) <= 600
+        assert sum(piece.size for piece in snapshot._kept) <= (1000 if on_device else 600)
     assert torch.equal(read(0, 4000)["weight"], before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(30, 4), (30,)])
-def test_rows_of_a_device_come_as_those_of_the_host(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
-    value, ids = torch.randn(shape).to(dtype), np.array([3, 4, 29])
-    here = trainer.checkpoints.background._copy_rows(value, ids)()
-    monkeypatch.setattr(trainer.checkpoints.background, "CPU", None)  # any tensor is elsewhere
-    there = trainer.checkpoints.background._copy_rows(value, ids)
-    value.fill_(0)
-    np.testing.assert_array_equal(there(), here)
+def test_of_what_changes_on_a_device_nothing_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On `meta` a value that is asked for raises: what is kept goes away in copies that nobody waits for."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(trainer.checkpoints.background, "LateCopy", sent.append)
+    tensors = {
+        "weight": torch.zeros(100, 4, dtype=torch.bfloat16, device="meta"),
+        "square": torch.zeros(100, device="meta"),
+    }
+    snapshot = RowSnapshot(tensors)
+    snapshot.reader()
+    with OneDevice():
+        for ids in (torch.empty(30, dtype=torch.int32, device="meta"), np.arange(7)):
+            snapshot.keep(ids)
+    assert [(*copy.shape, copy.dtype, copy.device.type) for copy in sent] == [
+        (*shape, dtype, "meta")
+        for count in (30, 7)
+        for shape, dtype in (((count,), torch.int64), ((count, 8), torch.uint8), ((count, 4), torch.uint8))
+    ]
 
 
 FULL_SCRATCH = """

@@ -25,6 +25,7 @@ FORMS = [
     {"residual": True, "normalize": True, "scale": 3.0, "dropout": 0.4, "weight_decay": 0.1},
     {"residual": True, "hidden": 11, "initial_scale": 2.5, "weight_decay": 0.1},
     {"feature_dropout": 0.5, "unit_features": False, "idf": False, "ngrams": 1},
+    {"relu": True},
 ]
 
 
@@ -98,6 +99,8 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
         if config.hidden:
             within = within @ parameters["dense.outer.weight"].T + parameters["dense.outer.bias"]
         v = v + within
+    if config.relu:
+        v = torch.relu(v + parameters["dense.bias"])
     if config.normalize:
         v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)
     v = v * config.scale
@@ -196,6 +199,34 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
         assert torch.equal(train_step(straight, step), train_step(resumed, step))
     assert_same_tensors(resumed.tensors(), straight.tensors())
     assert_same_tensors(resumed.optimizer_tensors(), straight.optimizer_tensors())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_fused_optimizer_of_a_gpu_is_the_other_one(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same state, which either saved: a run goes on on another device. PyTorch has it for a CPU too."""
+    plain = torch.optim.AdamW
+
+    def trained(fused: bool, begun: BagEncoder | None = None) -> BagEncoder:
+        monkeypatch.setattr(
+            torch.optim, "AdamW", lambda *given, **options: plain(*given, **{**options, "fused": fused})
+        )
+        encoder = build(residual=True, weight_decay=0.1)
+        encoder.move(torch.device(device if fused else "cpu"))
+        if begun is not None:
+            encoder.load_tensors({name: value.cpu() for name, value in begun.tensors().items()})
+            encoder.load_optimizer_tensors({name: value.cpu() for name, value in begun.optimizer_tensors().items()})
+        for step in range(3):
+            train_step(encoder, step)
+        assert encoder._optimizer.param_groups[0]["fused"] is fused
+        return encoder
+
+    for begun in (None, trained(True), trained(False)):
+        fused, other = trained(True, begun), trained(False, begun)
+        for name in ("tensors", "optimizer_tensors"):
+            got, expected = getattr(fused, name)(), getattr(other, name)()
+            assert got.keys() == expected.keys()
+            for key, value in expected.items():
+                torch.testing.assert_close(got[key], value, check_device=False, rtol=1e-5, atol=1e-6)
 
 
 def test_idf_counts_rows_and_stops_at_the_limit() -> None:

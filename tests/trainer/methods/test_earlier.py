@@ -25,6 +25,7 @@ LATER = {
     "data.temperature": 0.0,
     "encoder.pretrained": "",
     "encoder.dense_weight": 1.0,
+    "encoder.relu": False,
 }
 
 

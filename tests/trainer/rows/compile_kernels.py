@@ -1,8 +1,11 @@
 """Compile the kernels for GPUs, which needs none: registers, and bytes that are spilled, of each, as one JSON object.
 
-python -m tests.trainer.rows.compile_kernels
+Arguments have the types that Triton's own launcher gives them: pointers and widths that 16 divides are known to be.
+
+    python -m tests.trainer.rows.compile_kernels [--dimensions 64,769] [--architectures 80,90,100] [--forms bfloat16]
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -10,70 +13,100 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-from trainer.rows import kernels, triton_kernels
+from trainer.rows import forms, triton_kernels
 
-ARCHITECTURES = (80, 90)
+ARCHITECTURES = (80, 90, 100)
 FORMS = {
-    "float32": (kernels.FLOAT32, "*i32"),
-    "bfloat16": (kernels.BFLOAT16, "*i16"),
-    "float16": (kernels.FLOAT16, "*i16"),
+    "float32": (forms.FLOAT32, torch.int32),
+    "bfloat16": (forms.BFLOAT16, torch.int16),
+    "float16": (forms.FLOAT16, torch.int16),
 }
-METHODS = {"sgd": kernels.SGD, "momentum": kernels.MOMENTUM, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM}
+METHODS = {"sgd": forms.SGD, "momentum": forms.MOMENTUM, "adagrad": forms.ADAGRAD, "adam": forms.ADAM}
 DIMENSIONS = (64, 769)
-_FLOATS = ("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense")
 _TYPES = {
-    **dict.fromkeys(_FLOATS, "*fp32"),
-    **dict.fromkeys(("label", "starts", "query", "order"), "*i32"),
-    **dict.fromkeys(("scale", "rate", "keep", "beta1", "beta2", "eps", "log1", "log2"), "fp32"),
-    **dict.fromkeys(("origin", "key"), "i64"),
-    "ids": "*i64",
-    "rows": "i32",
-    "D": "i32",
+    **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense"), torch.float32),
+    **dict.fromkeys(("label", "starts", "query", "ids"), torch.int32),
+    "sums": torch.float32,
+    "order": torch.int64,
 }
+_NUMBERS = {"origin": 1 << 40, "key": 1 << 60, "rows": 96, "count": 96}
 
 
-def compile_kernel(
-    kernel: Any, constants: dict[str, Any], vectors: str, warps: int, architecture: int
-) -> dict[str, int]:
+def compile_kernel(kernel: Any, dimension: int, vectors: torch.dtype, architecture: int, **constants: int) -> Any:
+    """Compile a kernel as its first call on such a GPU does."""
+    target = GPUTarget("cuda", architecture, 32)
+    backend = make_backend(target)
+    types = {**_TYPES, "vectors": vectors}
+    given = {name: torch.empty(16, dtype=types[name]) for name in kernel.arg_names if name in types}
+    rest = {**_NUMBERS, "D": dimension, **constants}
+    given |= {name: rest.get(name, 0.5) for name in kernel.arg_names if name not in types}
+    options = {"num_warps": constants["num_warps"]}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, _ = bind(**given, **options)
+    parsed, signature, constexprs, attributes = kernel._pack_args(backend, options, bound, specialization, options)
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=target, options=parsed.__dict__)
+
+
+def usage(compiled: Any) -> dict[str, int]:
     """Return registers, and spilled bytes a thread."""
-    signature = {name: {**_TYPES, "vectors": vectors}.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": warps})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         program = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
-        usage = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack, local = map(int, *re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage))
+        told = subprocess.run([program, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack, local = map(int, *re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told))
     return {"registers": registers, "spilled": stack + local}
 
 
-def compile_all() -> dict[str, dict[str, int]]:
-    """Compile every kernel in every form and shape."""
-    usage = {}
-    for architecture in ARCHITECTURES:
-        for form, (number, vectors) in FORMS.items():
-            for dimension in DIMENSIONS:
-                name = f"sm_{architecture} {form} D={dimension}"
-                shape = triton_kernels.tiles(dimension)
-                warps = shape.pop("num_warps")
-                usage[f"{name} score"] = compile_kernel(
-                    triton_kernels.score_kernel, {"FORM": number, **shape}, vectors, warps, architecture
-                )
-                shape = triton_kernels.tiles(dimension, rows=True)
-                warps = shape.pop("num_warps")
+def stores_behind_barrier(ptx: str) -> bool:
+    """Tell whether all loads come before a barrier, and all stores after it."""
+    kinds = re.findall(r"(ld\.global|st\.global|bar(?:rier)?\.(?:cta\.)?(?:warp\.)?sync)", ptx)
+    loads = [place for place, kind in enumerate(kinds) if kind == "ld.global"]
+    stores = [place for place, kind in enumerate(kinds) if kind == "st.global"]
+    return "sync" in " ".join(kinds[loads[-1] + 1 : stores[0]])
+
+
+def compile_all(dimensions: list[int], architectures: list[int], names: list[str]) -> dict[str, dict[str, int]]:
+    """Compile every kernel in every form, shape and method."""
+    figures = {}
+    for architecture in architectures:
+        for dimension in dimensions:
+            kernels = {"spans": (triton_kernels.span_kernel, "float32", {**triton_kernels.span_tiles(dimension)})}
+            for form in names:
+                constants = {"FORM": FORMS[form][0]}
+                kernels[f"{form} score"] = (
+                    triton_kernels.score_kernel, form, {**constants, **triton_kernels.score_tiles(dimension)}
+                )  # fmt: skip
+                shape = triton_kernels.row_tiles(dimension)
                 for method, code in METHODS.items():
-                    constants = {"HAS_PAIRS": True, "METHOD": code, "FORM": number, **shape}
-                    usage[f"{name} update {method}"] = compile_kernel(
-                        triton_kernels.update_kernel, constants, vectors, warps, architecture
-                    )
-    return usage
+                    for paired in (True, False):
+                        kernels[f"{form} update {method}{'' if paired else ' without pairs'}"] = (
+                            triton_kernels.update_kernel, form,
+                            {**constants, "HAS_PAIRS": paired, "METHOD": code, **shape},
+                        )  # fmt: skip
+            for name, (kernel, form, constants) in kernels.items():
+                span = {"SPAN": triton_kernels._SPAN} if "SPAN" in kernel.arg_names else {}
+                compiled = compile_kernel(kernel, dimension, FORMS[form][1], architecture, **span, **constants)
+                figures[f"sm_{architecture} D={dimension} {name}"] = {
+                    **usage(compiled),
+                    **({"behind": stores_behind_barrier(compiled.asm["ptx"])} if "update" in name else {}),
+                }
+    return figures
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all()))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dimensions", default=",".join(map(str, DIMENSIONS)))
+    parser.add_argument("--architectures", default=",".join(map(str, ARCHITECTURES)))
+    parser.add_argument("--forms", default=",".join(FORMS))
+    arguments = parser.parse_args()
+    widths, targets = ([int(n) for n in given.split(",")] for given in (arguments.dimensions, arguments.architectures))
+    print(json.dumps(compile_all(widths, targets, arguments.forms.split(","))))

@@ -29,7 +29,8 @@ OPTIMIZERS = {
     "adagrad": RowOptimizer("adagrad", weight_decay=0.1),
     "adam": RowOptimizer("adam", weight_decay=0.1),
 }
-LABELS, QUERIES, STEPS = 1009, 5, 2
+LABELS, STEPS = 1009, 2
+WIDTHS = (64, 65, 96, 128, 256, 512, 768)  # where a row is within a warp, over several, beside a power of two
 POOL = 7  # labels of a shared pool that get a gradient of their own
 LR, SCALE = 0.05, 0.25
 
@@ -44,23 +45,31 @@ class Case:
     pool: str
 
     @property
+    def queries(self) -> int:
+        """B: of a hot label as many pairs that there are spans of them, within others and at the end."""
+        return 5 if self.pool != "hot" else 3 * triton_spans() + 7
+
+    @property
     def name(self) -> str:
         return f"{self.dtype}-{self.optimizer}-{self.dimension}-{self.pool}"
 
     def candidates(self, step: int) -> Candidates:
         """Labels that many queries share, pads, draws that repeat, and a query without any pair."""
         draw = np.random.default_rng((self.dimension, step))
-        positives = [sorted(draw.choice(9, size=draw.integers(1, 4), replace=False).tolist()) for _ in range(QUERIES)]
-        hard = draw.integers(20, 30, (QUERIES, 2))
+        queries = self.queries
+        positives = [sorted(draw.choice(9, size=draw.integers(1, 4), replace=False).tolist()) for _ in range(queries)]
+        if self.pool == "hot":
+            positives = [sorted({*some, 4, 9}) for some in positives]
+        hard = draw.integers(20, 30, (queries, 2))
         hard[draw.random(hard.shape) < 0.5] = PAD
         hard[-1], positives[-1] = PAD, []
         batch = batch_of(positives, hard)
         if self.pool == "shared":
             return shared_pool(batch, hard, draw.integers(0, LABELS, 11), 3.5)
-        pool = draw.integers(0, LABELS, (QUERIES, 5))
-        pool[:, :3] = draw.integers(0, 12, (QUERIES, 3))
+        pool = draw.integers(0, LABELS, (queries, 5))
+        pool[:, :3] = draw.integers(0, 12, (queries, 3))
         pool[-1] = PAD
-        if self.pool == "own":
+        if self.pool in ("own", "hot"):
             return own_pool(batch, hard, pool, 3.5)
         return drawn_labels(batch, torch.from_numpy(hard) if self.pool == "late" else hard, pool, 3.5)
 
@@ -72,7 +81,7 @@ class Case:
             hard = None if drawn.hard is None else drawn.hard.to(device)
             return merge_labels(send(replace(drawn, hard=None), device), hard)
         sent = send(candidates, device)
-        return sent.ids, order_pairs(sent, QUERIES, len(sent.ids))
+        return sent.ids, order_pairs(sent, self.queries, len(sent.ids))
 
     def matrix(self, device: torch.device) -> RowMatrix:
         rows = torch.randn(LABELS, self.dimension, generator=torch.Generator().manual_seed(1)) * 0.3
@@ -85,7 +94,7 @@ class Case:
         """Take STEPS steps by the module `operations`: losses, slopes, gradients, and what is left in the end."""
         matrix, results = self.matrix(device), []
         for step in range(STEPS):
-            x = torch.randn(QUERIES, self.dimension, generator=torch.Generator().manual_seed(step)).to(device)
+            x = torch.randn(self.queries, self.dimension, generator=torch.Generator().manual_seed(step)).to(device)
             ids, pairs = self.pairs(step, device)
             on_pool = torch.zeros(POOL if self.pool == "shared" else 0, self.dimension, device=device) + 0.01
             rule = matrix.rule(LR, step)
@@ -102,8 +111,17 @@ CASES = [
     *(Case(dtype, "adagrad", dimension, "own") for dtype in DTYPES for dimension in (1, 64, 65)),
     *(Case(dtype, "sgd", 96, "shared") for dtype in DTYPES),
     *(Case("bfloat16", optimizer, 64, pool) for optimizer in OPTIMIZERS for pool in ("drawn", "late")),
+    *(Case("bfloat16", optimizer, width, "drawn") for width in WIDTHS[1:] for optimizer in ("sgd", "adagrad", "adam")),
+    *(Case("float32", "adagrad", dimension, "hot") for dimension in (1, 64, 768)),
     Case("bfloat16", "adagrad", 769, "own"),
 ]
+
+
+def triton_spans() -> int:
+    """Return how many pairs of one label are summed ahead."""
+    from trainer.rows.triton_kernels import _SPAN
+
+    return _SPAN
 
 
 def differences(case: Case, device: torch.device) -> list[float]:

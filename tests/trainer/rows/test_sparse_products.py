@@ -1,10 +1,13 @@
 """Sparse products against dense ones: repeated and empty rows, any order."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.rows.sparse_products import pair_scores, sparse_product
+from trainer.rows import sparse_products
+from trainer.rows.on_device import starts_of
+from trainer.rows.sparse_products import pair_scores, sparse_product, split_rows
 
 
 def entries(rows: int, columns: int, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,6 +37,27 @@ def test_sparse_product_is_the_dense_one(rows: int, columns: int, count: int, se
     matrix = torch.zeros(rows, columns, dtype=torch.float64).index_put((row, column), value, accumulate=True)
     dense = torch.randn(columns, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(sparse_product(row, column, value, rows, dense), matrix @ dense)
+
+
+@given(st.integers(1, 6), st.integers(0, 400), st.booleans(), st.integers(1, 9), st.integers(0, 99))
+def test_long_rows_are_summed_in_pieces_on_a_device(
+    rows: int, count: int, ascending: bool, span: int, seed: int
+) -> None:
+    """Whatever rows are empty, or have most of the entries; no piece is longer than a span."""
+    row, column, value = entries(rows, 40, count, seed)
+    row[: count // 2] = rows - 1
+    row = row.sort().values if ascending else row
+    dense = torch.randn(40, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    expected = sparse_product(row, column, value, rows, dense, ascending)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_products, "CPU", None)  # as if its memory were a device's
+        patch.setattr(sparse_products, "SPAN", span)
+        torch.testing.assert_close(sparse_product(row, column, value, rows, dense, ascending), expected)
+        starts = starts_of(row.sort().values, rows).long()
+        if pieces := split_rows(starts, count):
+            cuts, firsts = pieces
+            assert cuts.diff().max() <= span
+            assert torch.equal(cuts[firsts], starts)
 
 
 def test_the_same_product_twice_has_the_same_bits() -> None:

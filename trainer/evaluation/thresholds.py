@@ -1,4 +1,4 @@
-"""Thresholds: scores from which predictions reach a precision."""
+"""Predictions of a split with their scores and hits, and thresholds: scores from which they reach a precision."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,6 +8,8 @@ import numpy as np
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged
+
+DEPTH = 10  # predictions of a query that thresholds and calibrations are made on
 
 
 class Threshold(NamedTuple):
@@ -29,6 +31,7 @@ class ScoredPredictions:
     def __init__(self) -> None:
         self._scores: list[np.ndarray] = []
         self._hits: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
         self.queries = self.positives = 0
 
     def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged) -> None:
@@ -36,8 +39,19 @@ class ScoredPredictions:
         predicted = top != PAD
         self._scores.append(scores[predicted])
         self._hits.append(positives.contains(top)[predicted])
+        self._counts.append(predicted.sum(axis=1))
         self.queries += len(top)
         self.positives += len(positives.entries)
+
+    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the scores, hits bool and queries int64 of all predictions, [n] each, a query's best one first.
+
+        Raises InputError where nothing was scored.
+        """
+        if not self.queries:
+            raise InputError("held-out rows are needed, and the split is empty. Name another one.")
+        counts = np.concatenate(self._counts)
+        return np.concatenate(self._scores), np.concatenate(self._hits), np.repeat(np.arange(len(counts)), counts)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
         """Find, for each p, the lowest score t among those that occur with at least p of the predictions >= t right.
@@ -48,9 +62,7 @@ class ScoredPredictions:
         wrong = [p for p in precisions if not 0 < p <= 1]
         if wrong:
             raise InputError(f"a precision is a share in (0, 1]; got {', '.join(f'{p:g}' for p in wrong)}.")
-        if not self.queries:
-            raise InputError("thresholds need scored queries; the split is empty.")
-        scores, hits = np.concatenate(self._scores), np.concatenate(self._hits)
+        scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
         ranked, right = scores[order], np.cumsum(hits[order])
         last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # of a group of equal scores

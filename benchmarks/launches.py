@@ -1,0 +1,198 @@
+"""Operations and bytes that a step gives a GPU, counted on PyTorch's `meta` device: none is needed, and none is timed.
+
+Batches of 512 queries with 10 positives, 50 hard and 400 random negatives, 100M labels, D = 64 in bfloat16, row-wise
+Adagrad: the classifier's step with own pools, with a shared one, and with a chunk of full one-vs-all; and the whole
+step of a bag of embeddings with a residual layer and dropout. An operation counts once, a view not at all; Triton's
+kernels are counted where they are called. Bytes are those of all that an operation reads and writes, of rows that it
+looks up those that it looks up. Sorting is one operation here and some nine launches on a GPU, a cumulative sum two;
+AdamW, which is one kernel there, is a dozen. Host milliseconds are of what NumPy and dropout take of a bag's step, in
+the thread that takes the step or in one ahead of it.
+
+    python -m benchmarks.launches [--quick]
+"""
+
+import argparse
+import collections
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.common.report import report
+from benchmarks.gpu.random_queries import plan, random_batch
+from trainer.group import ALONE
+from trainer.heads.classifier import Classifier
+from trainer.heads.queries import WholeBatch
+from trainer.methods.recipe import Recipe
+from trainer.methods.sections import Classifier as Config
+from trainer.model import Model
+from trainer.negatives.candidates import label_range
+from trainer.negatives.planner import Planner
+from trainer.rows import triton_kernels
+from trainer.step import Clock, StepContext, take_step
+
+META = torch.device("meta")
+B, D, LABELS, CHUNK = 512, 64, 100_000_000, 1 << 16
+TOKENS, VOCABULARY, BUCKETS = 32, 30_522, 1 << 18
+_NO_WORK = {"empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "_local_scalar_dense"}
+_NO_WORK |= {"_record_function_enter_new", "_record_function_exit"}
+_LOOK_UPS = {"index_select", "gather", "embedding_bag", "_embedding_bag"}  # of their first argument a part alone
+MICROSECONDS, GIGABYTES = 5.0, 4300.0  # of a launch, and a second of an H200's memory: what is expected of a GPU
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations by name, and bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: collections.Counter[str] = collections.Counter()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if name not in _NO_WORK and not func.is_view:
+            self.operations[name] += 1
+            read = args[1:] if name in _LOOK_UPS else args
+            self.bytes += _bytes((read, kwargs, result)) + (_bytes(result) if name in _LOOK_UPS else 0)
+        return result
+
+    def kernel(self, name: str, moved: int) -> None:
+        """Count a kernel of Triton's."""
+        self.operations[name] += 1
+        self.bytes += moved
+
+
+class _Kernel:
+    """Stands in for one of Triton's kernels, which do not run on `meta`."""
+
+    def __init__(self, name: str, counting: Counting) -> None:
+        self._name, self._counting = name, counting
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._launch
+
+    def _launch(self, *given: Any, **_: Any) -> None:
+        """Count bytes: of rows of vectors and of their state those that are touched, of all else everything."""
+        if self._name == "update_kernel":
+            rows, count, ways, rest = given[:4], len(given[4]), 2, given[4:]
+            rows = tuple(each for each in rows if len(each) == len(given[0]))  # what there is not, is another tensor
+        elif self._name == "score_kernel":
+            rows, count, ways, rest = given[1:2], len(given[3]), 1, (given[0], *given[2:])
+        else:
+            rows, count, ways, rest = (), 0, 0, given
+        touched = sum(ways * count * tensor_bytes(each[:1]) for each in rows)
+        others = {id(each): each for each in rest if isinstance(each, torch.Tensor)}.values()
+        self._counting.kernel(self._name, touched + sum(map(tensor_bytes, others)))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Count the bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes(values: Any) -> int:
+    return sum(tensor_bytes(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Counting]:
+    """Count what the block gives to `meta` as if it were a GPU with Triton."""
+    count = Counting()
+    kernels = [name for name in vars(triton_kernels) if name.endswith("_kernel")]
+    with contextlib.ExitStack() as patches:
+        for name in kernels:
+            patches.enter_context(mock.patch.object(triton_kernels, name, _Kernel(name, count)))
+        for module in ("trainer.losses.binary", "trainer.rows.matrix"):
+            patches.enter_context(mock.patch(f"{module}.operations_of", return_value=triton_kernels))
+        with count:
+            yield count
+
+
+def classifier_step(pool: str, size: int = B, labels: int = LABELS) -> Counting:
+    """Count the classifier's step, as `Head.learn` takes it, with candidates that are planned already."""
+    classifier = Classifier(Config(dtype="bfloat16", lr=0.01), labels, D, 0, device=META)
+    batch = random_batch(size, labels, 0)
+    candidates = label_range(batch, 0, CHUNK) if pool == "full" else plan(batch, labels, pool, META)
+    x = torch.empty(size, D, device=META)
+    with counting() as count:
+        classifier.descend(x, candidates, 1.0, 0, 1 / size)
+    return count
+
+
+def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, dict[str, float]]:
+    """Count a bag's whole step; and return host milliseconds of NumPy, in the step and ahead of it in a thread."""
+    encoder = {"dimension": D, "buckets": BUCKETS, "residual": True, "dropout": 0.1, "feature_dropout": 0.1}
+    recipe = Recipe.model_validate(
+        {
+            "encoder": encoder,
+            "classifier": {"dtype": "bfloat16"},
+            "negatives": {"pool": "own", "random": 400, "hard": 50},
+        }
+    )
+    model = Model.build(recipe, VOCABULARY, labels, device=META)
+    queries = WholeBatch(model.encoder, ALONE, Clock().lap)
+    context = StepContext(model, Planner(recipe.negatives, labels, merges=False), queries)
+    batch = random_batch(size, labels, 0, TOKENS, VOCABULARY)
+    batch = replace(batch, candidates=plan(batch, labels, "own", META))
+    prepare = queries.preparing() if hasattr(queries, "preparing") else None  # earlier checkouts have none
+    if prepare is not None:
+        batch = replace(batch, prepared=prepare(batch))
+    take_step(context, batch, 0, 1.0)  # builds the optimizer
+    with counting() as count:
+        take_step(context, batch, 1, 1.0)
+    milliseconds = _host_milliseconds(model.encoder, batch)
+    ahead = prepare is not None
+    return count, {"in the step": 0.0 if ahead else milliseconds, "ahead": milliseconds if ahead else 0.0}
+
+
+def _host_milliseconds(encoder: Any, batch: Any) -> float:
+    """Return what preparing a batch takes: features, their dropout, and that of x, wherever it is drawn."""
+    times = []
+    for step in range(15):
+        began = time.thread_time()
+        encoder.prepare(batch.inputs, (0, step))
+        if not hasattr(encoder, "_draw_kept"):
+            torch.rand((len(batch), D), generator=torch.Generator().manual_seed(step)) >= 0.1  # noqa: B015
+        times.append(time.thread_time() - began)
+    return float(np.median(times)) * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a batch of 16")
+    size = 16 if parser.parse_args().quick else B
+    figures: dict[str, Any] = {}
+    counts = {pool: classifier_step(pool, size) for pool in ("own", "shared", "full")}
+    counts["bag"], host = bag_step(size)
+    for name, count in counts.items():
+        launches = count.operations.total()
+        figures[name] = {
+            "operations": launches,
+            "megabytes": round(count.bytes / 1e6, 2),
+            "expected ms, launches": round(launches * MICROSECONDS / 1e3, 3),
+            "expected ms, bytes": round(count.bytes / GIGABYTES / 1e6, 3),
+            "by name": dict(count.operations.most_common()),
+        }
+    figures["bag, host ms"] = {name: round(value, 3) for name, value in host.items()}
+    ratios = {
+        "operations, own pools": counts["own"].operations.total(),
+        "bag's host ms in the step": host["in the step"],
+    }
+    report(
+        "a step on a GPU with own pools is at most 25 operations, and a bag's has at most 0.5 ms of NumPy in it",
+        figures,
+        ratios,
+        {"operations, own pools": "<25.5", "bag's host ms in the step": "<0.5"},
+    )
+
+
+if __name__ == "__main__":
+    main()

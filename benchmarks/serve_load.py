@@ -1,0 +1,191 @@
+"""examples/serve.py at 80 % of its peak, with two switches of CURRENT: no request is lost.
+
+    python -m benchmarks.serve_load [--minutes 10] [--exports FOLDER]
+
+The service is a process of its own, asked over loopback by this one, a title of Tate a request. First the peak: 64
+connections that ask again as soon as they are answered. Then requests are due at 80 % of it, evenly, whether or not the
+ones before are answered; a latency counts from the moment when a request was due. After a third of the time, and after
+another, CURRENT names the other one of two exports. FOLDER: two exports, of which one is current; by default a run of a
+minute on Tate is fused and exported twice.
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import extremis
+from benchmarks.common.report import report, require
+from schemas.version import find_current, switch
+
+ROOT = Path(__file__).parents[1]
+TATE = ROOT / "examples" / "tate"
+CONNECTIONS = 64
+SHARE = 0.8
+_PEAK_SECONDS = 10.0
+_WARM_SECONDS = 3.0
+
+
+class Client:
+    """Connections to the service, and what came of the requests."""
+
+    def __init__(self, port: int, texts: Sequence[str]) -> None:
+        self.port = port
+        self.requests = [self._encode(text) for text in texts]
+        self.outcomes: Counter[str] = Counter()  # by status, or by the name of an error
+        self.exports: Counter[str] = Counter()
+        self.idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+
+    @staticmethod
+    def _encode(text: str) -> bytes:
+        body = json.dumps({"texts": [text], "k": 5}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    async def connect(self) -> None:
+        """Open the connections."""
+        for _ in range(CONNECTIONS):
+            self.idle.put_nowait(await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def ask(self, number: int) -> float:
+        """Ask by an idle connection; return the time at the end of the answer."""
+        reader, writer = await self.idle.get()
+        try:
+            writer.write(self.requests[number % len(self.requests)])
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            body = await reader.readexactly(length)
+            self.outcomes[head[9:12].decode()] += 1
+            self.exports[body[11:].partition(b'"')[0].decode()] += 1
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            self.outcomes[type(error).__name__] += 1
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.idle.put_nowait((reader, writer))
+        return time.perf_counter()
+
+    async def peak(self, seconds: float) -> float:
+        """Return the requests a second of connections that are never idle."""
+        end, done = time.perf_counter() + seconds, 0
+
+        async def work(first: int) -> None:
+            nonlocal done
+            number = first
+            while time.perf_counter() < end:
+                await self.ask(number)
+                number, done = number + CONNECTIONS, done + 1
+
+        began = time.perf_counter()
+        await asyncio.gather(*(work(first) for first in range(CONNECTIONS)))
+        return done / (time.perf_counter() - began)
+
+    async def steady(self, rate: float, seconds: float) -> np.ndarray:
+        """Send requests at `rate` a second; return their latencies in milliseconds, each from when it was due."""
+        began, tasks = time.perf_counter(), list[asyncio.Task[float]]()
+        count = int(rate * seconds)
+        while len(tasks) < count:
+            due = min(count, int((time.perf_counter() - began) * rate) + 1)
+            tasks += [asyncio.create_task(self.ask(number)) for number in range(len(tasks), due)]
+            await asyncio.sleep(max(0.0, began + len(tasks) / rate - time.perf_counter()))
+        ends = np.array(await asyncio.gather(*tasks))
+        return 1000 * (ends - began - np.arange(count) / rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--exports", help="folder of two exports, of which one is current")
+    parser.add_argument("--wait", default="1", help="of the service")
+    arguments = parser.parse_args()
+    require("fastapi_offline", "uvicorn", "prometheus_client")
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as scratch:
+        folder = Path(arguments.exports or make_exports(Path(scratch)))
+        first = Path(str(find_current(str(folder))))
+        (second,) = (path.parent for path in folder.glob("*/_manifest.json") if path.parent.name != first.name)
+        with gzip.open(TATE / "tst.json.gz", "rt", encoding="utf-8") as lines:
+            texts = [json.loads(line)["title"] for line in lines]
+        with serving(folder, ("--wait", arguments.wait)) as port:
+            try:
+                figures = asyncio.run(measure(port, texts, 60 * arguments.minutes, (second, first)))
+            finally:
+                switch(str(first))
+    lost = sum(count for outcome, count in figures["outcomes"].items() if outcome != "200")
+    report(
+        "a service at 80 % of its peak loses no request to two switches of its export",
+        {"minutes": arguments.minutes, "wait_milliseconds": float(arguments.wait), "lost": lost, **figures},
+        {"lost": lost, "p99_milliseconds": figures["milliseconds"]["p99"]},
+        {"lost": "<1"},
+    )
+
+
+async def measure(port: int, texts: Sequence[str], seconds: float, exports: Sequence[Path]) -> dict:
+    """Return the peak, and the latencies and outcomes at a share of it, while `exports` become current in turn."""
+    client = Client(port, texts)
+    await client.connect()
+    await client.peak(_WARM_SECONDS)
+    peak = await client.peak(_PEAK_SECONDS)
+    client.outcomes.clear()
+    client.exports.clear()
+
+    async def switch_twice() -> None:
+        for export in exports:
+            await asyncio.sleep(seconds / 3)
+            await asyncio.to_thread(switch, str(export))
+
+    switching = asyncio.create_task(switch_twice())
+    latencies = await client.steady(SHARE * peak, seconds)
+    await switching
+    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    return {
+        "peak_requests_a_second": round(peak, 1),
+        "requests": len(latencies),
+        "milliseconds": {name: round(float(np.quantile(latencies, share)), 2) for name, share in quantiles.items()},
+        "outcomes": dict(client.outcomes),
+        "answered_by": {Path(place).name: count for place, count in client.exports.items()},
+    }
+
+
+def make_exports(scratch: Path) -> Path:
+    """Make two exports of a run on Tate, of fused scores and of the classifier's; the first is current."""
+    data, run, exports = (str(scratch / name) for name in ("data", "run", "exports"))
+    extremis.shard(str(TATE), data, progress=False)
+    extremis.run("random", data, run, set={"train.epochs": 4, "data.holdout": 0.02}, progress=False)
+    extremis.fuse(data, run, progress=False)
+    extremis.export(data, run, f"{exports}/fused", calibrate=True, current=True, progress=False)
+    extremis.export(data, run, f"{exports}/classifier", scores="classifier", calibrate=True, progress=False)
+    return Path(exports)
+
+
+@contextmanager
+def serving(folder: Path, options: Sequence[str]) -> Iterator[int]:
+    """Start the service; yield its port. It has to end well."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples" / "serve.py"), str(folder), "--port", "0", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    assert process.stderr is not None
+    try:
+        yield int(re.findall(r":(\d+)$", process.stderr.readline().strip())[0])
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+        sys.stderr.write(said)
+    assert process.returncode == 0, process.returncode
+
+
+if __name__ == "__main__":
+    main()

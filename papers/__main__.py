@@ -1,0 +1,174 @@
+"""The papers' claims, measured: `python -m papers PAPER`. What is measured already is not run again.
+
+The runs that claims need are processes of one thread and low priority, `--jobs` of them at a time, in the order of the
+claims' ranks. A command that is cut goes on where it was. At the end, and with --page alone, results.md is written.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from papers.claims import ROOT, Key, Paper, names
+from papers.page import write_page
+from papers.results import Result
+from schemas.errors import ExtremisError, InputError
+from schemas.layout import MANIFEST, RunLayout
+
+Job = tuple[Paper, Key]
+_ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, list, or write pages; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__.splitlines()[0])
+    parser.add_argument("paper", metavar="PAPER", help=f"{', '.join(names())}; all; or a folder with runs/claims.toml")
+    parser.add_argument("--table", help="claims of this table or figure alone")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of a run at most; default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="data and runs; default: %(default)s")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT / "examples",
+        help="folders of raw data by name: tate, wordnet ...; default: examples/ of the checkout, which has tate",
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side; default: %(default)s")
+    parser.add_argument("--hours", type=float, default=0.0, help="start no run after so many; 0: until all are done")
+    parser.add_argument("--list", action="store_true", help="list what would run, and start nothing")
+    parser.add_argument("--page", action="store_true", help="write the page from what is there, and start nothing")
+    options = parser.parse_args(arguments)
+    try:
+        papers = [Paper.load(name) for name in (names() if options.paper == "all" else [options.paper])]
+        jobs = list_jobs(papers, options.table, options.seeds, options.out)
+        if options.list:
+            tell(jobs)
+            return 0
+        failed = [] if options.page else run_all(jobs, options.data, options.out, options.jobs, options.hours)
+        for paper in papers:
+            write_page(paper)
+            say(f"{paper.folder / 'results.md'}")
+        return 1 if failed else 0
+    except ExtremisError as error:
+        say(f"Error: {error}")
+        return 2
+
+
+def say(line: str) -> None:
+    """Tell people a line."""
+    sys.stderr.write(f"{line}\n")
+
+
+def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path) -> list[Job]:
+    """List runs without a result, each once, by the ranks of the claims of all papers. Raises InputError.
+
+    A run that another goes on from is listed too where its folder is gone.
+    """
+    lines = [(line.rank, paper, line) for paper in papers for line in paper.lines]
+    known = dict.fromkeys(line.claim.table for _, _, line in lines)
+    if table and table not in known:
+        raise InputError(f"--table {table!r}: no claim is of it. Choose from {', '.join(known)}.")
+    chosen = sorted((each for each in lines if table in (None, each[2].claim.table)), key=lambda each: each[0])
+    jobs = dict[tuple[str, Key], Job]()
+    for _, paper, line in chosen:
+        for key in paper.keys_of(line, seeds):
+            needed = paper.needed(key)
+            if Result.find(paper, key) is None:
+                if needed and not _is_finished(paper, needed, out):
+                    jobs.setdefault((str(paper.folder), needed), (paper, needed))
+                jobs.setdefault((str(paper.folder), key), (paper, key))
+    return [*jobs.values()]
+
+
+def _is_finished(paper: Paper, key: Key, out: Path) -> bool:
+    return Path(RunLayout(str(out / paper.folder.name / str(key))).finished).exists()
+
+
+def tell(jobs: Sequence[Job]) -> None:
+    """List runs with the hours that they are expected to take."""
+    total = 0.0
+    for paper, key in jobs:
+        minutes = paper.runs[key.run].expected(key.data)
+        total += minutes
+        sys.stdout.write(f"{minutes / 60:6.2f} h  {paper.folder.name}  {key}\n")
+    sys.stdout.write(f"{total / 60:6.2f} h  {len(jobs)} runs, of one thread each\n")
+
+
+def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float = 0.0) -> list[Job]:
+    """Run all jobs, `most` at a time; return those that failed. A signal ends what runs, which can go on later."""
+    waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
+    began = time.monotonic()
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        while waiting or running:
+            late = hours and time.monotonic() - began > hours * 3600
+            ready = [] if late else [job for job in waiting if _is_ready(job, out, [*running.values()])]
+            if ready and len(running) < most:
+                waiting.remove(ready[0])
+                running[_start(ready[0], data, out)] = ready[0]
+                continue
+            if not running:
+                break  # late, or what the rest needs has failed
+            time.sleep(0.2)
+            for process in [each for each in running if each.poll() is not None]:
+                paper, key = running.pop(process)
+                if process.returncode:
+                    failed.append((paper, key))
+                say(f"{key}: {_failure(_log(paper, key, out)) if process.returncode else 'done'}")
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        for process in running:
+            process.send_signal(signal.SIGTERM)  # a training saves its state
+        for process in running:
+            process.wait()
+    return [*failed, *waiting]
+
+
+def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
+    """Tell whether what a job needs is there: the run before it; and its data, which one process alone makes."""
+    paper, key = job
+    needed = paper.needed(key)
+    if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):
+        return False
+    is_made = not key.data or (out / "data" / key.data / MANIFEST).exists()
+    return is_made or all(other[1].data != key.data for other in running)
+
+
+def _start(job: Job, data: Path, out: Path) -> subprocess.Popen:
+    paper, key = job
+    log = _log(paper, key, out)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = ["nice", "-n", "15", sys.executable, "-m", "papers.measure", _name(paper), key.run, key.data]
+    paths = [str(key.seed), str(data.resolve()), str(out.resolve())]
+    environment = {
+        **os.environ,
+        **_ONE_THREAD,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    say(f"{key}: started")
+    with log.open("a") as file:
+        return subprocess.Popen([*command, *paths], env=environment, stdout=file, stderr=file, start_new_session=True)
+
+
+def _log(paper: Paper, key: Key, out: Path) -> Path:
+    return out / paper.folder.name / f"{key}.log"
+
+
+def _failure(log: Path) -> str:
+    """Return the last line of a run that failed, and where the others are."""
+    return f"failed: {['no word', *log.read_text().splitlines()][-1]} (see {log})"
+
+
+def _name(paper: Paper) -> str:
+    here = paper.folder.parent == ROOT / "papers"
+    return paper.folder.name if here else str(paper.folder.resolve())
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

@@ -1,0 +1,241 @@
+"""What a paper claims, as data (runs/claims.toml): the runs that a claim needs, and what of them decides."""
+
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError, model_validator
+
+from schemas.errors import InputError
+from schemas.options import Options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+LATER = 8  # ranks that a claim's next data set waits
+CLAIMS = "runs/claims.toml"  # not beside recipes: a folder of them can be compared as it is
+
+
+class DataSet(Options):
+    """A data set: the folder `raw` of --data, every `every`-th of its labels; the others are options of `shard`."""
+
+    raw: str
+    every: int = Field(1, ge=1)
+    validation: float = Field(0.0, ge=0, lt=1)
+    tokenizer: str = ""
+    max_tokens: int = 0
+
+
+class Run(Options):
+    """A training of `recipe` with `settings`, or the process `module`; `on`: what a data set adds to its settings.
+
+    `after`: the run whose folder is `{after}` in settings; without a recipe that run is only scored. Settings of a
+    module are its arguments; they may say `{data}` and `{seed}`, and all `{minilm}`. `scores` and
+    `fuse` as `extremis evaluate --scores` and `fuse --by` have them. `minutes` of one seed: what is expected.
+    """
+
+    recipe: str = ""
+    module: str = ""
+    settings: list[str] = []
+    on: dict[str, list[str]] = {}
+    after: str = ""
+    scores: str = ""
+    fuse: str = ""
+    minutes: float | dict[str, float] = 1.0
+
+    def expected(self, data: str) -> float:
+        """Minutes that one seed on `data` is expected to take."""
+        return self.minutes.get(data, 0.0) if isinstance(self.minutes, dict) else self.minutes
+
+
+class Check(Options):
+    """What decides: with `above`, that `metric` of `a` less that of `b`, paired, is above it.
+
+    Else a bound, `least` or `most`, of a `metric` or a `figure` of `a`, or of its ratio to that of `b`. Of several
+    names the best on validation counts.
+    """
+
+    a: str | list[str]
+    b: str | list[str] = []
+    metric: str = ""
+    figure: str = ""
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def sides(self) -> list[list[str]]:
+        """Names of the runs of either side."""
+        return [[side] if isinstance(side, str) else side for side in (self.a, self.b) if side]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Check":
+        bounds = [bound for bound in (self.above, self.least, self.most) if bound is not None]
+        if len(bounds) != 1 or bool(self.metric) == bool(self.figure):
+            raise ValueError("a check has one of metric and figure, and one of above, least and most")
+        if self.above is not None and not (self.metric and self.b):
+            raise ValueError("above compares a metric of a and b")
+        return self
+
+
+class Claim(Options):
+    """A claim in our words, with the paper's own figures; `on`: data sets, each a line of the page.
+
+    `untestable`: why two cores cannot test it. `note`: what an experiment found where it does not hold.
+    """
+
+    rank: int = 1000
+    table: str
+    where: str
+    claim: str
+    paper: str
+    on: list[str] = [""]
+    seeds: int | dict[str, int] = 3
+    checks: list[Check] = []
+    untestable: str = ""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Claim":
+        if bool(self.checks) == bool(self.untestable):
+            raise ValueError(f"{self.claim!r} has checks, or says why it is untestable")
+        return self
+
+
+class Key(NamedTuple):
+    """A run on a data set with a seed: the name of its file and of its folder."""
+
+    run: str
+    data: str
+    seed: int
+
+    def __str__(self) -> str:
+        return ".".join(filter(None, (self.run, self.data, str(self.seed))))
+
+
+class Line(NamedTuple):
+    """A claim on one data set."""
+
+    claim: Claim
+    data: str
+
+    @property
+    def rank(self) -> int:
+        """Place in the order of runs: what a claim's first data set shows comes before more of them."""
+        return self.claim.rank + LATER * self.claim.on.index(self.data)
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of each of its runs."""
+        seeds = self.claim.seeds
+        return seeds.get(self.data, 1) if isinstance(seeds, dict) else seeds
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of its runs, each once."""
+        return [*dict.fromkeys(name for check in self.claim.checks for side in check.sides for name in side)]
+
+
+class Paper(Options):
+    """The claims of a paper; `settings` are of all its trainings."""
+
+    title: str
+    settings: list[str] = []
+    sets: dict[str, DataSet] = {}
+    runs: dict[str, Run] = {}
+    claims: list[Claim]
+    folder: Path = Path()
+
+    @classmethod
+    def load(cls, name: str) -> "Paper":
+        """Read a paper by its name here, or by its folder elsewhere. Raises InputError."""
+        folder = Path(__file__).with_name(name) if "/" not in name else Path(name)
+        try:
+            body = tomllib.loads((folder / CLAIMS).read_text())
+            for run in body.get("runs", {}).values():
+                extend(run, body["runs"])
+            return cls.model_validate({**body, "folder": folder})
+        except FileNotFoundError:
+            known = ", ".join(names())
+            raise InputError(f"no claims of paper {name!r}: choose from {known}, all, or give a folder.") from None
+        except (tomllib.TOMLDecodeError, ValidationError) as error:
+            raise InputError(f"{folder / CLAIMS}: {error}") from None
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Claims on each of their data sets, by the claims' ranks."""
+        return [Line(claim, data) for claim in sorted(self.claims, key=lambda c: c.rank) for data in claim.on]
+
+    def settings_of(self, key: Key) -> list[str]:
+        """Settings of a training, `{after}` as it stands."""
+        run = self.runs[key.run]
+        own = [*run.settings, *run.on.get(key.data, [])]
+        return [*self.settings, *own, f"train.seed={key.seed}"] if run.recipe else own
+
+    def recipe_of(self, run: Run) -> str:
+        """Return the name of a recipe, or the path of one of a paper."""
+        return str(self.folder / run.recipe) if run.recipe.endswith(".toml") else run.recipe
+
+    def made_from(self, key: Key) -> dict[str, Any]:
+        """All that decides the figures of a run: a result of anything else is of an earlier version, and not read."""
+        run = self.runs[key.run]
+        needed = self.needed(key)
+        after = {"after": self.made_from(needed)} if needed else {}
+        data = self.sets[key.data].model_dump(exclude_defaults=True) if key.data else {}
+        stated = {name: getattr(run, name) for name in ("recipe", "module", "scores", "fuse") if getattr(run, name)}
+        return {"data": data, **stated, "settings": self.settings_of(key), **after}
+
+    def keys_of(self, line: Line, most: int) -> Iterator[Key]:
+        """Runs of a line with at most so many seeds, each after the one that it needs."""
+        for seed in range(min(most, line.seeds)):
+            for name in line.runs:
+                key = Key(name, line.data, seed)
+                if needed := self.needed(key):
+                    yield needed
+                yield key
+
+    def needed(self, key: Key) -> Key | None:
+        """Return the run that one goes on from; None where it stands alone."""
+        after = self.runs[key.run].after
+        return key._replace(run=after) if after else None
+
+    def metrics_of(self, key: Key) -> list[str]:
+        """Metrics that claims compare, whose contributions of each query are kept."""
+        checks = (check for claim in self.claims for check in claim.checks if key.data in claim.on)
+        return sorted({c.metric for c in checks if c.metric and any(key.run in side for side in c.sides)})
+
+    @model_validator(mode="after")
+    def _check(self) -> "Paper":
+        for line in self.lines:
+            for name in line.runs:
+                if name not in self.runs:
+                    raise ValueError(f"{line.claim.claim!r} needs a run {name!r} that is not there")
+            if line.data and line.data not in self.sets:
+                raise ValueError(f"{line.claim.claim!r} is on {line.data!r}, which is no data set here")
+        for name, run in self.runs.items():
+            if not (run.recipe or run.module or run.after) or (run.after and run.after not in self.runs):
+                raise ValueError(f"run {name!r} has neither recipe nor module, nor a run that it goes on from")
+        return self
+
+
+def extend(run: dict[str, Any], runs: dict[str, Any]) -> None:
+    """Add to `run` what it is to be `like`: a run before it, whose settings come first. Raises InputError."""
+    if "like" not in run:
+        return
+    like = run.pop("like")
+    if like not in runs or "like" in runs[like]:
+        raise InputError(f"claims.toml: like = {like!r}: no run of this name comes before.")
+    base = runs[like]
+    places = {*base.get("on", {}), *run.get("on", {})}
+    both = {data: [*base.get("on", {}).get(data, []), *run.get("on", {}).get(data, [])] for data in places}
+    run |= {**base, **run, "settings": [*base.get("settings", []), *run.get("settings", [])], "on": both}
+
+
+def names() -> list[str]:
+    """Papers that have claims here."""
+    return sorted(path.parents[1].name for path in Path(__file__).parent.glob(f"*/{CLAIMS}"))

@@ -1,0 +1,150 @@
+"""LNS's theorems 1 and 2 on hash tables of a trained run: how often labels are drawn by cosine, and should be.
+
+    python -m papers.lns.theorems DATA RUN [--queries 300]
+
+RUN is of SimHash, whose collision probability is p = 1 - angle / pi: a label is drawn with 1 - (1 - p^K)^L.
+*Live* tables are those of RUN's checkpoint: vectors that changed after they were last hashed lie under old codes.
+*Fresh* ones hold the vectors as they are. Pairs of queries and labels are binned by their cosine.
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from benchmarks.common.collisions import FIRST, Probe, ProbedVectors, of_run
+from benchmarks.common.report import report
+from schemas.layout import RunLayout
+from schemas.ragged import Ragged
+from trainer.checkpoints.checkpoint import latest_checkpoint
+from trainer.methods.lns import Lns
+from trainer.negatives.base import NegativeSources
+from trainer.negatives.lsh import HashedNegatives
+from trainer.negatives.lsh_section import LshSection
+from trainer.progress import NEGATIVES
+
+FUNCTIONS = 24  # sets of hash functions: the probability is over them
+WIDTH = 0.05  # of a bin
+FEWEST = 5_000  # pairs of a bin that counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("run")
+    parser.add_argument("--queries", type=int, default=300)
+    arguments = parser.parse_args()
+    probe, recipe = of_run(arguments.data, arguments.run, "test", arguments.queries)
+    assert isinstance(recipe, Lns)
+    checkpoint = latest_checkpoint(RunLayout(arguments.run))
+    assert checkpoint is not None
+    state = {name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()}
+    options, seed = recipe.negatives.lsh, recipe.train.seed
+    fresh, live = (HashedNegatives(options, ProbedVectors(probe), seed) for _ in range(2))
+    fresh.start()
+    NegativeSources([live]).load(state)
+    figures, ratios = dict[str, object](), dict[str, float]()
+    for query in ("embedding", "label"):
+        asked = options.model_copy(update={"query": query})
+        each = [by_cosine(probe, fresh, asked), *(by_cosine(probe, other, asked) for other in others_of(probe, fresh))]
+        own, bins, error = by_cosine(probe, live, asked), np.mean(each, axis=0), np.std(each, axis=0, ddof=1)
+        figures |= {f"fresh_{query}": bins.round(5).tolist(), f"live_{query}": own.round(5).tolist()}
+        off = np.abs(bins[:, 1] - bins[:, 2])
+        ratios[f"{query}_error"] = float(off.max())
+        ratios[f"{query}_standard_errors_off"] = float((off / (error[:, 1] / np.sqrt(FUNCTIONS) + 1e-6)).max())
+        ratios[f"{query}_rising"] = rising(bins)
+        # Of the same functions, so that what differs is what has changed since it was hashed.
+        ratios[f"live_{query}_off"] = float(np.abs(own[:, 1] - each[0][:, 1]).max())
+        ratios[f"live_{query}_rising"] = rising(own)
+    ratios["trained_evenness"] = evenness(probe, fresh)
+    ratios["trained_top_over_uniform"] = top_over_uniform(probe, fresh)
+    draw = np.random.default_rng(seed)
+    untrained = Probe(draw.standard_normal(probe.vectors.shape, np.float32), probe.x, probe.positives)
+    at_first = HashedNegatives(options, ProbedVectors(untrained), seed)
+    at_first.start()
+    ratios["untrained_evenness"] = evenness(untrained, at_first)
+    figures |= {"labels": len(probe.vectors), "queries": len(probe.x), "rows_with_old_codes": len(live.touched)}
+    figures |= {"bins": "cosine, measured, predicted, pairs"}
+    report("labels are drawn with the probability of theorems 1 and 2", figures, ratios, {})
+
+
+def evenness(probe: Probe, sampler: HashedNegatives) -> float:
+    """Return how even the draws by embedding are over labels: 1 where each is as likely, 1 / L where one is certain."""
+    sampler.options = sampler.options.model_copy(update={"query": "embedding"})
+    chances = predicted(cosines(probe, probe.x), sampler)
+    return float((chances.mean(1) ** 2 / (chances**2).mean(1)).mean())
+
+
+def cosines(probe: Probe, asked: np.ndarray) -> np.ndarray:
+    """Return the cosine of each vector that is hashed, `asked` [B, D], with each label's, [B, L]."""
+    rows = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-30) for each in (asked, probe.vectors))
+    x, w = rows
+    result: np.ndarray = x @ w.T
+    return result
+
+
+def predicted(cosine: np.ndarray, sampler: HashedNegatives) -> np.ndarray:
+    """Return the probability of a draw by theorems 1 and 2."""
+    p = 1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi
+    chances: np.ndarray = 1 - (1 - p**sampler.options.bits) ** sampler.options.tables
+    return chances
+
+
+def others_of(probe: Probe, sampler: HashedNegatives) -> Iterator[HashedNegatives]:
+    """Yield tables of the same vectors with other hash functions, one at a time."""
+    for seed in range(1, FUNCTIONS):
+        other = HashedNegatives(sampler.options, ProbedVectors(probe), sampler.seed + 1000 * seed)
+        other.start()
+        yield other
+
+
+def rising(bins: np.ndarray) -> float:
+    """Return the rank correlation of cosines and of shares that are drawn."""
+    a, b = (np.argsort(np.argsort(bins[:, column])) - (len(bins) - 1) / 2 for column in (0, 1))
+    return float(a @ b / (a @ a))
+
+
+def by_cosine(probe: Probe, sampler: HashedNegatives, options: LshSection) -> np.ndarray:
+    """Return bins [n, 4]: mean cosine, share of the pairs that are drawn, mean of theorem 1 or 2, pairs."""
+    sampler.options = options
+    drawn, asked, own = draws_of(probe, sampler)
+    cosine = cosines(probe, asked)
+    chances = predicted(cosine, sampler)
+    bins = np.floor(cosine / WIDTH).astype(np.int64)
+    bins[own] = np.iinfo(np.int64).min
+    rows = []
+    for number in np.unique(bins[bins > np.iinfo(np.int64).min]):
+        chosen = bins == number
+        if chosen.sum() >= FEWEST:
+            rows.append([cosine[chosen].mean(), drawn[chosen].mean(), chances[chosen].mean(), chosen.sum()])
+    return np.array(rows, np.float64)
+
+
+def draws_of(probe: Probe, sampler: HashedNegatives) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which labels each query gets, [B, L] bool, the vectors that were hashed [B, D], and the positives.
+
+    By label the first positive of a query is its only one, so that it is the one that is hashed.
+    """
+    positives, asked = probe.positives, probe.x
+    if sampler.options.query == "label":
+        first = positives.values[positives.offsets[:-1]]
+        positives, asked = Ragged.from_matrix(first[:, None]), probe.vectors[first]
+    sampled = sampler.sample(probe.x, positives, epoch=0, step=0)
+    drawn, own = np.zeros((2, len(probe.x), len(probe.vectors)), bool)
+    drawn[sampled.row_of(), sampled.values] = True
+    own[positives.row_of(), positives.values] = True
+    return drawn, asked, own
+
+
+def top_over_uniform(probe: Probe, sampler: HashedNegatives) -> float:
+    """Return by how much more often than by chance the FIRST labels by inner product are drawn by embedding."""
+    sampler.options = sampler.options.model_copy(update={"query": "embedding"})
+    drawn, _, own = draws_of(probe, sampler)
+    scores = torch.from_numpy(probe.x @ probe.vectors.T).masked_fill(torch.from_numpy(own), -torch.inf)
+    best = scores.topk(FIRST, dim=1).indices.numpy()
+    return float(np.take_along_axis(drawn, best, 1).mean() / drawn[~own].mean())
+
+
+if __name__ == "__main__":
+    main()

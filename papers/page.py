@@ -1,0 +1,167 @@
+"""A paper's page, results.md, from the JSON of its runs alone: a line a claim and data set, with its verdict."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from papers.claims import ROOT, Check, Key, Line, Paper, names
+from papers.results import Interval, Result, difference, spread
+
+HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE = "holds", "differs", "cannot be told", "not run", "not testable here"
+_HEAD = ["where", "claim", "the paper", "data", "ours", "what decides, 95 %", "verdict", "min"]
+_COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ cannot be told, \d+ are not run and \d+ cannot be tested")
+
+
+class Verdict(NamedTuple):
+    """What came of a line: its `ours` and `decides` are cells of the page."""
+
+    verdict: str
+    ours: str = ""
+    decides: str = ""
+    minutes: float = 0.0
+    few: str = ""  # where not all seeds are there
+
+
+def write_page(paper: Paper) -> None:
+    """Write results.md into the paper's folder, and, for papers of this checkout, the count into README.md."""
+    (paper.folder / "results.md").write_text(page(paper))
+    readme = ROOT / "README.md"
+    if paper.folder.parent == ROOT / "papers":
+        readme.write_text(_COUNTS.sub(summary(), readme.read_text()))
+
+
+def summary() -> str:
+    """Return how many lines of all papers have which verdict, as README.md says it."""
+    papers = [Paper.load(name) for name in names()]
+    count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
+    return (
+        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNTOLD]} cannot be told, {count[NOT_RUN]} are not run "
+        f"and {count[UNTESTABLE]} cannot be tested"
+    )
+
+
+def page(paper: Paper) -> str:
+    """Return the page."""
+    verdicts = [(line, judge(paper, line)) for line in paper.lines]
+    count = Counter(verdict.verdict for _, verdict in verdicts)
+    told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE) if count[each])
+    lines = [
+        f"# {paper.title}: claims, measured",
+        "",
+        f"Written by `python -m papers {paper.folder.name}` from `runs/*.json`: change `runs/claims.toml`, not this "
+        f"page. {len(verdicts)} lines: {told}.",
+        "",
+        "Ours: mean over seeds ± their standard deviation. What decides: a difference or value with its 95 % bootstrap "
+        "interval over queries and seeds, paired, or a ratio of each seed, beside its bound. A line holds where all of "
+        "it is within the bounds, and differs where one is beyond. Minutes are of processor time, of all its runs.",
+        "",
+        "| " + " | ".join(_HEAD) + " |",
+        "|---" * len(_HEAD) + "|",
+    ]
+    for line, verdict in verdicts:
+        claim = line.claim
+        minutes = f"{verdict.minutes:.1f}" if verdict.minutes else ""
+        cells = [claim.where, claim.claim, claim.paper, line.data, verdict.ours, verdict.decides]
+        lines.append("| " + " | ".join([*cells, f"**{verdict.verdict}**{verdict.few}", minutes]) + " |")
+    notes = [f"- {claim.where}, {claim.claim}: {claim.note}" for claim in paper.claims if claim.note]
+    return "\n".join([*lines, *(["", "## What was found", "", *notes] if notes else []), "", *_runs(paper)])
+
+
+def _runs(paper: Paper) -> list[str]:
+    """Return the table of runs that were measured."""
+    rows = []
+    for name, data in dict.fromkeys((name, line.data) for line in paper.lines for name in line.runs):
+        results = [*_results(paper, name, data, 10).values()]
+        if not results:
+            continue
+        run = paper.runs[name]
+        shown = ([r.metrics[name] for r in results if name in r.metrics] for name in ("P@1", "P@5", "PSP@5"))
+        metrics = " | ".join(_with_spread(values) if values else "" for values in shown)
+        minutes = spread(result.figures["processor_seconds"] / 60 for result in results)[0]
+        what = run.recipe or run.module or f"{run.scores} of {run.after}"
+        commits = ", ".join(sorted({result.commit for result in results}))
+        rows.append(f"| {name} | `{what}` | {data} | {len(results)} | {metrics} | {minutes:.1f} | {commits} |")
+    head = "| run | recipe | data | seeds | P@1 | P@5 | PSP@5 | min a seed | commit |"
+    return ["## Runs", "", head, "|---" * 9 + "|", *rows, ""] if rows else []
+
+
+def _with_spread(values: Sequence[float], places: int = 2) -> str:
+    mean, deviation = spread(values)
+    return f"{mean:.{places}f}" + (f" ±{deviation:.{places}f}" if len(values) > 1 else "")
+
+
+def judge(paper: Paper, line: Line) -> Verdict:
+    """Return the verdict of a line by what is there of its runs."""
+    if line.claim.untestable:
+        return Verdict(UNTESTABLE, line.claim.untestable)
+    found = {name: _results(paper, name, line.data, line.seeds) for name in line.runs}
+    if not all(found.values()):
+        return Verdict(NOT_RUN, expected(paper, line))
+    told = [_judge(check, found) for check in line.claim.checks]
+    if None in told:
+        return Verdict(NOT_RUN, expected(paper, line))  # no seed that all sides have
+    parts = [part for part in told if part is not None]
+    which = [part.verdict for part in parts]
+    verdict = DIFFERS if DIFFERS in which else UNTOLD if UNTOLD in which else HOLDS
+    seeds = min(len(results) for results in found.values())
+    few = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
+    every = {id(result): result for results in found.values() for result in results.values()}.values()
+    minutes = sum(result.figures["processor_seconds"] for result in every) / 60
+    ours = "; ".join(dict.fromkeys(text for part in parts for text in part.ours.split("; ")))
+    return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few)
+
+
+def expected(paper: Paper, line: Line) -> str:
+    """Return the command of a line that is not run, and the hours that it is expected to take."""
+    keys = {*paper.keys_of(line, line.seeds)}
+    hours = sum(paper.runs[key.run].expected(key.data) for key in keys) / 60
+    return f"`python -m papers {paper.folder.name} --table {line.claim.table}`, {hours:.1f} h"
+
+
+def _results(paper: Paper, name: str, data: str, seeds: int) -> dict[int, Result]:
+    found = {seed: Result.find(paper, Key(name, data, seed)) for seed in range(seeds)}
+    return {seed: result for seed, result in found.items() if result is not None}
+
+
+def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
+    """Return what a check says; None where its sides have no seed in common."""
+    sides = [max(side, key=lambda name: _validation(found[name])) for side in check.sides]
+    seeds = sorted(set.intersection(*({*found[side]} for side in sides)))
+    if not seeds:
+        return None
+    results = [[found[side][seed] for seed in seeds] for side in sides]
+    what = check.metric or check.figure.replace("_", " ")
+    values = [
+        [(r.metrics[check.metric] if check.metric else r.figures[check.figure]) for r in each] for each in results
+    ]
+    ours = "; ".join(
+        f"{side} {what} {_with_spread(v, 2 if check.metric else 3)}" for side, v in zip(sides, values, strict=True)
+    )
+    if check.metric and all(check.metric in r.contributions for each in results for r in each):
+        told = difference(check.metric, *results)
+        bound = check.above if check.above is not None else check.least if check.least is not None else check.most
+        assert bound is not None
+        sign = "≤" if check.most is not None else ">" if check.above is not None else "≥"
+        text = f"{what} {told.value:+.2f} ({told.low:+.2f} to {told.high:+.2f}) {sign} {bound:g}"
+        return Verdict(_within(told, bound, check.most is not None), ours, text)
+    ratios = [a / b for a, b in zip(*values, strict=True)] if len(values) > 1 else values[0]
+    bound = check.most if check.most is not None else check.least
+    assert bound is not None
+    right = [ratio <= bound if check.most is not None else ratio >= bound for ratio in ratios]
+    verdict = HOLDS if all(right) else UNTOLD if any(right) else DIFFERS
+    if "seconds" in check.figure and any(r.cut for each in results for r in each):
+        verdict = UNTOLD  # of a run that was cut only the last part was counted
+    sign, name = "≤" if check.most is not None else "≥", f"{what}, ratio" if len(values) > 1 else what
+    return Verdict(verdict, ours, f"{name} {_with_spread(ratios, 3)} {sign} {bound:g}")
+
+
+def _within(told: Interval, bound: float, below: bool) -> str:
+    """Compare an interval with a bound that is to lie above it, or `below`: beyond the bound, or across it."""
+    low, high, limit = (-told.high, -told.low, -bound) if below else (told.low, told.high, bound)
+    return HOLDS if low >= limit else DIFFERS if high < limit else UNTOLD
+
+
+def _validation(results: Mapping[int, Result]) -> float:
+    """Return the mean over seeds of the best value on validation, by which the best of several runs is chosen."""
+    return spread(result.figures.get("validation", 0.0) for result in results.values())[0]

@@ -1,0 +1,148 @@
+"""What an export does not know: probabilities, texts without a known word, and what a score comes from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import extremis
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.shard_files.parquet import list_column
+from schemas.table import Table
+from tests.command import call, refused
+
+TEXTS = ["a ship in a storm", "a view of the sea with trees", "portrait of a man", "a horse"]
+BLANK = ["", " \t\n", "☃ ☃"]
+
+
+@pytest.fixture(scope="module")
+def model(exports: Path) -> extremis.Model:
+    return extremis.load(exports, threads=1)
+
+
+def facts(exports: Path) -> dict:
+    return json.loads((exports / "one" / "thresholds.json").read_text())
+
+
+def test_evaluate_and_export_measure_the_same_probabilities(data: Path, exports: Path, tmp_path: Path) -> None:
+    """Of the rows that the run held out, which neither the memory nor the linear ranker knows then."""
+    run, stated = exports.parent / "run", facts(exports)
+    held_out = call("evaluate", data, run, "--split", "holdout", "--calibrate", "--json").json["calibration"]
+    assert (stated["split"], held_out["split"]) == ("holdout", "holdout")
+    assert held_out["queries"] == stated["calibration"]["queries"] > 100
+    for name in ("ece", "brier"):
+        assert held_out[name] == pytest.approx(stated["calibration"][name], abs=0.002)
+        assert held_out[name] < held_out["uncalibrated"][name]
+    done = call("evaluate", data, run, "--calibrate", "--json")
+    of_test = done.json["calibration"]
+    assert of_test["ece"] < 0.1 < of_test["uncalibrated"]["ece"]
+    assert f"ECE {100 * of_test['ece']:.2f} %" in done.err
+    assert call("report", data, run, "--out", tmp_path / "page.html", "--queries", "0").status == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "Probabilities on test" in page
+    assert f"{of_test['brier']:.4f}" in page
+
+
+def test_rows_to_calibrate_by_are_asked_for(data: Path, mined: Path, tmp_path: Path) -> None:
+    refused(call("evaluate", data, mined, "--calibrate"), "A calibration is fitted on queries", "data.holdout=0.02")
+    refused(call("export", data, mined, tmp_path / "out", "--calibrate"), "A calibration is fitted on queries")
+    assert not (tmp_path / "out").exists()
+
+
+def test_probabilities_are_those_of_the_curve(model: extremis.Model, exports: Path, tmp_path: Path) -> None:
+    curve = facts(exports)["calibration"]["curve"]
+    predictions = model.predict(TEXTS, k=20)
+    for prediction in predictions:
+        scores = [label.score for label in prediction.labels]
+        expected = np.interp(scores, curve["scores"], curve["probabilities"])
+        np.testing.assert_allclose([label.probability for label in prediction.labels], expected, atol=1e-6)
+        assert prediction.none_of_these == (expected[0] < 0.5)
+    uncalibrated = extremis.load(exports / "two").predict(TEXTS)
+    assert {(each.none_of_these, each.labels[0].probability) for each in uncalibrated} == {(None, None)}
+    # A precision that no threshold was measured for: each label has the probability.
+    some = max(label.probability or 0.0 for prediction in predictions for label in prediction.labels) / 2
+    kept = [label for prediction in model.predict(TEXTS, k=20, precision=some) for label in prediction.labels]
+    assert {label.key for label in kept} == {
+        label.key for prediction in predictions for label in prediction.labels if label.probability >= some - 1e-6
+    }
+    (tmp_path / "in.txt").write_text("\n".join([*TEXTS, ""]) + "\n")
+    for name in ("p.jsonl", "p.parquet", "p.csv"):
+        assert call("predict", exports, tmp_path / "in.txt", tmp_path / name, "--k", "3").status == 0
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    for line, prediction in zip(lines, model.predict([*TEXTS, ""], k=3), strict=True):
+        assert line["labels"] == [label.key for label in prediction.labels]
+        assert line["probabilities"] == pytest.approx([label.probability for label in prediction.labels], rel=1e-5)
+        assert line["known_tokens"] == prediction.known_tokens
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert table["known_tokens"].to_pylist() == [line["known_tokens"] for line in lines]
+    np.testing.assert_allclose(table["probabilities"][0].as_py(), lines[0]["probabilities"], rtol=1e-6)
+    head, first, *_ = (tmp_path / "p.csv").read_text().splitlines()
+    assert head == "key,rank,label,text,score,probability"
+    assert float(first.rpartition(",")[2]) == pytest.approx(lines[0]["probabilities"][0], rel=1e-6)
+
+
+def test_a_text_without_a_known_token_gets_the_prior(data: Path, model: extremis.Model) -> None:
+    labels, train = (
+        Table.open(DataLayout(str(data)).labels, "labels"),
+        Table.open(DataLayout(str(data)).queries("train")),
+    )
+    frequency = np.concatenate([group["frequency"].to_numpy() for group in labels.batches(["frequency"])])
+    order = np.argsort(-frequency, kind="stable")
+    odds = np.log((frequency + 0.5) / (train.rows - frequency + 0.5))
+    whole = model.predict([*BLANK, *TEXTS], k=4)
+    for prediction in whole[: len(BLANK)]:
+        assert prediction.known_tokens == 0
+        assert [label.key for label in prediction.labels] == [model.labels[place].key for place in order[:4].tolist()]
+        np.testing.assert_allclose([label.score for label in prediction.labels], odds[order[:4]], rtol=1e-5)
+        shares = [label.probability for label in prediction.labels]
+        np.testing.assert_allclose(shares, (frequency[order[:4]] + 0.5) / (train.rows + 1), rtol=1e-5)
+    assert [each.labels for each in whole[len(BLANK) :]] == [each.labels for each in model.predict(TEXTS, k=4)]
+    assert all(each.known_tokens > 0 for each in whole[len(BLANK) :])
+    most, second = (model.labels[place].key for place in order[:2].tolist())
+    assert model.predict("", k=1, filter=[most])[0].labels[0].key == second
+    assert model.explain("", most).parts == {"prior": pytest.approx(odds[order[0]])}
+
+
+def test_labels_are_left_out_of_each_text_or_of_all(model: extremis.Model) -> None:
+    best = [[label.key for label in each.labels] for each in model.predict(TEXTS, k=6)]
+    each = model.predict(TEXTS, k=5, filter=[keys[:1] for keys in best])
+    assert [[label.key for label in prediction.labels] for prediction in each] == [keys[1:] for keys in best]
+    for prediction in model.predict(TEXTS, k=5, filter=best[0]):
+        assert not {label.key for label in prediction.labels} & {*best[0]}
+    with pytest.raises(InputError, match="no label has the key 'none such'"):
+        model.predict(TEXTS, filter=["none such"])
+
+
+def test_what_a_score_comes_from_adds_up_to_it(data: Path, model: extremis.Model, exports: Path) -> None:
+    train = pa.concat_tables(Table.open(DataLayout(str(data)).queries("train")).batches(["key", "label_ids"]))
+    labels_of = dict(zip(train["key"].to_pylist(), train["label_ids"].to_pylist(), strict=True))
+    assert len(list_column(train, "label_ids").counts) == len(labels_of)
+    seen = set()
+    for prediction in model.predict(TEXTS, k=5):
+        for label in prediction.labels:
+            explained, (place,) = model.explain(prediction.text, label.key), model.labels.ids([label.key])
+            assert explained.score == pytest.approx(label.score, abs=1e-4)
+            assert explained == model.explain(prediction.text, place)
+            assert sum(explained.parts.values()) == pytest.approx(explained.score)
+            assert sum(added for *_, added in explained.points) == pytest.approx(explained.parts["points"], abs=1e-4)
+            if explained.parts["words"]:
+                assert sum(added for _, added in explained.words) == pytest.approx(explained.parts["words"], rel=1e-3)
+            assert all(place in labels_of[key] for key, *_ in explained.points)
+            seen |= {name for name, part in explained.parts.items() if part}
+    assert {"vector", "points"} <= seen
+    plain = extremis.load(exports / "two")
+    label = plain.predict(TEXTS[0], k=1)[0].labels[0]
+    assert plain.explain(TEXTS[0], label.key).parts == {"vector": pytest.approx(label.score, abs=1e-5)}
+    with pytest.raises(InputError, match="label = -1: expected the id of one of"):
+        model.explain("a ship", -1)
+
+
+def test_no_labels_are_refused(model: extremis.Model, exports: Path) -> None:
+    for k in (0, -1):
+        with pytest.raises(InputError, match=f"k = {k}: expected 1 or more"):
+            model.predict("a ship", k=k)
+    refused(call("predict", exports, "-", "-", "--k", "0"), "--k")

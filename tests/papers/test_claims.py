@@ -1,0 +1,284 @@
+"""The papers' claims: their runs are valid, their pages are made of JSON, the statistics, and a command that is cut."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from papers.__main__ import main
+from papers.claims import Check, Claim, Key, Line, Paper, names
+from papers.measure import thin_labels
+from papers.page import DIFFERS, HOLDS, NOT_RUN, UNTOLD, judge, page, summary
+from papers.results import LEVELS, Result, difference, packed, place_of
+from tests.command import ROOT
+from tests.pipelines.raw import read_lines, write_tiny
+from tests.recipes import OF_PAPERS
+from trainer.config.load import OF_PAPERS as TOLD
+from trainer.config.load import load_recipe
+from trainer.evaluation.metrics import Contributions
+
+PAPERS = {name: Paper.load(name) for name in names()}
+PLACES = {"after": "runs/other", "data": "data", "seed": 0, "minilm": "model"}
+
+
+def test_there_are_claims_of_five_papers() -> None:
+    assert sorted(PAPERS) == ["astra", "dexml", "lns", "mips_s", "ngame"]
+    testable = [claim for paper in PAPERS.values() for claim in paper.claims if claim.checks]
+    assert len(testable) >= 30
+    assert all(claim.rank < 1000 for claim in testable)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_settings_of_every_run_are_a_valid_recipe(name: str) -> None:
+    paper, used = PAPERS[name], set()
+    for line in paper.lines:
+        for key in paper.keys_of(line, 1):
+            run = paper.runs[key.run]
+            used.add(key.run)
+            if not run.recipe:
+                assert not run.module or (ROOT / run.module.replace(".", "/")).with_suffix(".py").exists()
+                continue
+            settings = [each.format(**PLACES) for each in paper.settings_of(key)]
+            load_recipe(paper.recipe_of(run), settings)
+    assert used == {*paper.runs}, "a run that no claim needs"
+
+
+def test_a_data_set_is_the_same_for_all_papers() -> None:
+    """They share what they shard."""
+    sets = {(name, each.model_dump_json()) for paper in PAPERS.values() for name, each in paper.sets.items()}
+    assert len(sets) == len({name for name, _ in sets})
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_page_is_made_of_the_json(name: str) -> None:
+    """`python -m papers PAPER --page` renews it."""
+    paper = PAPERS[name]
+    assert (paper.folder / "results.md").read_text() == page(paper)
+    needed = {place_of(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)}
+    there = {*(paper.folder / "runs").glob("*.json")}
+    assert there <= needed
+    read = [Result.find(paper, key) for line in paper.lines for key in paper.keys_of(line, 9)]
+    assert there == set() or any(read), "what decides the runs has changed: run them again, or remove their JSON"
+
+
+def test_the_readme_counts_what_the_pages_say() -> None:
+    assert summary() in (ROOT / "README.md").read_text()
+
+
+def test_every_recipe_of_a_paper_is_told_where_it_is() -> None:
+    told = {name: f"papers/{folder}/{name}.toml" for folder, names in TOLD.items() for name in names}
+    assert {name: str(Path(path).relative_to(ROOT)) for name, path in OF_PAPERS.items()} == told
+
+
+def result_of(paper: Paper, key: Key, hits: np.ndarray, seconds: float = 1.0, write: bool = True) -> Result:
+    metrics = {"P@1": 100 * float(hits.mean())}
+    kept = {"P@1": packed(Contributions(hits.astype(np.float32)))}
+    figures = {"processor_seconds": seconds}
+    result = Result(paper.made_from(key), "", seconds, False, len(hits), metrics, figures, kept)
+    if write:
+        result.write(place_of(paper, key))
+    return result
+
+
+def small_paper(folder: Path, *checks: Check) -> Paper:
+    claim = Claim(table="1", where="Table 1", claim="a is above b", paper="2 and 1", on=["tiny"], checks=[*checks])
+    body = {"title": "Small", "sets": {"tiny": {"raw": "tiny"}}, "claims": [claim.model_dump(exclude_defaults=True)]}
+    runs = {name: {"recipe": "random"} for name in "ab"}
+    return Paper.model_validate({**body, "runs": runs, "folder": folder})
+
+
+def test_a_difference_is_of_the_metrics_and_its_interval_is_paired(tmp_path: Path) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
+    draw = np.random.default_rng(0)
+    hits = draw.random((3, 400)) < 0.5
+    better = hits | (draw.random((3, 400)) < 0.1)
+    a, b = ([result_of(paper, Key("a", "tiny", s), each[s], write=False) for s in range(3)] for each in (better, hits))
+    told = difference("P@1", a, b)
+    assert told.value == pytest.approx(100 * (better.mean() - hits.mean()))
+    assert told.low < told.value < told.high
+    assert told.low > 0  # no query is worse: no resample of the same queries can be
+    apart = difference("P@1", a).high - difference("P@1", a).low
+    assert told.high - told.low < 0.7 * apart  # than without pairs
+    assert difference("P@1", a, a) == (0, 0, 0)
+    deviation = np.sqrt(np.var(better[0].astype(float) - hits[0]) / 400) * 100
+    one = difference("P@1", a[:1], b[:1])
+    assert one.high - one.low == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+
+
+def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
+    fifths = np.random.default_rng(0).integers(0, 6, 50).astype(np.float32) / 5
+    weights = np.random.default_rng(1).random(50).astype(np.float32) * 7 + 1
+    kept = {"P@5": packed(Contributions(fifths)), "PSP@5": packed(Contributions(fifths * weights, weights))}
+    result = Result(paper.made_from(Key("a", "tiny", 0)), "", 1, False, 50, {}, {}, kept)
+    assert np.array_equal(result.unpacked("P@5")[0] / LEVELS, fifths.round(6).astype(np.float64).round(1))
+    assert difference("P@5", [result]).value == pytest.approx(100 * fifths.mean())
+    exact = 100 * (fifths * weights).sum() / weights.sum()
+    assert difference("PSP@5", [result]).value == pytest.approx(exact, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(0.5, HOLDS), (-0.5, DIFFERS), (0.0, UNTOLD)], ids=["above", "below", "equal"]
+)
+def test_an_interval_decides(tmp_path: Path, share: float, verdict: str) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
+    line, draw = paper.lines[0], np.random.default_rng(0)
+    assert judge(paper, line).verdict == NOT_RUN
+    for seed in range(3):
+        hits = draw.random((2, 200)) < np.array([[0.4 + share / 2], [0.4 - share / 2]]).clip(0.05, 0.95)
+        for name, row in zip("ab", hits, strict=True):
+            result_of(paper, Key(name, "tiny", seed), row)
+    assert judge(paper, line).verdict == verdict
+
+
+def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp_path: Path) -> None:
+    paper = small_paper(tmp_path, Check(a="a", b="b", figure="processor_seconds", most=0.5))
+    hits = np.ones(5)
+    for seconds, verdict in (((1, 2), HOLDS), ((2, 3), DIFFERS)):
+        for name, each in zip("ab", seconds, strict=True):
+            for seed in range(3):
+                result_of(paper, Key(name, "tiny", seed), hits, each)
+        assert judge(paper, paper.lines[0]).verdict == verdict
+    result_of(paper, Key("a", "tiny", 0), hits, 1)
+    assert judge(paper, paper.lines[0]).verdict == UNTOLD  # one seed of three
+    place = place_of(paper, Key("a", "tiny", 1))
+    place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
+    verdict = judge(paper, paper.lines[0])
+    assert (verdict.verdict, verdict.few) == (UNTOLD, " (2 of 3 seeds)")
+
+
+def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:
+    raw = write_tiny(tmp_path / "raw", rows=40, labels=9)
+    (raw / "filter_labels_train.txt").write_text("3 3\n4 4\n6 6\n")
+    out = thin_labels(raw, tmp_path / "out", 3)
+    assert read_lines(out / "lbl.json.gz") == read_lines(raw / "lbl.json.gz")[::3]
+    points = read_lines(raw / "trn.json.gz")
+    kept = [row for row, point in enumerate(points) if any(label % 3 == 0 for label in point["target_ind"])]
+    thinned = read_lines(out / "trn.json.gz")
+    assert [point["uid"] for point in thinned] == [points[row]["uid"] for row in kept]
+    for row, point in zip(kept, thinned, strict=True):
+        assert [3 * label for label in point["target_ind"]] == [n for n in points[row]["target_ind"] if n % 3 == 0]
+    assert (out / "filter_labels_train.txt").read_text() == f"{kept.index(3)} 1\n{kept.index(6)} 2\n"
+
+
+CLAIMS = """
+title = "Tiny"
+settings = [
+  "encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=16", "train.epochs=%d",
+  "logging.tensorboard=false", "checkpoint.every_epochs=0",
+]
+
+[sets.tiny]
+raw = "tiny"
+
+[runs.random]
+recipe = "random"
+settings = ["negatives.random=20"]
+on = { tiny = ["negatives.pool=own"] }
+minutes = { tiny = 0.5 }
+
+[runs.one-vs-all]
+recipe = "renee"
+
+[runs.again]
+after = "random"
+scores = "sum"
+
+[[claims]]
+rank = 1
+table = "1"
+where = "Table 1"
+claim = "sampling is no worse than every label"
+paper = "46.20 and 46.05"
+on = ["tiny"]
+seeds = 1
+checks = [
+  { a = "random", b = "one-vs-all", metric = "P@1", above = -100 },
+  { a = "random", figure = "epochs", least = 1 },
+]
+
+[[claims]]
+rank = 2
+table = "2"
+where = "Table 2"
+claim = "texts are not far off"
+paper = ""
+on = ["tiny"]
+seeds = 1
+checks = [{ a = "again", b = "random", metric = "P@1", above = -100 }]
+"""
+
+
+def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Real runs, ended by a signal while the second one trains."""
+    paper, out = tmp_path / "paper", tmp_path / "out"
+    (paper / "runs").mkdir(parents=True)
+    write_tiny(tmp_path / "raw" / "tiny", rows=60, labels=20)
+    (paper / "runs" / "claims.toml").write_text(CLAIMS % 80)
+    arguments = [str(paper), "--data", str(tmp_path / "raw"), "--out", str(out), "--jobs", "1"]
+    assert main([*arguments, "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in listed[:-1]] == ["random.tiny.0", "one-vs-all.tiny.0", "again.tiny.0"]
+    assert "0.01 h  paper  random.tiny.0" in listed[0]
+    assert not out.exists()
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "papers", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = out / "paper" / "one-vs-all.tiny.0" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    first = paper / "runs" / "random.tiny.0.json"
+    assert [path.name for path in (paper / "runs").glob("*.json")] == [first.name]
+    steps = len(metrics.read_text().splitlines())
+    before = first.stat().st_mtime_ns
+
+    assert main(arguments) == 0
+    assert first.stat().st_mtime_ns == before  # not run again
+    results = {path.stem: json.loads(path.read_text()) for path in (paper / "runs").glob("*.json")}
+    assert {name: body["cut"] for name, body in results.items()} == {
+        "random.tiny.0": False,
+        "one-vs-all.tiny.0": True,
+        "again.tiny.0": False,
+    }
+    assert steps > 0
+    assert results["one-vs-all.tiny.0"]["figures"]["epochs"] == 80
+    assert results["one-vs-all.tiny.0"]["queries"] == 30
+    assert {*results["random.tiny.0"]["contributions"]} == {"P@1"}
+    assert not metrics.exists()  # nothing needs its folder any more
+    text = (paper / "results.md").read_text()
+    assert text.count("**holds**") == 2
+    assert page(Paper.load(str(paper))) == text
+    assert main([*arguments, "--list"]) == 0
+    assert capsys.readouterr().out.split()[2] == "0"
+
+
+def wait_for(condition: object, process: subprocess.Popen, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_wrong_use_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["astar", "--list"]) == 2
+    assert "no claims of paper 'astar': choose from astra" in capsys.readouterr().err
+    assert main(["astra", "--table", "99", "--list"]) == 2
+    assert "--table '99': no claim is of it. Choose from" in capsys.readouterr().err
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "claims.toml").write_text(CLAIMS.replace('b = "random"', 'b = "other"') % 1)
+    assert main([f"{tmp_path}/", "--list"]) == 2
+    assert "needs a run 'other' that is not there" in capsys.readouterr().err
+
+
+def test_a_line_has_the_seeds_of_its_data_set() -> None:
+    claim = Claim(table="1", where="", claim="", paper="", on=["x", "y"], seeds={"x": 3}, untestable="why")
+    assert [Line(claim, data).seeds for data in claim.on] == [3, 1]

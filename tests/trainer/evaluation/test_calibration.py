@@ -1,0 +1,105 @@
+"""Calibration: scikit-learn's curves in numbers, the inverse, errors by their definition, and files that are none."""
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.isotonic import IsotonicRegression
+
+from schemas.errors import InputError, TableError
+from schemas.ragged import Ragged
+from trainer.evaluation.calibration import BINS, Calibration, calibrate, measure
+from trainer.evaluation.thresholds import ScoredPredictions
+
+
+def sigmoid(scores: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-scores))
+
+
+def curve_of(scores: tuple[float, ...], probabilities: tuple[float, ...]) -> Calibration:
+    return Calibration(np.array(scores), np.array(probabilities))
+
+
+def made(queries: int, seed: int = 0) -> ScoredPredictions:
+    """Predictions that are right with the probability sigmoid(2 (score - 3)): three a query, best first."""
+    draw = np.random.default_rng(seed)
+    scores = -np.sort(-draw.normal(2, 1.5, (queries, 3)), axis=1).astype(np.float32)
+    hits = draw.random(scores.shape) < sigmoid(2 * (scores - 3))
+    predictions, ids = ScoredPredictions(), np.tile(np.arange(3), (queries, 1))
+    predictions.add(ids, scores, Ragged.from_counts(ids[hits], hits.sum(1)))
+    return predictions
+
+
+def test_the_numbers_are_those_of_scikit_learn() -> None:
+    scores, hits, _ = made(400).pairs()
+    asked = np.linspace(-4, 9, 301).astype(np.float32)
+    isotonic = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores.astype(float), hits)
+    np.testing.assert_allclose(Calibration.fit(scores, hits)(asked), isotonic.predict(asked.astype(float)), atol=1e-6)
+
+
+def test_what_was_learned_holds_on_other_rows_and_keeps_the_order() -> None:
+    curve, facts = calibrate(made(3000))
+    others = made(3000, seed=1)
+    scores, hits, query = others.pairs()
+    found = curve(scores)
+    measured = measure(found, others)
+    assert measured["ece"] < 0.03 < 0.1 < measured["uncalibrated"]["ece"]
+    assert measured["brier"] < measured["uncalibrated"]["brier"]
+    assert facts["ece"] < 0.04
+    order = np.argsort(scores)
+    assert (np.diff(found[order]) >= 0).all()
+    best = np.flatnonzero(np.diff(query, prepend=-1))
+    unlikely = found[best] < 0.5
+    assert measured["none_of_these"]["queries"] == pytest.approx(unlikely.mean())
+    assert measured["none_of_these"]["wrong"] == pytest.approx((~hits[best][unlikely]).mean())
+    again = Calibration.read(json.loads(json.dumps(curve.numbers())), "a file")
+    np.testing.assert_array_equal([again.scores, again.probabilities], [curve.scores, curve.probabilities])
+    for share in (0.05, 0.3, 0.5, 0.9):
+        lowest = again.score_of(share)
+        assert lowest is not None
+        assert again(np.array([lowest]))[0] == pytest.approx(share, abs=1e-5)
+        assert again(np.array([lowest - 1e-3]))[0] < share
+
+
+def test_errors_are_those_of_the_definition() -> None:
+    predictions = made(200)
+    _, hits, _ = predictions.pairs()
+    found = np.random.default_rng(2).random(len(hits))
+    found[:2] = 0, 1
+    expected = 0.0
+    for bin in range(BINS):
+        inside = (found >= bin / BINS) & ((found < (bin + 1) / BINS) | (bin == BINS - 1))
+        expected += abs(found[inside].mean() - hits[inside].mean()) * inside.mean() if inside.any() else 0
+    measured = measure(found, predictions)
+    assert measured["ece"] == pytest.approx(expected)
+    assert measured["brier"] == pytest.approx(np.mean((found - hits) ** 2))
+
+
+def test_a_probability_that_no_score_has() -> None:
+    curve = curve_of((0.0, 1.0, 2.0), (0.2, 0.2, 0.6))
+    assert curve.score_of(0.7) is None
+    assert curve.score_of(0.1) == curve.score_of(0.2) == 0.0
+    assert curve.score_of(0.4) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_rows_that_are_all_right_or_all_wrong(right: bool) -> None:
+    with pytest.raises(InputError, match="nothing to calibrate by"):
+        Calibration.fit(np.arange(3.0), np.full(3, right))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": [0.0]},
+        {"scores": [], "probabilities": []},
+        {"scores": ["a", "b"]},
+        {"scores": [1.0, 0.0]},
+        {"probabilities": [0.5, 0.1]},
+        {"probabilities": [0.5, 7.0]},
+        {"probabilities": [float("nan"), 0.1]},
+    ],
+)
+def test_numbers_that_are_none(change: dict) -> None:
+    with pytest.raises(TableError, match="a file: not a calibration"):
+        Calibration.read({**curve_of((0.0, 1.0), (0.1, 0.9)).numbers(), **change}, "a file")

@@ -1,0 +1,35 @@
+"""Forms of vectors and methods of optimizers, by numbers that the loops of a CPU and the kernels of a GPU share."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
+SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
+LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
+
+
+class Matrix(NamedTuple):
+    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows.
+
+    The same of a device: tensors, and None for state that it does not keep.
+    """
+
+    vectors: Any
+    form: int
+    first: Any  # [R, D]
+    second: Any  # [R, D]
+    scalar: Any  # [R]
+    origin: int  # the label of row 0
+
+
+class Rule(NamedTuple):
+    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits."""
+
+    method: int
+    rate: np.float32
+    keep: np.float32
+    beta1: np.float32  # or momentum
+    beta2: np.float32
+    eps: np.float32
+    key: int
