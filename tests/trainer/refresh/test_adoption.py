@@ -373,7 +373,7 @@ def test_the_policies_under_their_old_names() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"refresh": {"start": 1}}, r"(?s)refresh.start.*greater than or equal to 2"),
+        ({"refresh": {"start": 1}, "negatives": {"hard": 3}}, r"refresh.start = 1: .*set 2 or more"),
         ({"refresh": {"max_age": 1}}, "no table is younger than 2 epochs"),
         ({"refresh": {"by": "labels"}, "data": {"label_texts": False}}, "set data.label_texts = true"),
         ({"refresh": {"by": "labels", "source": "in-trainer"}}, "refresh.by"),
