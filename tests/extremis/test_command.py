@@ -143,7 +143,9 @@ def test_python_words_flags_of_any_command_as_arguments(message: str, expected: 
 
 def test_no_message_names_a_flag_in_python() -> None:
     """But for those of Beam and of other programs, and within command lines."""
-    foreign = re.compile(r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|dask_|[a-z]+_|json|x\b)")
+    foreign = re.compile(
+        r"extremis [a-z]+ [^`();]*|--(?:shm-size|nproc-per-node|runner|direct_|dask_|[a-z]+_|json|x\b)"
+    )
     left = []
     for package in ("schemas", "search", "pipelines", "trainer", "extremis"):
         for path in (ROOT / package).rglob("*.py"):

@@ -188,10 +188,11 @@ def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_s
 @pytest.mark.parametrize(
     ("recipe", "changes", "start", "replays"),
     [
-        ("rae", [], 0, False),  # its table is of one source
-        ("dexml-sampled", ["negatives.hard=2", "refresh.every=2"], 0, False),  # later tables are of whole epochs
+        ("rae", [], 0, False),
+        ("dexml-sampled", ["negatives.hard=2"], 0, False),  # a dual encoder forgets what it is shown less often
         ("dexml-sampled", ["negatives.hard=2", "refresh.start=2"], 2, False),
         ("random", ["negatives.hard=3", "refresh.source=table"], 0, True),
+        ("random", ["negatives.hard=3", "refresh.source=table", "refresh.every=2"], 0, False),  # tables of epochs
         ("random", ["negatives.hard=3", "refresh.by=labels", "data.label_texts=true"], 0, False),
         ("ngame", ["order.cluster=2"], 2, False),  # clusters are of no earlier run
     ],

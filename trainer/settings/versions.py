@@ -112,7 +112,12 @@ def _searched(recipe: Recipe) -> str:
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
-    """Tell whether tables are of what epochs dump, or of vectors of a whole source."""
+    """Tell whether tables are of what epochs dump, or of vectors of a whole source; or what is not shown is forgotten.
+
+    With old rows dealt less often a dual encoder lost 1.5 P@5 on EUR-Lex: it has no vector that keeps a label.
+    """
+    if recipe.encodes_labels:
+        return True
     if recipe.tables is None or (_can_search(recipe) and "refresh.source" not in stated):
         return False
     return recipe.clusters or _searched(recipe) != "classifier" or bool(stated & {"refresh.start", "refresh.every"})
