@@ -215,6 +215,7 @@ checks = [{ a = "again", b = "random", metric = "P@1", above = -100 }]
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_is_cut_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Real runs, ended by a signal while the second one trains."""
     paper, out = tmp_path / "paper", tmp_path / "out"
