@@ -149,16 +149,8 @@ def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:
     assert stated.data.replay == 1
 
 
-DUAL = {
-    "train.epochs": 4,
-    "order.batch": 4,
-    "order.streams": 2,
-    "encoder.dimension": 8,
-    "encoder.hidden": 8,
-    "encoder.buckets": 64,
-    "negatives.hard": 2,
-    "negatives.width": 3,
-}
+DUAL: dict[str, Any] = {name: TINY[name] for name in TINY if name.startswith(("train", "order", "encoder"))}
+DUAL |= {"negatives.hard": 2, "negatives.width": 3}
 
 
 def test_a_refreshed_dual_encoder_has_a_table_by_the_run_before_from_the_first_step(days: Path, tmp_path: Path) -> None:
