@@ -134,8 +134,6 @@ class Ragged(_Rows, _Ragged):
         The result is that of filtering before ranking where K' >= min(L, k + longest).
         Raises ValueError where `ids` has another number of rows.
         """
-        if not len(self.entries) and ids.shape[1] <= k:  # pads are behind the others already
-            return widened(ids, k, PAD), widened(scores, k, -np.inf)
         removed = self.contains(ids) | (ids < 0)
         order = np.argsort(removed, axis=1, kind="stable")[:, :k]
         removed = np.take_along_axis(removed, order, axis=1)
