@@ -53,7 +53,7 @@ class Trainer:
         initialise_model(parts)
         parts.tracker.start(0)
         _write_config(parts)
-        parts.refresher.begin(parts.tables, parts.model)
+        parts.refresher.dump_first(parts.tables, parts.model)
         return cls(parts)
 
     @classmethod
@@ -84,7 +84,7 @@ class Trainer:
                     discard_refreshes(layout)
                 _write_config(parts)
                 group.barrier()
-            parts.refresher.begin(parts.tables, parts.model)
+            parts.refresher.dump_first(parts.tables, parts.model)
             mix = None
         else:
             parts.model.load(checkpoint, optimizer=True)

@@ -246,7 +246,7 @@ class Refresher:
     claim: Claim
     writer: BackgroundWriter
 
-    def begin(self, tables: list[Source], model: Model) -> None:
+    def dump_first(self, tables: list[Source], model: Model) -> None:
         """Begin to write what the table of epoch 0 is made from: all rows, by the model that the run goes on from.
 
         Raises TableError, StorageError.
