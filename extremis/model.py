@@ -17,7 +17,7 @@ from extremis.result import html_table
 from pipelines.sharding.tokenizer import FILE, encode_whole, open_tokenizer
 from schemas import PAD
 from schemas.errors import InputError
-from schemas.ragged import Ragged, offsets_of
+from schemas.ragged import Ragged, counts_of, offsets_of
 from schemas.text_model import DENSE
 from schemas.version import follow
 from search.nearest import find_device
@@ -101,10 +101,8 @@ class Labels(Sequence[Label]):
 
     def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
         """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] where they are given."""
-        places = pa.array(ids)
-        keys, texts = (column.take(places).to_pylist() for column in (self._keys, self._texts))
-        columns = zip(keys, texts, *(column.tolist() for column in numbers), strict=True)
-        return [Label(key, text or "", *of) for key, text, *of in columns]
+        columns = zip(ids.tolist(), *(column.tolist() for column in numbers), strict=True)
+        return [Label(self._keys[place].as_py(), self._texts[place].as_py() or "", *of) for place, *of in columns]
 
     def __repr__(self) -> str:
         first = ", ".join(repr(self[place].key) for place in range(min(3, len(self))))
@@ -333,7 +331,7 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
         """Return the tokens of `texts` [B], and how many are known, int64 [B]; words, where a model reads these."""
         values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
-        known = np.diff(offsets_of(~np.isin(values, self.blank))[offsets])
+        known = counts_of(offsets_of((values[:, None] != self.blank).all(1))[offsets])
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known
 
     def words(self, ids: Sequence[int]) -> str:

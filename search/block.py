@@ -17,7 +17,7 @@ import numpy as np
 
 from schemas.forking import one_thread_in_children
 from schemas.ragged import Ragged
-from search.candidates import best, pack, unpack
+from search.candidates import best, pack, scores_of
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
@@ -27,7 +27,7 @@ _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 12, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
-_CODED_SLACKS = 64, 1024  # the same by codes, whose error is that of a hundredth of a vector
+_CODED_SLACKS = 128, 1024  # the same by codes, whose error is that of a hundredth of a vector
 _CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
@@ -103,8 +103,12 @@ class Block:
         return self
 
 
+def _norms(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.einsum("nd,nd->n", rows, rows))
+
+
 def _longest(rows: np.ndarray) -> float:
-    return float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max(initial=0)))
+    return float(_norms(rows).max(initial=0))
 
 
 class Codes(NamedTuple):
@@ -145,11 +149,11 @@ class Codes(NamedTuple):
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find the `width` best of queries [B, D]: scores [B, width], positions, and their error [B] at most."""
         scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
-        error = self.error * np.linalg.norm(queries, axis=1)
+        error = self.error * _norms(queries)
         if self.longest:
             unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
             rounded = np.rint(scaled / unit)
-            error += self.longest * np.linalg.norm(scaled - rounded * unit, axis=1)
+            error += self.longest * _norms(scaled - rounded * unit)
             scaled = rounded
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
             products, positions = self.quantizer.search(padded(scaled, self.quantizer.d, copy=False), width)
@@ -190,7 +194,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
     # Two float32 computations of one inner product, in any order, differ by 2·D·ε·‖x‖·‖w‖ at most.
     bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
-    noise = np.asarray(bound * np.linalg.norm(queries, axis=1) * block.longest)
+    noise = np.asarray(bound * _norms(queries) * block.longest)
     if codes is None:
         approximate, positions = block.nearest(queries, fetch)
     else:
@@ -200,8 +204,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     if fetch == rows:
         return keys
     # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
-    _, weakest = unpack(keys[:, -1])
-    unsure = np.flatnonzero(~(weakest > approximate[:, -1] + noise))
+    unsure = np.flatnonzero(~(scores_of(keys[:, -1]) > approximate[:, -1] + noise))
     if not unsure.size:  # nor are all vectors read for none
         return keys
     if len(slacks) > 1:

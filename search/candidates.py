@@ -13,7 +13,6 @@ from schemas.ragged import widened
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32
-_SIGN = np.uint32(0x80000000)
 NOT_A_NUMBER = (
     "a score is not a number: the queries or the vectors hold NaN or infinity. "
     "Training has diverged; go back to an earlier checkpoint or lower the learning rate."
@@ -38,11 +37,21 @@ def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (label_ids int64, scores float32) of keys uint64; PAD and -inf where EMPTY."""
-    downward = (keys >> np.uint64(32)).astype(np.uint32)
-    scores = np.where(downward & _SIGN, downward, ~(downward | _SIGN)).view(np.float32)
     label_ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    empty = keys == EMPTY
-    return np.where(empty, PAD, label_ids), np.where(empty, np.float32(-np.inf), scores)
+    label_ids[keys == EMPTY] = PAD
+    return label_ids, scores_of(keys)
+
+
+def scores_of(keys: np.ndarray) -> np.ndarray:
+    """Return the scores float32 of keys uint64; -inf where EMPTY."""
+    downward = (keys >> np.uint64(32)).astype(np.uint32).view(np.int32)
+    # As in `pack`, which is its own inverse.
+    bits = np.invert(downward >> 31)
+    bits &= np.int32(0x7FFFFFFF)
+    bits ^= downward
+    scores = bits.view(np.float32)
+    scores[keys == EMPTY] = -np.inf
+    return scores
 
 
 def best(keys: np.ndarray, width: int) -> np.ndarray:

@@ -25,6 +25,11 @@ from schemas.storage import join
 EXTENSION = "parquet"
 _ENDING = struct.Struct("<I4s")  # the length of the footer's metadata, and the magic
 _MAGIC = b"PAR1"
+_NUMBERS = {name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")} | {
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
 _CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
 
 
@@ -220,9 +225,21 @@ def list_column(table: pa.Table, name: str) -> Ragged:
     column = _array(table, name)
     if pa.types.is_fixed_size_list(column.type):
         return Ragged.from_matrix(matrix_column(table, name))
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    values = column.values.to_numpy(zero_copy_only=False)
-    return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
+    offsets = _numbers(column.offsets).astype(np.int64)
+    return Ragged(_numbers(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def number_column(table: pa.Table, name: str) -> np.ndarray:
+    """Return a column of numbers as NumPy."""
+    return _numbers(_array(table, name))
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """Return a view where a column has numbers alone: Arrow's conversions load pandas where it is there, in 0.2 s."""
+    if column.null_count or str(column.type) not in _NUMBERS:
+        return column.to_numpy(zero_copy_only=False)
+    _, data = column.buffers()
+    return np.frombuffer(data or b"", _NUMBERS[str(column.type)])[column.offset :][: len(column)]
 
 
 def string_bytes(column: pa.Array) -> Ragged:
@@ -245,13 +262,13 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
     column = _array(table, name)
     width = column.type.list_size
     values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
-    return values.to_numpy(zero_copy_only=False).reshape(-1, width)
+    return _numbers(values).reshape(-1, width)
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
     """Return a column as one array, copied only where it is in several pieces."""
     column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.nulls(0, column.type), *column.chunks])
 
 
 def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schemas.ragged import Ragged, SparseRows, offsets_of
+from schemas.ragged import Ragged, SparseRows, counts_of, offsets_of, starts_of
 
 PAIR_BUCKETS = 1 << 20  # of pairs of words
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -16,9 +16,10 @@ def scale_features(rows: SparseRows, factors: np.ndarray) -> SparseRows:
 
 def normalize_rows(rows: SparseRows) -> SparseRows:
     """Scale each row to unit L2 norm; rows of zeros stay zero."""
-    square = np.bincount(rows.row_of(), weights=rows.values.astype(np.float64) ** 2, minlength=rows.rows)
+    row_of, values = rows.row_of(), rows.values.astype(np.float64)
+    square = np.bincount(row_of, values * values, rows.rows)
     scale = 1 / np.maximum(np.sqrt(square), 1e-12)
-    return rows._replace(values=(rows.values * scale[rows.row_of()]).astype(np.float32))
+    return rows._replace(values=(values * scale[row_of]).astype(np.float32))
 
 
 def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
@@ -44,10 +45,13 @@ def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, da
         mixed = (code[inside] ^ (code[inside] >> np.uint64(32))) * _FINISH
         bucket = (mixed >> np.uint64(20)).astype(np.int64) % buckets + vocabulary
         keys.append(row_of[: len(code)][inside] * size + bucket)
-    key, counts = np.unique(np.concatenate(keys), return_counts=True)
-    features = np.bincount(key // size, minlength=rows.rows)
+    key = np.concatenate(keys)
+    key.sort()
+    first = np.flatnonzero(starts_of(key))
+    row, features = np.divmod(key[first], size)
+    counts = counts_of(np.append(first, len(key)))
     weights = ((1 + np.log(counts)) if damped else counts).astype(np.float32)
-    return SparseRows(key % size, weights, offsets_of(features))
+    return SparseRows(features, weights, offsets_of(np.bincount(row, minlength=rows.rows)))
 
 
 def count_words(rows: Ragged, vocabulary: int, damped: bool = True) -> SparseRows:

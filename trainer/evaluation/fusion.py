@@ -8,7 +8,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import Ragged, widened
+from schemas.ragged import Ragged, in_order, widened
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.tree import Scored, Tree
 from trainer.evaluation.votes import votes_of
@@ -217,7 +217,7 @@ class Fused:
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
         fused = np.where(scored.ids == PAD, -np.inf, fused)
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
-        best, ids = np.take_along_axis(fused, order, 1), np.take_along_axis(scored.ids, order, 1)
+        best, ids = in_order(fused, order), in_order(scored.ids, order)
         return widened(best, k, -np.inf).astype(np.float32), widened(ids, k, PAD)
 
     def scores(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from schemas import PAD
-from schemas.ragged import Ragged, SparseRows, offsets_of
+from schemas.ragged import Ragged, SparseRows, offsets_of, starts_of
 
 NEIGHBOURS = 30
 TEMPERATURE = 0.05
@@ -19,13 +19,15 @@ def count_votes(
     """
     listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])
-    query = np.repeat(np.nonzero(listed)[0], voted.counts)
-    share = np.repeat(weight[listed], voted.counts)
+    query, share = listed.nonzero()[0].repeat(voted.counts), weight[listed].repeat(voted.counts)
     stride = 1 + int(voted.values.max(initial=0))
-    key, place = np.unique(query * stride + voted.values, return_inverse=True)
-    votes = np.bincount(place, share, minlength=len(key)).astype(np.float32)
-    counts = np.bincount(key // stride, minlength=len(rows)) if len(key) else np.zeros(len(rows), np.int64)
-    return SparseRows(key % stride, votes, offsets_of(counts))
+    key = query * stride + voted.values
+    order = key.argsort(kind="stable")
+    key = key[order]
+    first = starts_of(key)
+    votes = np.bincount(first.cumsum() - 1, share[order]).astype(np.float32)
+    row, labels = np.divmod(key[first], stride)
+    return SparseRows(labels, votes, offsets_of(np.bincount(row, minlength=len(rows))))
 
 
 def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEMPERATURE) -> np.ndarray:

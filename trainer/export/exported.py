@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, MissingExtra, TableError
 from schemas.ragged import Ragged
+from schemas.shard_files.parquet import number_column
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.text_model import DENSE, DenseModel
@@ -223,11 +224,11 @@ class Exported:
             scorers = Scorers(texts if len(texts) else None, memory, linear)
             file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else TREE)
             parse: Callable[[bytes, str], Fusion] = Weights.parse if file.name == WEIGHTS else Tree.parse
-            frequency = files.read(LABELS, ("frequency",))["frequency"].to_numpy()
+            frequency = number_column(files.read(LABELS, ("frequency",)), "frequency")
             fusion = parse(file.read_bytes(), str(file))
             fused = Fused(fusion, scorers, frequency, facts["shortlist"])
         has_retired = facts.get(RETIRED)
-        retired = files.read(LABELS, (RETIRED,))[RETIRED].to_numpy() if has_retired else None
+        retired = number_column(files.read(LABELS, (RETIRED,)), RETIRED) if has_retired else None
         return Serving(encoder, section.inputs, vectors, bool(facts["bias"]), indexed, fused, retired, files)
 
     @property
@@ -255,7 +256,7 @@ class Exported:
     @cached_property
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels that have training points and may be predicted, the most first, and logarithms of odds float32 [L]."""
-        frequency = self.label_table(("frequency",))["frequency"].to_numpy().astype(np.float64)
+        frequency = number_column(self.label_table(("frequency",)), "frequency").astype(np.float64)
         with _naming_damage(self.table.url):
             points = float(self.table.parameters.get("training_points") or frequency.sum())
         points = np.clip(points, frequency.max(initial=0), 2.0**53)

@@ -107,7 +107,7 @@ class Files:
     def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:
         path = self.path(shard)
         if shard.view is None:
-            return pq.read_table(path, columns=[*columns])
+            return pq.ParquetFile(path).read([*columns])
         root = str(path).removesuffix(shard.path)
         with open_shard(root, shard.model_copy(update={"view": None})) as file:
             viewed = ViewedShard(file, self.url, shard.view)

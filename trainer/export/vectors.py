@@ -238,4 +238,5 @@ def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) 
     if not (np.isfinite(queries).all() and all(np.isfinite(block.longest) for block in exact)):
         raise ExtremisError(NOT_A_NUMBER)
     wide = padded(queries, indexed[0].block.vectors.shape[1])
-    return unpack(merge([search(block, wide, width, refine) for block, refine in indexed], width))
+    found = [search(block, wide, width, refine) for block, refine in indexed]
+    return unpack(found[0] if len(found) == 1 else merge(found, width))

@@ -15,7 +15,7 @@ from schemas.errors import TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Shard, check_shard, verify_shard, write_file
 from schemas.mapped import Mapped, map_tensors
-from schemas.ragged import Ragged, SparseRows, offsets_of
+from schemas.ragged import Ragged, SparseRows, in_order, offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from schemas.text_model import DENSE
@@ -162,7 +162,7 @@ class LinearRanker:
         """Return the best `k` labels of each row, ascending, with their scores above 0."""
         scores, ids = self.rank(inputs, k)
         order = np.argsort(ids, axis=1)
-        ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+        ids, scores = in_order(ids, order), in_order(scores, order)
         found = ids != PAD
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
