@@ -153,8 +153,8 @@ def bare(setting: Setting, root: str) -> dict:
 
     from pipelines.common.vectors import open_source, read_block
     from schemas.table import Table
+    from search.block import set_up
     from search.factory import Factory
-    from search.index import set_up
 
     set_up(setting.threads)
     run = RunLayout(join(root, "run"))

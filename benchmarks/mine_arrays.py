@@ -184,8 +184,8 @@ def bare_faiss(folder: Path) -> dict[str, float]:
     import faiss
 
     from schemas.cores import cores
+    from search.block import set_up
     from search.factory import Factory
-    from search.index import set_up
 
     set_up(cores())
     table = open_manifest(str(folder / "mined" / "queries"))

@@ -31,7 +31,7 @@ from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode_whole, train_wordpiece
 from schemas.ragged import Ragged
-from search.index import set_up
+from search.block import set_up
 from trainer.config.load import load_recipe
 from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Serving

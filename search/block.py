@@ -26,12 +26,24 @@ _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 12, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
+_ZERO = np.float32(128)  # as this code has it
 _GATHERED = 1 << 20  # numbers of half precision that are gathered and widened at once
 _CODED_SLACKS = 128, 1024  # the same by codes, whose error is that of a hundredth of a vector
 _CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
+_FEWEST_FOR_PRODUCTS = 20
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
+
+
+def set_up(threads: int | None) -> None:
+    """Set Faiss up in the calling thread: `threads`, and matrix products for small batches, too.
+
+    Recent Faiss compares pair by pair below some thousand queries, which costs eight times as much on two cores.
+    """
+    faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
+    if threads:
+        set_threads(threads)
 
 
 def threads() -> int:
@@ -95,6 +107,8 @@ class Block:
     @cached_property
     def longest(self) -> float:
         """Largest norm of a vector."""
+        if self.codes is not None:
+            return self.codes.of_vectors
         return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
 
     def prepare(self) -> "Block":
@@ -111,40 +125,52 @@ def _longest(rows: np.ndarray) -> float:
     return float(_norms(rows).max(initial=0))
 
 
+def _largest(vectors: np.ndarray) -> np.ndarray:
+    """Return the greatest magnitude of each column, float32 [D]: that of its bits without the sign, NaN above all."""
+    bits = vectors.view(f"u{vectors.itemsize}")
+    most = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    largest = [(bits[start : start + _AT_ONCE] & most).max(0) for start in range(0, len(bits), _AT_ONCE)]
+    return np.max(largest, 0).view(vectors.dtype).astype(np.float32)
+
+
 class Codes(NamedTuple):
     """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
 
     `longest`: the greatest norm of bytes where Faiss rounds queries to whole numbers, as it may, by the processor and
-    the number of columns; else 0.
+    the number of columns; else 0. `of_vectors`: the greatest norm of a vector.
     """
 
     quantizer: faiss.IndexScalarQuantizer
     scale: np.ndarray
     error: float
     longest: float
+    of_vectors: float
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
         """Round `vectors` [n, D]; None where one is not a number."""
-        largest = np.max([np.maximum(rows.max(0), -rows.min(0)) for _, rows in widened(vectors, _AT_ONCE)], 0)
+        largest = _largest(vectors)
         if not np.isfinite(largest).all():
             return None
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
         columns = -(-vectors.shape[1] // _LANES) * _LANES
         index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
-        error = longest = 0.0
-        for _, rows in widened(vectors, _AT_ONCE):
+        codes = np.full((len(vectors), columns), _ZERO, np.uint8)
+        error = longest = of_vectors = 0.0
+        for start, rows in widened(vectors, _AT_ONCE):
+            of_vectors = max(of_vectors, _longest(rows))
             rounded = rows / scale
             np.rint(rounded, out=rounded)
-            index.add(padded(rounded, columns, copy=False))
+            codes[start : start + len(rows), : rows.shape[1]] = rounded + _ZERO
             longest = max(longest, _longest(rounded))
             rounded *= scale
             rounded -= rows
             error = max(error, _longest(rounded))
+        index.add_sa_codes(codes)  # at once: memory of an index grows by doubling
         probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
         found, position = index.search(probe, 1)
         rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest
-        return cls(index, scale, error, longest if rounds else 0.0)
+        return cls(index, scale, error, longest if rounds else 0.0, of_vectors)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find the `width` best of queries [B, D]: scores [B, width], positions, and their error [B] at most."""

@@ -12,28 +12,17 @@ from schemas.manifest import Shard, describe_file, verify_shard
 from schemas.ragged import Ragged
 from schemas.randomness import sample_rows
 from schemas.storage import join
-from search.block import Block, offered, one_thread, padded, search_exactly, set_threads
+from search.block import Block, offered, one_thread, padded, search_exactly
 from search.candidates import unpack
 from search.factory import Factory
 from search.nearest import widened
 
-_FEWEST_FOR_PRODUCTS = 20
 _AT_ONCE = 1 << 20  # bytes of an index that are read or written at a time
 MOST_REFINE = 16
 _ABOVE = 0.005  # added to the target: other queries may do a little worse than the sampled ones
 _FIRST_NPROBE = 4
 _FIRST_EF = 16
 _GAIN = 0.002  # of recall: two doublings in a row that bring less do not pay
-
-
-def set_up(threads: int | None) -> None:
-    """Set Faiss up in the calling thread: `threads`, and matrix products for small batches, too.
-
-    Recent Faiss compares pair by pair below some thousand queries, which costs eight times as much on two cores.
-    """
-    faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
-    if threads:
-        set_threads(threads)
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:

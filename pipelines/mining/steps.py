@@ -41,10 +41,10 @@ from schemas.shard_files.parquet import writing_shard
 from schemas.sizes import with_room
 from schemas.storage import join
 from schemas.table import rechunk
-from search.block import Block
+from search.block import Block, set_up
 from search.candidates import EMPTY, merge
 from search.exclusions import Exclusions, Parts, positive_scores, start_search
-from search.index import SearchParams, apply, build, read_index, set_up, tune, write_index
+from search.index import SearchParams, apply, build, read_index, tune, write_index
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512

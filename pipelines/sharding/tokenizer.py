@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Base64Bytes
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -152,6 +151,8 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 def cut_words(texts: pa.StringArray) -> Iterator[Words]:
     """Cut texts at spaces, in order, as many at a time as are _SLICE_BYTES, or one."""
+    import pyarrow.compute as pc  # which serving does without
+
     ends = offsets_of(pc.binary_length(texts).to_numpy())
     start = 0
     while start < len(texts):
@@ -288,6 +289,8 @@ class _Normal(NamedTuple):
 
     def iterate(self) -> Iterator[str]:
         """Yield the normal forms of the texts."""
+        import pyarrow.compute as pc
+
         for index, offsets in self.texts:
             lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), self.different.take(pa.array(index)))
             yield from pc.binary_join(lists, " ").to_pylist()
@@ -358,6 +361,8 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], na
 
     Never more than the model behind the tokenizer reads. Raises InputError with the tokenizer's `name`.
     """
+    import pyarrow.compute as pc
+
     most = min(MOST, frozen.longest or MOST)
     tokenizer = open_tokenizer(frozen.files[FILE], FILE)
     tokenizer.no_truncation()

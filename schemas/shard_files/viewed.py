@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.manifest import Patch, View, read_patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.base import OpenShard
+from schemas.shard_files.parquet import number_column
 from schemas.shard_files.ranges import Pieces, Range
 
 POSITION = "row"  # column of patches: a row's position in the file
@@ -97,13 +97,12 @@ class ViewedShard(OpenShard):
         """Return the file's rows [start, stop) with those columns of rows that changed."""
         if self.changed is None:
             return rows
-        positions = self.changed.column(POSITION)
-        inside = pc.and_(pc.greater_equal(positions, start), pc.less(positions, stop))
-        changed = self.changed.filter(inside)
-        if not changed.num_rows:
+        positions = number_column(self.changed, POSITION)
+        inside = np.flatnonzero((positions >= start) & (positions < stop))
+        if not len(inside):
             return rows
-        take = np.arange(rows.num_rows)
-        take[changed.column(POSITION).to_numpy() - start] = rows.num_rows + np.arange(changed.num_rows)
+        changed, take = self.changed.take(pa.array(inside)), np.arange(rows.num_rows)
+        take[positions[inside] - start] = rows.num_rows + np.arange(len(inside))
         for number, name in enumerate(rows.column_names):
             if name in changed.column_names:
                 column = rows.column(number)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from search.block import Block, score, search, search_exactly
+from search.block import Block, score, search, search_exactly, set_up
 from search.candidates import best, merge, unpack
 from search.exclusions import Exclusions, Parts, start_search
 from search.factory import Factory
-from search.index import SearchParams, apply, build, set_up
+from search.index import SearchParams, apply, build
 from tests.pipelines.mining.world import brute_force, random_rows
 
 

@@ -157,9 +157,9 @@ class Memory:
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
             return replace(self, factory=_EXACT)._measure(queries)
-        from search.block import Block, search_exactly
+        from search.block import Block, search_exactly, set_up
         from search.candidates import unpack
-        from search.index import SearchParams, apply, build, recall, set_up, tune
+        from search.index import SearchParams, apply, build, recall, tune
 
         set_up(None)
         block = Block(0, self.vectors, build(self.factory, self.vectors, _SEED))
@@ -204,7 +204,8 @@ class Memory:
         labels = _join(column("label_ids", list_column))
         factory = Factory(facts.get("index", EXACT))
         if INDEX in files:
-            from search.index import keep_first, read_index, set_up
+            from search.block import set_up
+            from search.index import keep_first, read_index
 
             set_up(None)
             index = read_index(table.url, files[INDEX])

@@ -159,9 +159,8 @@ def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[tor
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
         return top_of_block(queries @ rows.T, k)
-    from search.block import Block, search_exactly  # Faiss, which few processes need
+    from search.block import Block, search_exactly, set_up  # Faiss, which few processes need
     from search.candidates import unpack
-    from search.index import set_up
 
     set_up(None)
     block = Block(0, rows.numpy())

@@ -26,8 +26,8 @@ def count_votes(
     key = key[order]
     first = starts_of(key)
     votes = np.bincount(first.cumsum() - 1, share[order]).astype(np.float32)
-    row, labels = np.divmod(key[first], stride)
-    return SparseRows(labels, votes, offsets_of(np.bincount(row, minlength=len(rows))))
+    row, label = np.divmod(key[first], stride)
+    return SparseRows(label, votes, offsets_of(np.bincount(row, minlength=len(rows))))
 
 
 def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEMPERATURE) -> np.ndarray:

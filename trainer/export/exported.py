@@ -316,7 +316,7 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 def use_threads(threads: int | None) -> None:
     """Set the threads of Faiss, and of torch where it is loaded; None: all cores, and one in a forked child."""
-    from search.index import set_up
+    from search.block import set_up
 
     if threads:
         set_threads(threads)

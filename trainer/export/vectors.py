@@ -153,8 +153,8 @@ def write_indexes(
     A range of vectors behind the first that exact search is quick enough for has none. Those of `earlier` are updated
     where rows have changed. Raises InputError: not a factory string, or one that cannot be built on so few vectors.
     """
-    from search.block import Block, padded
-    from search.index import SearchParams, build, set_up, tune, write_index
+    from search.block import Block, padded, set_up
+    from search.index import SearchParams, build, tune, write_index
 
     set_up(None)
     factory = Factory.parse(spec)

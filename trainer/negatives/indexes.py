@@ -99,9 +99,9 @@ class CopiedIndex(NegativeSource):
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
-        from search.block import Block, padded
+        from search.block import Block, padded, set_up
         from search.factory import choose
-        from search.index import SearchParams, apply, build, set_up, tune
+        from search.index import SearchParams, apply, build, tune
 
         set_up(None)
         rows, start, kind = len(vectors), self._vectors.start, self._kind
