@@ -20,6 +20,7 @@ from pipelines.runners.runner import for_workers
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.owners.place import require_place
+from schemas.ragged import repeats
 from search.candidates import EMPTY, unpack
 from search.exclusions import Exclusions, drop_excluded
 
@@ -90,10 +91,8 @@ def merge_rows(
         most = max(each.shape[1] for each in offered)
         even = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=EMPTY) for each in offered]
         keys = np.stack(even, axis=2).reshape(len(even[0]), -1)
-    labels, again = unpack(keys)[0], np.zeros(keys.shape, bool)
-    order = np.argsort(labels, axis=1, kind="stable")
-    ordered = np.take_along_axis(labels, order, axis=1)
-    np.put_along_axis(again, order[:, 1:], (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0), axis=1)
+    labels = unpack(keys)[0]
+    again = repeats(labels) & (labels >= 0)
     left, dropped = drop_excluded(np.where(again, EMPTY, keys), exclusions)
     counts.update(dropped)
     counts.update(candidates=int(again.sum()), repeated=int(again.sum()))

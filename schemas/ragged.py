@@ -134,9 +134,7 @@ class Ragged(_Rows, _Ragged):
         The result is that of filtering before ranking where K' >= min(L, k + longest).
         Raises ValueError where `ids` has another number of rows.
         """
-        removed = ids < 0
-        if len(self.entries):
-            removed |= self.contains(ids)
+        removed = self.contains(ids) | (ids < 0)
         if not removed.any():
             return widened(ids[:, :k], k, PAD), widened(scores[:, :k], k, -np.inf)
         order = np.argsort(removed, axis=1, kind="stable")[:, :k]
@@ -184,6 +182,14 @@ def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
 def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return entries of each row [B, S] at its places `order` [B, k]: np.take_along_axis, in a fifth of the time."""
     return rows[np.arange(len(rows))[:, None], order]
+
+
+def repeats(ids: np.ndarray) -> np.ndarray:
+    """Return whether an id stands further in front in its row, too: ids [B, K] integer -> bool [B, K]."""
+    order = np.argsort(ids, axis=1, kind="stable")
+    ranked, again = in_order(ids, order), np.zeros(ids.shape, bool)
+    again[np.arange(len(ids))[:, None], order[:, 1:]] = ranked[:, 1:] == ranked[:, :-1]
+    return again
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import ragged as module
-from schemas.ragged import Ragged, SparseRows
+from schemas.ragged import Ragged, SparseRows, repeats
 
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), max_size=6), min_size=1, max_size=5)
 
@@ -90,3 +90,10 @@ def test_rows_are_taken_sliced_thinned_and_joined(rows: list[list[int]], lead: i
     assert_rows(column.keep(even), weighted.keep(even), [[value for value in row if value % 2 == 0] for row in rows])
     joined = Ragged.join([column, column.slice(start, stop)])
     assert [joined.slice(row, row + 1).entries.tolist() for row in range(joined.rows)] == rows + rows[start:stop]
+
+
+@given(st.lists(st.lists(st.integers(-1, 5), min_size=4, max_size=4), max_size=4))
+def test_an_id_that_stands_further_in_front_is_found(rows: list[list[int]]) -> None:
+    expected = [[value in row[:place] for place, value in enumerate(row)] for row in rows]
+    ids = np.array(rows, np.int64).reshape(-1, 4)
+    np.testing.assert_array_equal(repeats(ids), np.array(expected, bool).reshape(-1, 4))

@@ -199,6 +199,7 @@ def test_a_byte_a_number_finds_what_exact_search_does(seed, dimension, rows, wid
     vectors = vectors.astype(dtype)
     coded = Block(3, vectors, coded=True)
     assert coded.codes is not None
+    assert coded.longest == pytest.approx(Block(3, vectors).longest)
     np.testing.assert_array_equal(
         search_exactly(coded, queries, width), search_exactly(Block(3, vectors), queries, width)
     )
@@ -206,5 +207,5 @@ def test_a_byte_a_number_finds_what_exact_search_does(seed, dimension, rows, wid
 
 def test_what_is_no_number_has_no_codes():
     vectors = np.ones((5000, 8), np.float32)
-    vectors[77, 3] = np.nan
+    vectors[77, 3] = -np.nan
     assert Block(0, vectors, coded=True).codes is None

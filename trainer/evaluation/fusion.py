@@ -8,7 +8,7 @@ import numpy as np
 
 from schemas import PAD
 from schemas.errors import TableError
-from schemas.ragged import Ragged, in_order, widened
+from schemas.ragged import Ragged, in_order, repeats, widened
 from trainer.evaluation.memory import Memory
 from trainer.evaluation.tree import Scored, Tree
 from trainer.evaluation.votes import votes_of
@@ -56,11 +56,11 @@ class Scorers:
         if self.linear is not None:
             assert inputs is not None, "a linear ranker reads what x was embedded from"
             ranked = self.linear.votes(inputs, VOTED)
-        for found in (votes, ranked):
-            if found is None:
-                continue
-            _, more = found.best(VOTED)
-            listed = Ragged.from_matrix(ids).contains(more) | filters.contains(more)
+        found = [rows.best(VOTED)[1] for rows in (votes, ranked) if rows is not None]
+        if found:
+            both = np.concatenate([ids, *found], 1)
+            listed, more = (part[:, ids.shape[1] :] for part in (repeats(both), both))
+            listed = listed | filters.contains(more)
             more = np.where(listed if among is None else listed | ~np.isin(more, among), PAD, more)
             ids, scores = np.concatenate([ids, more], 1), np.concatenate([scores, labels.score(x, more)], 1)
         texts = none = np.zeros(ids.shape, np.float32)

@@ -20,6 +20,7 @@ from schemas.shard_files.parquet import (
     list_column,
     matrix_array,
     matrix_column,
+    number_column,
     open_shard,
     write_shard,
     writing_shard,
@@ -249,3 +250,16 @@ def test_a_column_that_is_not_there_is_named() -> None:
     manifest = write_table("memory://parquet/columns", "negatives", [negatives(3)], 2)
     with pytest.raises(TableError, match="no column label_idz"):
         list(Table("memory://parquet/columns", manifest).batches(["query_id", "label_idz"]))
+
+
+@pytest.mark.parametrize("kind", ["int32", "uint64", "float16", "float64", "bool_"])
+@pytest.mark.parametrize("pieces", [0, 1, 3])
+def test_a_column_of_numbers_is_that_of_arrow(kind: str, pieces: int) -> None:
+    type = pa.from_numpy_dtype(kind)
+    arrays = [pa.array(np.arange(9).astype(kind), type).slice(2, 3 + piece) for piece in range(pieces)]
+    table = pa.table({"n": pa.chunked_array(arrays, type)})
+    found, expected = number_column(table, "n"), table["n"].to_numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+    with_null = pa.table({"n": pa.array([1, None, 3])})
+    np.testing.assert_array_equal(number_column(with_null, "n"), [1, np.nan, 3])
