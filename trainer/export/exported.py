@@ -194,6 +194,7 @@ class Exported:
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
             calibration = Calibration.read(learned["curve"], url) if learned else None
+        pa.default_memory_pool().release_unused()  # by Arrow, of what was read
         return cls(table, files, serving, calibration)
 
     @staticmethod
