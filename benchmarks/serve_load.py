@@ -5,7 +5,8 @@
 The service is a process of its own, asked over loopback by this one, a title of Tate a request. First the peak: 64
 connections that ask again as soon as they are answered. Then requests are due at 80 % of it, evenly, whether or not the
 ones before are answered; a latency counts from the moment when a request was due. After a third of the time, and after
-another, CURRENT names the other one of two exports. FOLDER: two exports, of which one is current; by default a run of a
+another, CURRENT names the other one of two exports. Beside it stands the peak of FastAPI alone, with an endpoint that
+reads no question and gives one answer. FOLDER: two exports, of which one is current; by default a run of a
 minute on Tate is fused and exported twice.
 """
 
@@ -36,6 +37,18 @@ CONNECTIONS = 64
 SHARE = 0.8
 _PEAK_SECONDS = 10.0
 _WARM_SECONDS = 3.0
+_BARE = """
+import signal, socket, sys, fastapi, uvicorn
+signal.signal(signal.SIGTERM, lambda *_: None)
+app = fastapi.FastAPI()
+@app.post("/predict")
+async def predict(request: fastapi.Request):
+    await request.body()
+    return fastapi.Response(b'{"export":""}', media_type="application/json")
+listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
+print(f":{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listening])
+"""
 
 
 class Client:
@@ -115,7 +128,10 @@ def main() -> None:
         (second,) = (path.parent for path in folder.glob("*/_manifest.json") if path.parent.name != first.name)
         with gzip.open(TATE / "tst.json.gz", "rt", encoding="utf-8") as lines:
             texts = [json.loads(line)["title"] for line in lines]
-        with serving(folder, ("--wait", arguments.wait)) as port:
+        with serving(["-c", _BARE]) as port:
+            bare = asyncio.run(peak_of(port, texts))
+        program = [str(ROOT / "examples" / "serve.py"), str(folder), "--port", "0", "--wait", arguments.wait]
+        with serving(program) as port:
             try:
                 figures = asyncio.run(measure(port, texts, 60 * arguments.minutes, (second, first)))
             finally:
@@ -123,10 +139,19 @@ def main() -> None:
     lost = sum(count for outcome, count in figures["outcomes"].items() if outcome != "200")
     report(
         "a service at 80 % of its peak loses no request to two switches of its export",
-        {"minutes": arguments.minutes, "wait_milliseconds": float(arguments.wait), "lost": lost, **figures},
+        {"minutes": arguments.minutes, "wait_milliseconds": float(arguments.wait), "bare_peak": bare, "lost": lost}
+        | figures,
         {"lost": lost, "p99_milliseconds": figures["milliseconds"]["p99"]},
         {"lost": "<1"},
     )
+
+
+async def peak_of(port: int, texts: Sequence[str]) -> float:
+    """Return the peak of a service, in requests a second."""
+    client = Client(port, texts)
+    await client.connect()
+    await client.peak(_WARM_SECONDS)
+    return round(await client.peak(_PEAK_SECONDS), 1)
 
 
 async def measure(port: int, texts: Sequence[str], seconds: float, exports: Sequence[Path]) -> dict:
@@ -168,11 +193,11 @@ def make_exports(scratch: Path) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, options: Sequence[str]) -> Iterator[int]:
-    """Start the service; yield its port. It has to end well."""
+def serving(program: Sequence[str]) -> Iterator[int]:
+    """Start the service `program` of Python; yield its port. It has to end well."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "serve.py"), str(folder), "--port", "0", *options],
+        [sys.executable, *program],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
