@@ -26,7 +26,7 @@ from trainer.evaluation.votes import shares_of
 from trainer.export.exported import ENCODER, Exported, use_threads
 from trainer.inputs import Inputs
 
-_BATCH = 256  # texts at a time
+_BATCH = 512  # texts at a time
 _EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
 
 

@@ -26,6 +26,8 @@ _PAIRS = 1 << 22  # scores held at once for the rows that do not even then
 _WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 10, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
+# Queries below which codes pay, by bytes of a number: a product with all vectors widens half precision first.
+_FEW = {4: 8, 2: 128}
 _ZERO = np.float32(128)  # as this code has it
 _GATHERED = 1 << 18  # numbers of half precision that are gathered and widened at once
 _CODED_SLACKS = 128, 1024  # the same by codes, whose error is that of a hundredth of a vector
@@ -211,7 +213,8 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
 
 def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
-    return _search_exactly(block, queries, width, _SLACKS if block.codes is None else _CODED_SLACKS + _SLACKS)
+    few = len(queries) < _FEW[block.vectors.dtype.itemsize]
+    return _search_exactly(block, queries, width, _CODED_SLACKS + _SLACKS if few and block.codes else _SLACKS)
 
 
 def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:

@@ -14,11 +14,11 @@ from schemas.errors import InputError
 
 CPU = "cpu"
 _DRIVER = Path("/dev/nvidiactl")
-_SCORES = 1 << 22  # held at once
+_SCORES = 1 << 20  # held at once
 _SCORES_ON_DEVICE = 1 << 28  # 1 GiB
 _MANY = 1024  # queries from which Faiss's blocked search is the faster one; below, it takes up to six times as long
 _MANY_ALONE = 8  # the same where Faiss has one thread: its caller is one of several
-_WIDENED = 1 << 24  # numbers of half precision that are widened at a time
+_WIDENED = 1 << 21  # numbers of half precision that are widened at a time
 
 
 def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
