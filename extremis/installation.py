@@ -11,6 +11,7 @@ OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
     "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
+    "onnx": ("onnxruntime",),
     "report": ("jinja2", "plotly"),
     "fusion": ("sklearn",),
     "wandb": ("wandb",),

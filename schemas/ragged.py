@@ -4,7 +4,7 @@ As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets
 need not be 0. Among label ids, negative ones are pads wherever they stand.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -209,3 +209,12 @@ def starts_of(keys: np.ndarray) -> np.ndarray:
     first = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return first
+
+
+def batches_by_length(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
+    """Yield rows of `lengths` [B] in batches of up to `budget` entries with their pads, the longest rows first."""
+    order, start = np.argsort(-lengths, kind="stable"), 0
+    while start < len(order):
+        stop = start + max(1, budget // max(1, int(lengths[order[start]])))
+        yield order[start:stop]
+        start = stop

@@ -19,6 +19,7 @@ def export(
     *,
     step: Step | None = None,
     dtype: Literal["float32", "float16"] = "float32",
+    form: Literal["auto", "torch", "onnx", "onnx-int8"] = "auto",
     index: str = "auto",
     target_recall: float = 0.98,
     precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
@@ -33,10 +34,12 @@ def export(
 ) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 
-    A transformer becomes a directory that sentence-transformers and transformers open. With --onto, OUT holds what has
-    changed since an earlier export, and names the rest. See docs/export.md.
+    A transformer becomes a directory that sentence-transformers and transformers open, or an ONNX graph, which needs no
+    PyTorch. With --onto, OUT holds what has changed since an earlier export, and names the rest. See docs/export.md.
 
     Options:
+        form: Of a transformer: torch; onnx, a graph that gives PyTorch's embeddings (extra onnx); onnx-int8, in eight
+            bits. Default: as EXPORT of --onto, else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall that the index is tuned to.
         precision: Precisions to make thresholds for.
@@ -73,6 +76,7 @@ def export(
         overwrite=overwrite,
         device=device,
         calibrate=calibrate,
+        form=form,
     )
     manifest = exporting.export(data, run, out, options, say)
     facts = manifest.parameters

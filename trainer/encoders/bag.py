@@ -31,7 +31,7 @@ class BagSection(EncoderSection):
     }
 
     BUILT_BY = "trainer.encoders.bag_encoder:BagEncoder"
-    SERVED_BY = "trainer.encoders.bag:ServedBag"
+    SERVED_BY = {"numpy": "trainer.encoders.bag:ServedBag"}
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")

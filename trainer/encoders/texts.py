@@ -21,12 +21,12 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from schemas.errors import InputError
-from schemas.ragged import Ragged, offsets_of
+from schemas.ragged import Ragged, batches_by_length, offsets_of
 from schemas.storage import file_sha256, sha256
 from schemas.waits import Wait
 from trainer.device import CPU
 from trainer.encoders.base import WEIGHTS
-from trainer.encoders.transformer import MODES, load_model, pool
+from trainer.encoders.transformer_encoder import MODES, load_model, pool
 from trainer.rows.threads import one_thread
 from trainer.stream.batch import pad_rows
 
@@ -279,7 +279,7 @@ class TextModel:
         ids = self.reader.tokenize([self.prompt + text for text in texts])
         lengths = np.array([len(row) for row in ids], np.int64)
         tokens = Ragged(np.fromiter((n for row in ids for n in row), np.int64, lengths.sum()), offsets_of(lengths))
-        batches = list(_batches(lengths, _BATCH_TOKENS[self.device.type]))
+        batches = list(batches_by_length(lengths, _BATCH_TOKENS[self.device.type]))
         # A thread computes whole batches by itself, so that no sum is parted by their number.
         with (
             one_thread(),
@@ -306,15 +306,6 @@ def choose_compute(stated: str, device: torch.device) -> str:
     place = Path("/proc/cpuinfo")
     flags = place.read_text() if place.exists() else ""
     return "bfloat16" if re.search(r"\b(amx_bf16|avx512_bf16|bf16)\b", flags) else "float32"
-
-
-def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Yield rows in batches of up to `budget` tokens with their pads, the longest rows first."""
-    order, start = np.argsort(-lengths, kind="stable"), 0
-    while start < len(order):
-        stop = start + max(1, budget // max(1, int(lengths[order[start]])))
-        yield order[start:stop]
-        start = stop
 
 
 def _read_json(place: Path) -> Any:

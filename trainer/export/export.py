@@ -18,6 +18,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, write_file
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
+from schemas.ragged import Ragged
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import filters_of, list_column, writing_shard
 from schemas.shard_files.viewed import RETIRED
@@ -29,7 +30,6 @@ from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.device import open_device
-from trainer.encoders.base import Encoder
 from trainer.encoders.served import ServedByTorch
 from trainer.evaluation.calibration import EVEN, calibrate
 from trainer.evaluation.fusion import Fused, Scorers
@@ -40,6 +40,7 @@ from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, o
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.evaluation.tree import Tree
 from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
+from trainer.export.forms import AUTO_FORM, Formed, choose_form
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
@@ -50,6 +51,7 @@ from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_enco
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
+_COMPARED = 256  # queries, of a form with PyTorch's own
 _KEYS = 1 << 14  # of training points, in a row group
 _TOKENS = 128  # of a text, where neither the data nor the encoder says
 
@@ -66,6 +68,7 @@ class ExportOptions:
     label; "fused" by the run's weights or tree, with what they read; None: fused where it has these. `device`: where
     vectors are made, of which the export knows nothing.
     `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
+    `form`: of the encoder, as `choose_form` takes it.
     """
 
     step: int | str | None
@@ -79,6 +82,7 @@ class ExportOptions:
     device: str
     onto: str | None
     calibrate: bool = False
+    form: str | None = AUTO_FORM
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -97,7 +101,6 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     options = replace(options, step=checkpoint.step, scores=options.scores or scores_of(run, checkpoint.step))
     split = _threshold_split(layout, options, recipe)
-    described = {**_describe(options), "threshold_split": split}
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
@@ -105,6 +108,9 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     if fusion is not None:
         parents["fusion"] = fusion.table.digest
     earlier = None if options.onto is None else Earlier.open(options.onto, out, layout)
+    before = None if earlier is None else earlier.table.parameters["options"]
+    options = replace(options, form=choose_form(options.form or AUTO_FORM, recipe.encoder, before))
+    described = {**_describe(options), "threshold_split": split}
     require_place(out, "exported", [data, run, None if earlier is None else earlier.table.url])
     plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
     onto = None if earlier is None else earlier.table.digest
@@ -147,16 +153,20 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataSizes.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
-    shards = []
-    for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
-        shards += [in_folder(name, shard) for shard in _write_encoder(layout, encoder, tokens, join(url, name))]
-    shards += write_label_files(layout, url, plan.earlier)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
+        shards, formed = _write_encoders(plan, model, tokens, Path(scratch), url)
+        shards += write_label_files(layout, url, plan.earlier)
         target = Target(url, options.dtype, Path(scratch), plan.earlier)
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
-        written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
+        written, serving = _write_serving(model, formed, layout, checkpoint.labels, rows_of, plan.fusion, target)
         index_shards, index = _write_index(plan, serving, url)
         thresholds = _measure_thresholds(plan, serving, say)
+        agreement = formed[0].compare(serving) if formed else {}
+    if agreement:
+        say(
+            f"form {options.form}: on {agreement['queries']:,} queries x differs from PyTorch's by at most "
+            f"{agreement['difference']:.1g} of its largest number; {agreement['same_best']:.1%} have the same best label"
+        )
     if serving.fused is not None and serving.fused.scorers.memory is not None:
         written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
@@ -180,6 +190,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "bias": has_bias(recipe),
             "step": checkpoint.step,
             "index": index,
+            **({"agreement": agreement} if agreement else {}),
             "shortlist": None if serving.fused is None else serving.fused.shortlist,
             FACTS: None if plan.fusion is None else plan.fusion.table.parameters.get(FACTS),
             "thresholds": thresholds,
@@ -209,6 +220,7 @@ def _describe(options: ExportOptions) -> dict[str, Any]:
     """Return the options that decide what the export holds, as the manifest states them."""
     scores: dict[str, Any] = {} if options.scores == "classifier" else {"scores": options.scores}
     scores |= {"calibrate": True} if options.calibrate else {}
+    scores |= {"form": options.form} if options.form else {}
     names = ("dtype", "index", "target_recall")
     return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}
 
@@ -242,17 +254,35 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
     return stored
 
 
-def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) -> Iterator[Shard]:
-    """Write the folder of an encoder at `url`, with the tokenizer's files."""
-    with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        folder = Path(scratch)
+def _write_encoders(
+    plan: _Plan, model: Model, tokens: int, scratch: Path, url: str
+) -> tuple[list[Shard], list[Formed]]:
+    """Write the folder of each encoder at `url`, with the tokenizer's files; return those that have another form."""
+    data, form = plan.data, plan.options.form
+    shards, formed = list[Shard](), list[Formed]()
+    for name, encoder in model.encoders.items():
+        folder = scratch / name
+        folder.mkdir()
         encoder.write(folder, tokens)
+        if form is not None:
+            formed.append(Formed.write(form, plan.recipe.encoder, folder, _compared_rows(plan, model)))
+            folder = formed[-1].folder
         if "tokenizer" in Table.open(data.root, "data").parents:
-            for name, content in Table.open(data.tokenizer, "tokenizer").read_files().items():
-                (folder / name).write_bytes(content)
+            for file, content in Table.open(data.tokenizer, "tokenizer").read_files().items():
+                (folder / file).write_bytes(content)
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                yield write_file(url, path.relative_to(folder).as_posix(), path.read_bytes())
+                written = write_file(join(url, name), path.relative_to(folder).as_posix(), path.read_bytes())
+                shards.append(in_folder(name, written))
+    return shards, formed
+
+
+def _compared_rows(plan: _Plan, model: Model) -> Inputs:
+    """Read some rows of the thresholds' split, else of what was held out, else of those trained on."""
+    split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
+    table, part = open_split(plan.data, split, plan.recipe.data)
+    rows = [group.slice(0, _COMPARED) for group in itertools.islice(part.batches(table, model.columns), 1)]
+    return Inputs.of(rows[0]) if rows else Inputs(Ragged.empty(0))
 
 
 def _rows_to_score(
@@ -277,11 +307,17 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    model: Model, data: DataLayout, labels: int, rows_of: RowsOf, fusion: RunFusion | None, target: Target
+    model: Model,
+    formed: list[Formed],
+    data: DataLayout,
+    labels: int,
+    rows_of: RowsOf,
+    fusion: RunFusion | None,
+    target: Target,
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
-    by_model = ServedByTorch(model.encoder), model.inputs
+    by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
     if fusion is None:
         return shards, Serving(*by_model, vectors, model.head.bias, retired=retired_labels(data))
     texts, memory, linear = None, fusion.memory(), fusion.ranker()

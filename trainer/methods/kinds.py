@@ -15,7 +15,7 @@ from trainer.methods.rules import FromData
 # BUILT_BY names the class.
 ENCODERS = {
     "bag": "trainer.encoders.bag:BagSection",
-    "transformer": "trainer.encoders.transformer:TransformerEncoder",
+    "transformer": "trainer.encoders.transformer:TransformerSection",
 }
 LOSSES = {
     "bce": "trainer.losses.binary:OneVsAll",  # DEXML's equation 2
@@ -104,7 +104,8 @@ class EncoderSection(KindSection):
 
     PLACE = "encoder.kind"
     KINDS = ENCODERS
-    SERVED_BY: ClassVar[str] = "trainer.encoders.served:ServedByTorch"  # whose `open` takes its files of an export
+    # By the form of an export, the default first: a class whose `open` takes the encoder's files.
+    SERVED_BY: ClassVar[Mapping[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
     # Options that may differ between an encoder and the one whose parameters it takes.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 

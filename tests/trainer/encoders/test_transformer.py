@@ -12,7 +12,7 @@ from transformers import BertModel
 from schemas.errors import InputError
 from tests.bert import write_bert
 from tests.builders import ragged, tokens_of
-from trainer.encoders.transformer import TransformerEncoder
+from trainer.encoders.transformer_encoder import TransformerEncoder
 from trainer.methods.kinds import EncoderSection
 
 HIDDEN, VOCABULARY = 16, 40

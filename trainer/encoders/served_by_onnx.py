@@ -1,0 +1,77 @@
+"""A transformer of an export by onnxruntime, without PyTorch: token ids in, x out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import onnxruntime
+
+from schemas import PAD
+from schemas.mapped import Mapped
+from schemas.ragged import batches_by_length
+from trainer.encoders.transformer import TransformerSection
+from trainer.inputs import Inputs
+from trainer.rows.threads import in_threads
+
+FILE = "model.onnx"
+WEIGHTS = f"{FILE}.data"  # onnxruntime maps the tensors that lie there, so that processes share them
+INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # names that Optimum gives them
+_QUIET = 3  # errors alone: warnings are of how a graph was optimized
+
+
+class ServedByOnnx:
+    """x by a graph of ids and a mask, int64 [B, T]. A row's x depends on the row alone, up to rounding.
+
+    A thread computes whole batches: no x depends on their number, and a forked child misses none.
+    """
+
+    TOKENS: ClassVar[int] = 1024  # of a batch, with its pads
+
+    @classmethod
+    def open(
+        cls,
+        section: TransformerSection,
+        folder: Path,
+        map_file: Callable[[str], Mapped],
+        vocabulary: int,
+        features: int,
+        dense: int,
+        device: str,
+    ) -> "ServedByOnnx":
+        """Open what `write_onnx` wrote. Raises ValueError for another graph."""
+        graph, _ = map_file(FILE), map_file(WEIGHTS)
+        return cls(section, graph.path)
+
+    def __init__(self, section: TransformerSection, path: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = _QUIET
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._section = section
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        found = [each.name for each in inputs], [(each.name, each.shape[-1:]) for each in outputs]
+        if found != (INPUTS, [(OUTPUT, [section.dimension])]):
+            raise ValueError(f"{Path(path).name}: a graph of {found[0]} and {found[1]}")
+
+    def embed(self, inputs: Inputs) -> np.ndarray:
+        """Return x float32 [B, D]."""
+        assert inputs.tokens is not None, "a transformer reads tokens"
+        tokens, most = inputs.tokens, self._section.max_tokens
+        x = np.empty((tokens.rows, self._section.dimension), np.float32)
+
+        def work(rows: np.ndarray) -> None:
+            part = tokens.take(rows)
+            ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
+            ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
+            fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
+            x[rows] = self._session.run(None, fed)[0]
+
+        in_threads(work, [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)])
+        return x
+
+
+class ServedByOnnxInt8(ServedByOnnx):
+    """Numbers within the graph are rounded by the greatest of a batch: a row is one by itself, so that x is its own."""
+
+    TOKENS = 1

@@ -1,0 +1,57 @@
+"""A transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; in int8 as an option."""
+
+import contextlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainer.encoders.served_by_onnx import FILE, INPUTS, OUTPUT
+from trainer.encoders.transformer_encoder import PaddedInputs, TransformerEncoder
+
+
+class _Graph(nn.Module):
+    def __init__(self, encoder: TransformerEncoder) -> None:
+        super().__init__()
+        self._encoder, self.parameters_of = encoder, encoder._modules
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self._encoder.encode(PaddedInputs(input_ids, attention_mask.bool()))
+
+
+def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
+    """Write the graph of an encoder on the CPU, and its tensors beside it, to `folder`."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # Two tensors, for one would be one input; and no size of 0 or 1, which a graph may take for a constant.
+    example = torch.ones((2, 3), dtype=torch.int64), torch.ones((2, 3), dtype=torch.int64)
+    with _quiet(), tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
+        free = torch.export.Dim.DYNAMIC
+        traced = torch.export.export(_Graph(encoder), example, dynamic_shapes=({0: free, 1: free},) * 2, strict=False)
+        program = torch.onnx.export(traced, input_names=INPUTS, output_names=[OUTPUT], dynamo=True, verbose=False)
+        assert program is not None
+        for node in program.model.graph:
+            node.metadata_props.clear()  # lines of code, with their places on this machine
+        whole = (Path(scratch) if int8 else folder) / FILE
+        program.save(whole, external_data=True)
+        if int8:
+            # Seven bits of weights: with eight, sums overflow on processors without VNNI.
+            options = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": True}
+            quantize_dynamic(whole, folder / FILE, use_external_data_format=True, **options)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what libraries say of their own parts: warnings, and what is logged below an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,106 @@
+"""Form of an export's encoder: files of its own kind, or an ONNX graph, compared with these on rows of the data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas import PAD
+from schemas.errors import InputError, MissingExtra
+from schemas.mapped import Mapped
+from schemas.ragged import Ragged
+from search.nearest import CPU
+from trainer.encoders.served import ServedByTorch
+from trainer.export.exported import Embeds, Serving
+from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection, import_name
+
+AUTO_FORM = "auto"
+_INT8 = "onnx-int8"
+_BROUGHT_BY = {"onnxruntime": "onnx", "onnxscript": "trainer"}
+_FURTHEST = 1e-4  # of the largest number of x, between float32 and float32
+_LEAST_COSINE = 0.9  # of int8 with float32, in the mean
+_LEAST = 1e-12  # that is divided by
+_DEPTH = 5  # labels of a query that are compared
+
+
+def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any] | None) -> str | None:
+    """Return the form of the encoder where it is not its kind's first; auto: as the options of the `earlier` export.
+
+    Raises InputError: a form that the kind does not have, or that needs what is not installed.
+    """
+    first, *others = section.SERVED_BY
+    form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
+    if form not in (None, first, *others) or (stated != AUTO_FORM and not others):
+        raise InputError(
+            f"--form {stated}: an encoder of kind {section.kind!r} has the form {', '.join(section.SERVED_BY)} alone. "
+            "Leave --form out."
+        )
+    if form not in others:
+        return None
+    for module, extra in _BROUGHT_BY.items():
+        if find_spec(module) is None:
+            raise MissingExtra(f"--form {form} needs {module}", extra)
+    return form
+
+
+@dataclass(frozen=True)
+class Formed:
+    """An encoder in a `form` at `folder`, and PyTorch's `plain` one, both open, in float32 on the CPU; `rows` of data.
+
+    `apart`: the largest difference of their x on these rows, as a share of the largest number; the mean cosine.
+    """
+
+    folder: Path
+    served: Embeds
+    plain: Embeds
+    rows: Inputs
+    apart: dict[str, float]
+
+    @classmethod
+    def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "Formed":
+        """Write the encoder at `source`, as `Encoder.write` made it, beside it.
+
+        Raises InputError for a model that does not become a graph, or whose graph does not give PyTorch's x.
+        """
+        from trainer.encoders.write_onnx import write_onnx
+
+        folder = source.with_name(f"{source.name}-{form}")
+        folder.mkdir()
+        exact = section.at_folder(str(source)).model_copy(update={"precision": "float32", "compile": False})
+        encoder = exact.build(0, 0)
+        encoder.load(source)
+        try:
+            write_onnx(encoder, folder, form == _INT8)
+        except Exception as error:  # of any part of PyTorch's exporter
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+            raise InputError(f"--form {form}: no graph of this model: {reason}. Leave --form out.") from error
+        opened = import_name(section.SERVED_BY[form])
+        served = opened.open(section, folder, lambda name: Mapped(str(folder / name)), 0, 0, 0, CPU)
+        plain = ServedByTorch(encoder)
+        return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
+
+    def compare(self, serving: Serving) -> dict[str, float]:
+        """Return what `apart` says, and how often `serving` ranks labels as with PyTorch's encoder."""
+        ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
+        shared = Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum())
+        best = float(np.mean(ids[:, 0] == plain[:, 0])) if len(ids) else 1.0
+        return {"queries": len(ids), **self.apart, "same_best": best, f"same_of_{_DEPTH}": float(shared)}
+
+
+def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Return how far x [B, D] of a form are from PyTorch's y. Raises InputError where that is too far."""
+    difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
+    lengths = np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
+    cosine = float(np.mean((x * y).sum(1) / lengths)) if len(x) else 1.0
+    is_near = cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST
+    if not is_near:
+        expected = f"a cosine of {_LEAST_COSINE:g}" if form == _INT8 else f"a difference of {_FURTHEST:g} at most"
+        raise InputError(
+            f"--form {form}: on {len(x):,} rows of the data x is not PyTorch's: its mean cosine is {cosine:.4f}, the "
+            f"largest difference {difference:.1g} of the largest number. Expected {expected}. Leave --form out."
+        )
+    return {"difference": difference, "cosine": cosine}
