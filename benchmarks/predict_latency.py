@@ -1,20 +1,23 @@
 """Milliseconds per query on one core, exact and by an index; or start, latency and memory of an export.
 
     python -m benchmarks.predict_latency [--quick] [--index FACTORY]
-    python -m benchmarks.predict_latency --export EXPORT --texts FILE [--before CHECKOUT]
+    python -m benchmarks.predict_latency --export EXPORT [EXPORT...] --texts FILE [--before CHECKOUT]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
 nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
 `benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
 
-Of an export, `extremis.load(EXPORT).predict` is measured in fresh processes on one core, in turns with another checkout
-of the project: processor seconds of import, `load` and the first prediction, milliseconds of the lines of FILE one by
-one, of a text among 1,000, and memory. The texts' median and p99 are of the clock, so an idle machine is needed;
-least and processor milliseconds bear others better.
+Of an export, `extremis.load(EXPORT).predict` is measured in fresh processes on one core, in turns with other exports,
+and with another checkout of the project: processor seconds of import, `load` and the first prediction, milliseconds of
+the lines of FILE one by one, of a text among 1,000, and memory; of an ONNX graph also those of the tokenizer and
+onnxruntime alone. The texts' median and p99 are of the clock, so an idle machine is needed; least and processor
+milliseconds bear others better. `apart` compares with the first line: the largest difference of the scores of labels
+that are among the best 10 of both, and the share of texts that have the same best label.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -56,12 +59,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="262,144 labels")
     parser.add_argument("--index", default="auto", help="a Faiss factory string, such as HNSW32")
-    parser.add_argument("--export", help="measure this export")
+    parser.add_argument("--export", nargs="+", help="measure these exports")
     parser.add_argument("--texts", help="a text a line, for --export")
     parser.add_argument("--before", help="another checkout, for --export")
     arguments = parser.parse_args()
     if arguments.export:
-        of_export(arguments.export, arguments.texts, [arguments.before or "", os.getcwd()])
+        of_exports(arguments.export, arguments.texts, [arguments.before or "", os.getcwd()])
         return
     labels = LABELS[arguments.quick]
     vectors, queries = clustered(labels)
@@ -104,7 +107,7 @@ def main() -> None:
 
 
 _PROCESS = """
-import json, resource, sys, time
+import json, os, sys, time
 began = time.process_time()
 import extremis
 model = extremis.load(sys.argv[1], threads=1)
@@ -121,26 +124,43 @@ for text in texts:
     clock.append(1000 * (time.perf_counter() - started[0]))
     processor.append(1000 * (time.thread_time() - started[1]))
 many = time.process_time()
-model.predict(texts, k=10)
+predicted = model.predict(texts, k=10)
 many = 1000 * (time.process_time() - many) / len(texts)
 memory = {line.split()[0][:-1]: int(line.split()[1]) >> 10 for line in open("/proc/self/smaps_rollup") if "kB" in line}
-clock.sort(), processor.sort()
+bare, graph = [], os.path.join(sys.argv[1], "encoder", "model.onnx")
+if os.path.exists(graph):
+    import onnxruntime
+    from tokenizers import Tokenizer
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    tokenizer = Tokenizer.from_file(os.path.join(sys.argv[1], "encoder", "tokenizer.json"))
+    for text in texts:
+        started = time.perf_counter()
+        ids = tokenizer.encode(text).ids[:model._exported.table.parameters["max_tokens"]]
+        session.run(None, {"input_ids": [ids], "attention_mask": [[1] * len(ids)]})
+        bare.append(1000 * (time.perf_counter() - started))
+clock.sort(), processor.sort(), bare.sort()
 print(json.dumps({
     "load_processor_seconds": round(loaded - began, 3), "first_processor_seconds": round(first - loaded, 3),
     "least_ms": round(clock[0], 3), "p50_ms": round(clock[len(clock) // 2], 3),
     "p99_ms": round(clock[len(clock) * 99 // 100], 3),
     "p50_processor_ms": round(processor[len(processor) // 2], 3), "processor_ms_of_many": round(many, 3),
     "rss_mib": memory["Rss"], "of_files_mib": memory["Rss"] - memory["Anonymous"],
+    **({"bare_p50_ms": round(bare[len(bare) // 2], 3), "bare_p99_ms": round(bare[len(bare) * 99 // 100], 3)}
+       if bare else {}),
+    "scores": [{label.key: label.score for label in each.labels} for each in predicted],
 }))
 """
 
 
-def of_export(export: str, texts: str, checkouts: list[str]) -> None:
-    """Print a line a round and checkout."""
-    core = {min(os.sched_getaffinity(0))}
+def of_exports(exports: list[str], texts: str, checkouts: list[str]) -> None:
+    """Print a line a round, checkout and export."""
+    core, first = {min(os.sched_getaffinity(0))}, None
     for _ in range(_ROUNDS):
-        for checkout in filter(None, checkouts):
-            variables = {**os.environ, "PYTHONPATH": os.path.abspath(checkout), "OMP_NUM_THREADS": "1"}
+        for checkout, export in itertools.product(filter(None, checkouts), exports):
+            paths = os.pathsep.join([os.path.abspath(checkout), os.environ.get("PYTHONPATH", "")])
+            variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-c", _PROCESS, os.path.abspath(export), os.path.abspath(texts)]
             done = subprocess.run(
                 command,
@@ -150,7 +170,19 @@ def of_export(export: str, texts: str, checkouts: list[str]) -> None:
                 check=True,
                 preexec_fn=lambda: os.sched_setaffinity(0, core),
             )
-            print(os.path.basename(os.path.abspath(checkout)), json.dumps(json.loads(done.stdout)))
+            figures = json.loads(done.stdout)
+            found = figures.pop("scores")
+            first = first or found
+            figures["apart"] = apart(found, first)
+            print(*(os.path.basename(os.path.abspath(place)) for place in (checkout, export)), json.dumps(figures))
+
+
+def apart(found: list[dict[str, float]], first: list[dict[str, float]]) -> dict[str, float]:
+    """Compare the best labels of texts with those of others: the largest difference of scores, equal best labels."""
+    pairs = [*zip(found, first, strict=True)]
+    differences = [abs(ours[key] - theirs[key]) for ours, theirs in pairs for key in ours.keys() & theirs]
+    same = [next(iter(ours)) == next(iter(theirs)) for ours, theirs in pairs]
+    return {"largest_difference": max(differences), "same_best": round(sum(same) / len(same), 4)}
 
 
 def clustered(labels: int) -> tuple[Vectors, np.ndarray]:

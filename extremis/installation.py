@@ -10,7 +10,16 @@ OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
 # Modules that only extras bring, by the extra that has the least beside.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
-    "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
+    "trainer": (
+        "numba",
+        "onnxscript",
+        "prometheus_client",
+        "safetensors",
+        "scipy",
+        "tensorboard",
+        "torch",
+        "transformers",
+    ),
     "onnx": ("onnxruntime",),
     "report": ("jinja2", "plotly"),
     "fusion": ("sklearn",),

@@ -127,10 +127,19 @@ def sealed_again(folder: Path, name: str) -> Change:
     start, content = FILES[name]
 
     def alter(body: dict[str, Any]) -> None:
-        entry = next(entry for entry in body["shards"] if entry["path"].startswith(start))
-        path = folder / "export" / entry["path"]
-        data = content if isinstance(content, bytes) else content(path.read_bytes())
-        path.write_bytes(data)
+        path = next(entry["path"] for entry in body["shards"] if entry["path"].startswith(start))
+        place = folder / "export" / path
+        place.write_bytes(content if isinstance(content, bytes) else content(place.read_bytes()))
+        sealed(folder / "export", path)(body)
+
+    return alter
+
+
+def sealed(export: Path, path: str) -> Change:
+    """State a file as it is by now."""
+
+    def alter(body: dict[str, Any]) -> None:
+        entry, data = next(each for each in body["shards"] if each["path"] == path), (export / path).read_bytes()
         entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), checksums=None)
 
     return alter

@@ -165,7 +165,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     if agreement:
         say(
             f"form {options.form}: on {agreement['queries']:,} queries x differs from PyTorch's by at most "
-            f"{agreement['difference']:.1g} of its largest number; {agreement['same_best']:.1%} have the same best label"
+            f"{agreement['difference']:.1g} of its largest number; {agreement['same_best']:.1%} have one best label"
         )
     if serving.fused is not None and serving.fused.scorers.memory is not None:
         written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
@@ -281,8 +281,12 @@ def _compared_rows(plan: _Plan, model: Model) -> Inputs:
     """Read some rows of the thresholds' split, else of what was held out, else of those trained on."""
     split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
     table, part = open_split(plan.data, split, plan.recipe.data)
-    rows = [group.slice(0, _COMPARED) for group in itertools.islice(part.batches(table, model.columns), 1)]
-    return Inputs.of(rows[0]) if rows else Inputs(Ragged.empty(0))
+    tokens = Ragged.empty(0)
+    for group in part.batches(table, model.columns):
+        tokens = Ragged.join([tokens, list_column(group.slice(0, _COMPARED - tokens.rows), "input_ids")])
+        if tokens.rows == _COMPARED:
+            break
+    return Inputs(tokens)
 
 
 def _rows_to_score(

@@ -32,9 +32,9 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
     Raises InputError: a form that the kind does not have, or that needs what is not installed.
     """
-    first, *others = section.SERVED_BY
+    _, *others = section.SERVED_BY
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
-    if form not in (None, first, *others) or (stated != AUTO_FORM and not others):
+    if stated != AUTO_FORM and stated not in (others and section.SERVED_BY):
         raise InputError(
             f"--form {stated}: an encoder of kind {section.kind!r} has the form {', '.join(section.SERVED_BY)} alone. "
             "Leave --form out."
@@ -75,8 +75,9 @@ class Formed:
         encoder.load(source)
         try:
             write_onnx(encoder, folder, form == _INT8)
-        except Exception as error:  # of any part of PyTorch's exporter
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+        except Exception as error:  # of any part of PyTorch's exporter, which names a cause behind some advice
+            cause = error.__cause__ or error
+            reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
             raise InputError(f"--form {form}: no graph of this model: {reason}. Leave --form out.") from error
         opened = import_name(section.SERVED_BY[form])
         served = opened.open(section, folder, lambda name: Mapped(str(folder / name)), 0, 0, 0, CPU)

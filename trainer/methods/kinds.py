@@ -105,7 +105,7 @@ class EncoderSection(KindSection):
     PLACE = "encoder.kind"
     KINDS = ENCODERS
     # By the form of an export, the default first: a class whose `open` takes the encoder's files.
-    SERVED_BY: ClassVar[Mapping[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
+    SERVED_BY: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
     # Options that may differ between an encoder and the one whose parameters it takes.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 
