@@ -10,17 +10,7 @@ OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
 # Modules that only extras bring, by the extra that has the least beside.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
-    "trainer": (
-        "numba",
-        "onnxscript",
-        "prometheus_client",
-        "safetensors",
-        "scipy",
-        "tensorboard",
-        "torch",
-        "transformers",
-    ),
-    "onnx": ("onnxruntime",),
+    "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
     "report": ("jinja2", "plotly"),
     "fusion": ("sklearn",),
     "wandb": ("wandb",),

@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,9 @@ class Mapped:
         """Return whether the file was written to since it was mapped."""
         now = stamp(self.path)
         return now[0] == self._stamp[0] and now != self._stamp
+
+
+MapFile = Callable[[str], Mapped]  # by its name in a folder
 
 
 def map_tensors(file: Mapped) -> dict[str, np.ndarray]:

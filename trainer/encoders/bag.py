@@ -1,7 +1,6 @@
 """A bag of embeddings without PyTorch: its options, what it reads of a row, and x as an export computes it."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,14 +8,14 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from schemas.errors import TableError
-from schemas.mapped import Mapped, map_tensors
+from schemas.mapped import MapFile, Mapped, map_tensors
 from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from trainer.encoders.features import count_ngrams, join_rows, normalize_rows, scale_features
 from trainer.input_kinds import PARTS, reads
 from trainer.inputs import Inputs
 from trainer.methods import rules
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import EncoderSection, Sizes
 from trainer.methods.rules import FromData
 
 WEIGHTS = "model.safetensors"
@@ -144,18 +143,9 @@ class ServedBag:
     """
 
     @classmethod
-    def open(
-        cls,
-        section: BagSection,
-        folder: Path,
-        map_file: Callable[[str], Mapped],
-        vocabulary: int,
-        features: int,
-        dense: int,
-        device: str,
-    ) -> "ServedBag":
+    def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "ServedBag":
         """Open what `Encoder.write` wrote. Raises ValueError for a file of another bag."""
-        return cls(section, map_file(WEIGHTS), vocabulary, features, dense)
+        return cls(section, map_file(WEIGHTS), *sizes)
 
     def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:
         self._config, self._read = config, BagFeatures(config, vocabulary, features, dense)

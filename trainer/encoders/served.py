@@ -1,17 +1,16 @@
 """An encoder of an export by PyTorch, where nothing lighter computes it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from schemas.mapped import Mapped
+from schemas.mapped import MapFile
 from trainer.device import open_device
 from trainer.encoders.base import Encoder
 from trainer.input_kinds import reads
 from trainer.inputs import Inputs
-from trainer.methods.kinds import EncoderSection
+from trainer.methods.kinds import EncoderSection, Sizes
 
 
 class ServedByTorch:
@@ -22,16 +21,10 @@ class ServedByTorch:
 
     @classmethod
     def open(
-        cls,
-        section: EncoderSection,
-        folder: Path,
-        map_file: Callable[[str], Mapped],
-        vocabulary: int,
-        features: int,
-        dense: int,
-        device: str,
+        cls, section: EncoderSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str
     ) -> "ServedByTorch":
         """Open what `Encoder.write` wrote to `folder`. Raises InputError: no such device."""
+        vocabulary, features, dense = sizes
         read = {"dense": dense} if "dense" in reads(section.inputs) else {}
         encoder: Encoder = section.at_folder(str(folder)).build(vocabulary, 0, features, **read)
         encoder.load(folder)

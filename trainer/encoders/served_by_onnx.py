@@ -1,23 +1,20 @@
 """A transformer of an export by onnxruntime, without PyTorch: token ids in, x out."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime
 
 from schemas import PAD
-from schemas.mapped import Mapped
+from schemas.mapped import MapFile
 from schemas.ragged import batches_by_length
 from trainer.encoders.transformer import TransformerSection
 from trainer.inputs import Inputs
-from trainer.rows.threads import in_threads
+from trainer.rows.threads import PARTS, in_parts
 
 FILE = "model.onnx"
-WEIGHTS = f"{FILE}.data"  # onnxruntime maps the tensors that lie there, so that processes share them
 INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # names that Optimum gives them
-_QUIET = 3  # errors alone: warnings are of how a graph was optimized
 
 
 class ServedByOnnx:
@@ -29,30 +26,21 @@ class ServedByOnnx:
     TOKENS: ClassVar[int] = 1024  # of a batch, with its pads
 
     @classmethod
-    def open(
-        cls,
-        section: TransformerSection,
-        folder: Path,
-        map_file: Callable[[str], Mapped],
-        vocabulary: int,
-        features: int,
-        dense: int,
-        device: str,
-    ) -> "ServedByOnnx":
+    def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":
         """Open what `write_onnx` wrote. Raises ValueError for another graph."""
-        graph, _ = map_file(FILE), map_file(WEIGHTS)
-        return cls(section, graph.path)
+        map_file(f"{FILE}.data")  # tensors, which onnxruntime maps by itself: processes share them
+        return cls(section, map_file(FILE).path)
 
     def __init__(self, section: TransformerSection, path: str) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = _QUIET
+        options.log_severity_level = 3  # errors: warnings are of how a graph was optimized
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._section = section
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        found = [each.name for each in inputs], [(each.name, each.shape[-1:]) for each in outputs]
-        if found != (INPUTS, [(OUTPUT, [section.dimension])]):
-            raise ValueError(f"{Path(path).name}: a graph of {found[0]} and {found[1]}")
+        inputs = [each.name for each in self._session.get_inputs()]
+        outputs = {each.name: each.shape[-1:] for each in self._session.get_outputs()}
+        if (inputs, outputs) != (INPUTS, {OUTPUT: [section.dimension]}):
+            raise ValueError(f"{FILE}: a graph of {inputs} to {outputs}")
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Return x float32 [B, D]."""
@@ -67,7 +55,8 @@ class ServedByOnnx:
             fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
             x[rows] = self._session.run(None, fed)[0]
 
-        in_threads(work, [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)])
+        batches = [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)]
+        in_parts(lambda part, *_: [work(rows) for rows in batches[part::PARTS]], len(batches), alone=2)
         return x
 
 

@@ -2,9 +2,7 @@
 
 import contextlib
 import logging
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,29 +27,21 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
 
     # Two tensors, for one would be one input; and no size of 0 or 1, which a graph may take for a constant.
     example = torch.ones((2, 3), dtype=torch.int64), torch.ones((2, 3), dtype=torch.int64)
-    with _quiet(), tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
+    with contextlib.ExitStack() as stack:
+        # Libraries tell of parts that they lack, and advise their callers.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
         free = torch.export.Dim.DYNAMIC
         traced = torch.export.export(_Graph(encoder), example, dynamic_shapes=({0: free, 1: free},) * 2, strict=False)
         program = torch.onnx.export(traced, input_names=INPUTS, output_names=[OUTPUT], dynamo=True, verbose=False)
         assert program is not None
         for node in program.model.graph:
             node.metadata_props.clear()  # lines of code, with their places on this machine
-        whole = (Path(scratch) if int8 else folder) / FILE
-        program.save(whole, external_data=True)
-        if int8:
+        if not int8:
+            program.save(folder / FILE, external_data=True)
+        else:
             # Seven bits of weights: with eight, sums overflow on processors without VNNI.
             options = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": True}
-            quantize_dynamic(whole, folder / FILE, use_external_data_format=True, **options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what libraries say of their own parts: warnings, and what is logged below an error."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+            quantize_dynamic(program.model_proto, folder / FILE, use_external_data_format=True, **options)

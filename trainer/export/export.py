@@ -51,7 +51,7 @@ from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_enco
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
-_COMPARED = 256  # queries, of a form with PyTorch's own
+_COMPARED, _GROUPS = 256, 16  # queries, of a form with PyTorch's own; row groups that they are looked for in
 _KEYS = 1 << 14  # of training points, in a row group
 _TOKENS = 128  # of a text, where neither the data nor the encoder says
 
@@ -158,15 +158,10 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         shards += write_label_files(layout, url, plan.earlier)
         target = Target(url, options.dtype, Path(scratch), plan.earlier)
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
-        written, serving = _write_serving(model, formed, layout, checkpoint.labels, rows_of, plan.fusion, target)
+        written, serving = _write_serving(plan, model, formed, rows_of, target)
         index_shards, index = _write_index(plan, serving, url)
         thresholds = _measure_thresholds(plan, serving, say)
-        agreement = formed[0].compare(serving) if formed else {}
-    if agreement:
-        say(
-            f"form {options.form}: on {agreement['queries']:,} queries x differs from PyTorch's by at most "
-            f"{agreement['difference']:.1g} of its largest number; {agreement['same_best']:.1%} have one best label"
-        )
+        agreement = formed[0].compare(serving, say) if formed else {}
     if serving.fused is not None and serving.fused.scorers.memory is not None:
         written.append(_write_keys(layout, recipe.data, len(serving.fused.scorers.memory.vectors), url))
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
@@ -254,14 +249,12 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
     return stored
 
 
-def _write_encoders(
-    plan: _Plan, model: Model, tokens: int, scratch: Path, url: str
-) -> tuple[list[Shard], list[Formed]]:
+def _write_encoders(plan: _Plan, model: Model, tokens: int, place: Path, url: str) -> tuple[list[Shard], list[Formed]]:
     """Write the folder of each encoder at `url`, with the tokenizer's files; return those that have another form."""
     data, form = plan.data, plan.options.form
     shards, formed = list[Shard](), list[Formed]()
     for name, encoder in model.encoders.items():
-        folder = scratch / name
+        folder = place / name
         folder.mkdir()
         encoder.write(folder, tokens)
         if form is not None:
@@ -281,12 +274,9 @@ def _compared_rows(plan: _Plan, model: Model) -> Inputs:
     """Read some rows of the thresholds' split, else of what was held out, else of those trained on."""
     split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
     table, part = open_split(plan.data, split, plan.recipe.data)
-    tokens = Ragged.empty(0)
-    for group in part.batches(table, model.columns):
-        tokens = Ragged.join([tokens, list_column(group.slice(0, _COMPARED - tokens.rows), "input_ids")])
-        if tokens.rows == _COMPARED:
-            break
-    return Inputs(tokens)
+    groups = [*itertools.islice(part.batches(table, model.columns), _GROUPS)]
+    rows = pa.concat_tables(groups).slice(0, _COMPARED).combine_chunks() if groups else None
+    return Inputs(Ragged.empty(0)) if rows is None else Inputs.of(rows)
 
 
 def _rows_to_score(
@@ -311,15 +301,10 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    model: Model,
-    formed: list[Formed],
-    data: DataLayout,
-    labels: int,
-    rows_of: RowsOf,
-    fusion: RunFusion | None,
-    target: Target,
+    plan: _Plan, model: Model, formed: list[Formed], rows_of: RowsOf, target: Target
 ) -> tuple[list[Shard], Serving]:
-    """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
+    """Write the vectors, and with a fusion what it reads beside them; open them for exact search."""
+    data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
     if fusion is None:

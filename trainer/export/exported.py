@@ -184,7 +184,13 @@ class Exported:
     def _open(cls, url: str, exact: bool, device: str) -> "Exported":
         table = Table.open(url, KIND)
         with _naming_damage(url):
-            encoder, served = cls._encoder_of(table)
+            try:
+                encoder = restore_encoder(table.parameters["recipe"], url)
+                form = table.parameters["options"].get("form", next(iter(encoder.SERVED_BY)))
+                served = import_name(encoder.SERVED_BY[form])
+            except ImportError as error:
+                extra = "onnx" if error.name == "onnxruntime" else "trainer"
+                raise MissingExtra(f"{url}: its encoder is computed by {error.name}", extra) from None
             require_needed(table)
             files = Files(table)
             serving = cls._open_serving(files, encoder, served, exact, device)
@@ -195,23 +201,12 @@ class Exported:
         return cls(table, files, serving, calibration)
 
     @staticmethod
-    def _encoder_of(table: Table) -> tuple[EncoderSection, Any]:
-        """Return the options of the encoder, and the class that opens its files. Raises MissingExtra, InputError."""
-        try:
-            section = restore_encoder(table.parameters["recipe"], table.url)
-            form = table.parameters["options"].get("form", next(iter(section.SERVED_BY)))
-            return section, import_name(section.SERVED_BY[form])
-        except ImportError as error:
-            extra = "onnx" if error.name == "onnxruntime" else "trainer"
-            raise MissingExtra(f"{table.url}: its encoder is computed by {error.name}", extra) from None
-
-    @staticmethod
     def _open_serving(files: Files, section: EncoderSection, served: Any, exact: bool, device: str) -> Serving:
         table, folder, facts = files.table, files.folder, files.table.parameters
         vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)], device) for part in (VECTORS, TEXTS))
         files.check_all()
         sizes = facts["vocabulary"], facts["features"], facts.get(DENSE) or 0
-        encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), *sizes, device)
+        encoder = served.open(section, folder / ENCODER, lambda name: files.map(f"{ENCODER}/{name}"), sizes, device)
         width = section.dimension + bool(facts["bias"])
         if vectors.shape != (table.rows, facts["dimension"]) or width != facts["dimension"]:
             raise ValueError(f"vectors of shape {vectors.shape}")

@@ -1,6 +1,6 @@
 """Form of an export's encoder: files of its own kind, or an ONNX graph, compared with these on rows of the data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,6 @@ from schemas import PAD
 from schemas.errors import InputError, MissingExtra
 from schemas.mapped import Mapped
 from schemas.ragged import Ragged
-from search.nearest import CPU
 from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Embeds, Serving
 from trainer.inputs import Inputs
@@ -32,19 +31,16 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
     Raises InputError: a form that the kind does not have, or that needs what is not installed.
     """
-    _, *others = section.SERVED_BY
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
-    if stated != AUTO_FORM and stated not in (others and section.SERVED_BY):
+    first, *others = section.SERVED_BY
+    if stated != AUTO_FORM and not (others and stated in section.SERVED_BY):
         raise InputError(
-            f"--form {stated}: an encoder of kind {section.kind!r} has the form {', '.join(section.SERVED_BY)} alone. "
-            "Leave --form out."
+            f"--form {stated}: encoder.kind = {section.kind!r} has the form {first} alone. Leave --form out."
         )
-    if form not in others:
-        return None
-    for module, extra in _BROUGHT_BY.items():
+    for module, extra in _BROUGHT_BY.items() if form in others else ():
         if find_spec(module) is None:
             raise MissingExtra(f"--form {form} needs {module}", extra)
-    return form
+    return form if form in others else None
 
 
 @dataclass(frozen=True)
@@ -79,26 +75,26 @@ class Formed:
             cause = error.__cause__ or error
             reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
             raise InputError(f"--form {form}: no graph of this model: {reason}. Leave --form out.") from error
-        opened = import_name(section.SERVED_BY[form])
-        served = opened.open(section, folder, lambda name: Mapped(str(folder / name)), 0, 0, 0, CPU)
+        served = import_name(section.SERVED_BY[form]).open(section, folder, lambda name: Mapped(str(folder / name)))
         plain = ServedByTorch(encoder)
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
-    def compare(self, serving: Serving) -> dict[str, float]:
+    def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
         """Return what `apart` says, and how often `serving` ranks labels as with PyTorch's encoder."""
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
-        shared = Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum())
-        best = float(np.mean(ids[:, 0] == plain[:, 0])) if len(ids) else 1.0
-        return {"queries": len(ids), **self.apart, "same_best": best, f"same_of_{_DEPTH}": float(shared)}
+        shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
+        best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
+        far = f"x differs from PyTorch's by at most {self.apart['difference']:.1g} of its largest number"
+        say(f"of {len(ids):,} queries {best:.1%} have the best label that they have by PyTorch; {far}")
+        return {"queries": len(ids), **self.apart, "same_best": best, f"same_of_{_DEPTH}": shared}
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Return how far x [B, D] of a form are from PyTorch's y. Raises InputError where that is too far."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
-    lengths = np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
-    cosine = float(np.mean((x * y).sum(1) / lengths)) if len(x) else 1.0
-    is_near = cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST
-    if not is_near:
+    cosines = (x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
+    cosine = float(cosines.sum() / max(1, len(x)))
+    if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):
         expected = f"a cosine of {_LEAST_COSINE:g}" if form == _INT8 else f"a difference of {_FURTHEST:g} at most"
         raise InputError(
             f"--form {form}: on {len(x):,} rows of the data x is not PyTorch's: its mean cosine is {cosine:.4f}, the "

@@ -25,6 +25,7 @@ LOSSES = {
     "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # 6
     "triplet": "trainer.losses.triplet:Triplet",
 }
+Sizes = tuple[int, int, int]  # of the vocabulary, the sparse features, and a dense vector
 
 
 def import_name(place: str) -> Any:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,7 +16,6 @@ from schemas.forking import one_thread_in_children
 
 PARTS = 8  # of one loop: a fixed number, so that sums of parts do not depend on the number of threads
 _ALONE = 2048  # rows for which a second thread costs more than it does
-Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
@@ -39,16 +38,9 @@ def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _A
     Fewer than `alone` rows take one thread. `work` gives up the interpreter's lock, as compiled loops do.
     """
     calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
-    if rows < alone:
+    if rows < alone or (threads := _count()) == 1:
         return list(itertools.starmap(work, calls))
-    return in_threads(lambda call: work(*call), calls)
-
-
-def in_threads(work: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-    """Return `work` of each piece, on as many threads as torch or Faiss has."""
-    if len(pieces) == 1 or (threads := _count()) == 1:
-        return [work(piece) for piece in pieces]
-    return list(_threads(threads).map(work, pieces))
+    return list(_threads(threads).map(work, *zip(*calls, strict=True)))
 
 
 def _count() -> int:
