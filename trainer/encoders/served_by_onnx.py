@@ -47,16 +47,17 @@ class ServedByOnnx:
         assert inputs.tokens is not None, "a transformer reads tokens"
         tokens, most = inputs.tokens, self._section.max_tokens
         x = np.empty((tokens.rows, self._section.dimension), np.float32)
-
-        def work(rows: np.ndarray) -> None:
-            part = tokens.take(rows)
-            ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
-            ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
-            fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
-            x[rows] = self._session.run(None, fed)[0]
-
         batches = [*batches_by_length(np.minimum(tokens.counts, most), self.TOKENS)]
-        in_parts(lambda part, *_: [work(rows) for rows in batches[part::PARTS]], len(batches), alone=2)
+
+        def work(number: int, *_: int) -> None:
+            for rows in batches[number::PARTS]:
+                part = tokens.take(rows)
+                ids = part.padded()[:, :most] if part.longest else np.full((len(rows), 1), PAD)
+                ids[:, 0] = np.maximum(ids[:, 0], 0)  # an empty row attends to one pad
+                fed = dict(zip(INPUTS, (np.maximum(ids, 0), (ids != PAD).astype(np.int64)), strict=True))
+                x[rows] = self._session.run(None, fed)[0]
+
+        in_parts(work, len(batches), alone=2)
         return x
 
 
