@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,15 @@ def extremis(
 
 def call(*arguments: str | Path) -> Done:
     """`extremis ARGUMENTS` in this process, which has imported already what it needs."""
+    return captured(lambda: main([str(argument) for argument in arguments]))
+
+
+def captured(program: Callable[[], object]) -> Done:
+    """Run a program in this process to its end, or its SystemExit."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main([str(argument) for argument in arguments])
+            program()
             status = 0
         except SystemExit as end:
             status = int(end.code or 0)

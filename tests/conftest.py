@@ -3,14 +3,16 @@
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.command import MINED, PROCESSES, call, extremis, sets
+from tests.command import MINED, PROCESSES, call, sets
 from tests.faults import Proxy
+from tests.forks import extremis
 from tests.pipelines.raw import write_tate
 
 if TYPE_CHECKING:
@@ -50,6 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_memory() -> Iterator[None]:
+    """Empty `memory://` after each module: what fsspec finds in it takes as long as it is full."""
+    yield
+    if (memory := sys.modules.get("fsspec.implementations.memory")) is not None:
+        memory.MemoryFileSystem.store.clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,20 @@
-"""Processes: those of a session or with a word in them that are alive, and waiting for their end."""
+"""Processes: where they are forked, which are alive of a session or with a word in them, and waiting for their end."""
 
 import contextlib
+import multiprocessing
 import threading
 import time
 from pathlib import Path
+
+# Processes are forked from one that has imported once what commands and ranks need, and has computed nothing. PyTorch
+# imports the last two by itself, with the first gradient and the first optimizer.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    [
+        *("extremis.cli", "pipelines.shard", "trainer.loop", "trainer.evaluation.evaluate", "trainer.export.export"),
+        *("tests.forks", "tests.ranks", "pandas", "torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
+    ]
+)
 
 
 def alive(session: int) -> list[int]:

@@ -1,7 +1,6 @@
 """One function on several ranks of this machine: processes joined as under torchrun."""
 
 import contextlib
-import multiprocessing
 import os
 import random
 import socket
@@ -12,11 +11,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.command import ROOT, environment
+from tests.processes import FORKED
 from trainer.group import Group, RankLostError
-
-_context = multiprocessing.get_context("forkserver")
-# Imported once; the ranks are forked from a process that has imported and computed nothing.
-_context.set_forkserver_preload(["trainer.loop", "trainer.evaluation.evaluate", "tests.ranks"])
 
 
 def on_ranks(ranks: int, action: Callable[..., Any], *arguments: Any, killed: Collection[int] = ()) -> list[Any]:
@@ -27,9 +23,9 @@ def on_ranks(ranks: int, action: Callable[..., Any], *arguments: Any, killed: Co
     port = free_port()
     pipes, processes = [], []
     for rank in range(ranks):
-        parent_end, child_end = _context.Pipe()
+        parent_end, child_end = FORKED.Pipe()
         # Daemons end with this process.
-        process = _context.Process(target=_work, args=(child_end, rank, ranks, port, action, arguments), daemon=True)
+        process = FORKED.Process(target=_work, args=(child_end, rank, ranks, port, action, arguments), daemon=True)
         process.start()
         child_end.close()
         pipes.append(parent_end)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,9 @@ def _link(source: Path, target: Path, changed: Sequence[Path]) -> None:
         return
     target.mkdir()
     for child in source.iterdir():
-        if child.name != "__pycache__":
+        if child.name == "__pycache__":  # what is compiled: a copy, so that the project's own stays as it is
+            shutil.copytree(child, target / child.name)
+        else:
             _link(child, target / child.name, changed)
 
 

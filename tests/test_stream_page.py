@@ -1,7 +1,7 @@
 """docs/stream.md: the example that it shows is the one that runs, and what it names is there."""
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.builders import write_negatives
-from tests.command import ROOT, environment
+from tests.command import ROOT, Done, captured
 from trainer.config.load import tomllib, validate
 
 PAGE = (ROOT / "docs" / "stream.md").read_text()
@@ -40,8 +40,8 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
     table = np.random.default_rng(0).integers(0, labels, (queries.rows, 12))
     write_negatives(str(tmp_path / "negatives"), queries, table, labels)
     done = follow(data, tmp_path / "negatives")
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss (\S+) at step", done.stdout)]
+    assert done.status == 0, done.err
+    losses = [float(loss) for loss in re.findall(r"loss (\S+) at step", done.out)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
 
@@ -50,20 +50,20 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
     ("places", "message"),
     [
         ((), "the following arguments are required: DATA"),
-        pytest.param(("nowhere",), "error: nowhere/queries/train: no table here", marks=pytest.mark.slow),
-        pytest.param(("{data}", "nowhere"), "error: nowhere: no table here", marks=pytest.mark.slow),
+        (("nowhere",), "error: nowhere/queries/train: no table here"),
+        (("{data}", "nowhere"), "error: nowhere: no table here"),
         (("{data}", "{data}"), "expected a negatives table, got a data table"),
     ],
 )
 def test_wrong_use_of_the_example_is_one_message(places: tuple[str, ...], message: str, data: Path) -> None:
     done = follow(*(place.format(data=data) for place in places))
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert done.status == 2
+    assert message in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
-def follow(*places: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the example."""
-    command = [sys.executable, EXAMPLE, *places]
-    env = environment({"PYTHONPATH": str(ROOT)})
-    return subprocess.run(command, cwd=EXAMPLE.parent, env=env, capture_output=True, text=True, check=False)
+def follow(*places: str | Path) -> Done:
+    """Run the example as a program, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(EXAMPLE), *map(str, places)])
+        return captured(lambda: runpy.run_path(str(EXAMPLE), run_name="__main__"))

@@ -49,7 +49,7 @@ def dealt(monkeypatch: pytest.MonkeyPatch) -> Dealt:
 @pytest.mark.parametrize("name", QUIET)
 def test_a_training_is_given_the_examples_of_the_table(name: str, dealt: Dealt, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))
-    world = build(tmp_path / "mined", rows=30, width=2)
+    world = build(tmp_path / "mined", rows=20, width=2)
     example = importlib.import_module(name)
     before = example.Encoder(MINILM).encode(world.queries[:4]).detach().numpy()
     encoder = example.train(str(world.root), MINILM, epochs=2, batch=8, **QUIET[name])

@@ -9,7 +9,8 @@ from pipelines.common.flow import Flow
 from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.engines.clusters import Cluster
-from tests.pipelines.runners.test_runner import die, everything, fail, require_everything, run_on
+from tests.pipelines.runners.test_runner import require_everything, run_on
+from tests.pipelines.runners.work import die, everything, fail
 from tests.processes import wait_until_none, with_word
 
 pytestmark = pytest.mark.engine

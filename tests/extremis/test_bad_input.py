@@ -15,6 +15,7 @@ import pytest
 from extremis.model import load
 from schemas.errors import TableError
 from tests.command import call, extremis, refused, sets
+from tests.forks import extremis as forked
 from tests.pipelines.raw import point, read_lines, write_lines, write_tiny
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2")
@@ -119,7 +120,7 @@ def test_raw_files_in_a_process_of_its_own_then_mended(tiny: Path, tmp_path: Pat
     damage, words = BAD_FILES[case]
     good, data = shutil.copytree(tiny, tmp_path / "good"), tmp_path / "data"
     damage(tiny)
-    done = extremis("shard", tiny, data, *SHARD, check=False)
+    done = forked("shard", tiny, data, *SHARD, check=False)
     refused(done, *words)
     assert done.out == ""
     assert visible(data) == []

@@ -12,7 +12,8 @@ import pytest
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
+from tests.command import ROOT, Done, call, command, environment, refused, sets
+from tests.forks import extremis
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import recipe_names
 from trainer.evaluation.baselines import measure_popularity

@@ -1,12 +1,12 @@
 """A day on other runners, on an object store, and on two ranks: what it makes on one disk in one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command import call, extremis
-from tests.forks import Forks, forks, tree
+from tests.forks import extremis as forked
+from tests.forks import tree
 from tests.loop.test_day_kill import EXPORT, SETS, SHARD
 from tests.loop.test_kill import records
 from tests.loop.test_ranks import assert_close, torchrun
@@ -32,12 +32,6 @@ def a_day(root: str, raw: Path) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Forks]:
-    with forks() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
     for number in (0, 1):
@@ -46,10 +40,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local(host: Forks, raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("local")
     for command in a_day(str(root), raw):
-        host.extremis(*command)
+        forked(*command)
     return root
 
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from schemas.manifest import open_manifest
 from schemas.table import Table
 from tests.command import ROOT, environment, refused
 from tests.days import TINY
-from tests.forks import Forks, forks, tree
+from tests.forks import extremis, run, tree
 from tests.loop.test_kill import last_checkpoint, records
 from tests.pages import DOCS, blocks
 from tests.pipelines.test_versions import SEQUENCE, Day, rows_of, write
@@ -72,31 +72,25 @@ def words(step: Step, root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Forks]:
-    with forks() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def before(host: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first day, and the second one's input."""
     root = tmp_path_factory.mktemp("before")
     for number in (0, 1):
         write(root / f"raw{number}", SEQUENCE[number])
-    host.extremis("shard", root / "raw0", root / "data/0", *SHARD[:-2])
-    host.extremis("train", "random", root / "data/0", root / "runs/0", *SETS)
-    host.extremis("export", root / "data/0", root / "runs/0", root / "exports/0", *EXPORT)
+    extremis("shard", root / "raw0", root / "data/0", *SHARD[:-2])
+    extremis("train", "random", root / "data/0", root / "runs/0", *SETS)
+    extremis("export", root / "data/0", root / "runs/0", root / "exports/0", *EXPORT)
     return root
 
 
 @pytest.fixture(scope="module")
-def days(host: Forks, before: Path, tmp_path_factory: pytest.TempPathFactory) -> Days:
+def days(before: Path, tmp_path_factory: pytest.TempPathFactory) -> Days:
     """The state before each step of the second day, and after all; and how many changes of files each step made."""
     folder = tmp_path_factory.mktemp("days")
     states, changes, root = {"shard": before}, {}, before
     for name, after in zip(STEPS, [*list(STEPS)[1:], "all"], strict=True):
         root = shutil.copytree(root, folder / after)
-        ((done, changes[name]),) = host.run(words(STEPS[name], root))
+        ((done, changes[name]),) = run(words(STEPS[name], root))
         assert done.status == 0, done.err
         states[after] = root
     return states, changes
@@ -106,7 +100,7 @@ def days(host: Forks, before: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("moments", [1, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_that_is_killed_and_run_again_makes_the_same(
-    host: Forks, days: Days, tmp_path: Path, name: str, moments: int
+    days: Days, tmp_path: Path, name: str, moments: int
 ) -> None:
     states, changes = days
     step = STEPS[name]
@@ -115,9 +109,9 @@ def test_a_step_that_is_killed_and_run_again_makes_the_same(
     chosen = {*draw.sample(range(1, changes[name]), min(moments - 1, changes[name] - 1)), changes[name]}
     for moment in sorted(chosen):
         root = shutil.copytree(states[name], tmp_path / str(moment))
-        (ended,) = host.run(words(step, root), kill_at=moment)
+        (ended,) = run(words(step, root), kill_at=moment)
         assert ended.killed, f"{name}, before change {moment} of {changes[name]}: {ended}"
-        host.extremis(*words(step, root))
+        extremis(*words(step, root))
         assert step.compared(root / step.made) == expected, f"{name}, killed before change {moment}"
         assert tree(root / "data/0") == tree(states["shard"] / "data/0")
         shutil.rmtree(root)
@@ -131,20 +125,20 @@ def begin_two_days(before: Path, tmp_path: Path, other_data: str) -> tuple[Path,
     return root, words(STEPS["shard"], root), other
 
 
-def test_two_days_at_once_from_one_base(host: Forks, days: Days, tmp_path: Path) -> None:
+def test_two_days_at_once_from_one_base(days: Days, tmp_path: Path) -> None:
     states, _ = days
     root, first, other = begin_two_days(states["shard"], tmp_path, "data/2")
-    for ended in host.run(first, other):
+    for ended in run(first, other):
         assert ended.done.status == 0, ended.done.err
     assert of_tree(root / "data/1") == of_tree(states["all"] / "data/1")
     assert len(rows_of(f"{root}/data/2/queries/train")) == 12
     assert tree(root / "data/0") == tree(states["shard"] / "data/0")
 
 
-def test_two_days_at_once_to_one_output(host: Forks, days: Days, tmp_path: Path) -> None:
+def test_two_days_at_once_to_one_output(days: Days, tmp_path: Path) -> None:
     states, _ = days
     root, first, other = begin_two_days(states["shard"], tmp_path, "data/1")
-    ended = host.run(first, other, apart=0.1)
+    ended = run(first, other, apart=0.1)
     winners = [number for number, each in enumerate(ended) if each.done.status == 0]
     assert len(winners) == 1
     refused(ended[1 - winners[0]].done, f"{root}/data/1")
@@ -152,11 +146,11 @@ def test_two_days_at_once_to_one_output(host: Forks, days: Days, tmp_path: Path)
     assert len(rows_of(f"{root}/data/1/queries/train")) == (20, 12)[winners[0]]
 
 
-def test_a_reader_of_the_base_is_not_disturbed(host: Forks, days: Days, tmp_path: Path) -> None:
+def test_a_reader_of_the_base_is_not_disturbed(days: Days, tmp_path: Path) -> None:
     root = shutil.copytree(days[0]["shard"], tmp_path / "root")
     url = DataLayout(f"{root}/data/0").queries("train")
     expected, before = rows_of(url), tree(root / "data/0")
-    thread = threading.Thread(target=host.extremis, args=words(STEPS["shard"], root))
+    thread = threading.Thread(target=extremis, args=words(STEPS["shard"], root))
     thread.start()
     reads = 0
     while thread.is_alive():
@@ -168,7 +162,7 @@ def test_a_reader_of_the_base_is_not_disturbed(host: Forks, days: Days, tmp_path
     assert (root / "data/1/_manifest.json").exists()
 
 
-def test_a_part_that_is_deleted_is_named_by_each_command(host: Forks, days: Days, tmp_path: Path) -> None:
+def test_a_part_that_is_deleted_is_named_by_each_command(days: Days, tmp_path: Path) -> None:
     root = shutil.copytree(days[0]["all"], tmp_path / "root")
     write(root / "raw2", THIRD)
     shutil.rmtree(root / "data/0")
@@ -179,19 +173,17 @@ def test_a_part_that_is_deleted_is_named_by_each_command(host: Forks, days: Days
         ["evaluate", f"{root}/data/1", f"{root}/runs/1", "--split", "train"],
         ["export", f"{root}/data/1", f"{root}/runs/1", f"{root}/exports/2", "--onto", f"{root}/exports", *EXPORT],
     ):
-        ((done, _),) = host.run(command)
+        ((done, _),) = run(command)
         refused(done, gone, "gone")
     (root / "texts.txt").write_text("t3\n")
-    host.extremis("predict", root / "exports", root / "texts.txt", root / "out.jsonl")  # needs no data
+    extremis("predict", root / "exports", root / "texts.txt", root / "out.jsonl")  # needs no data
     shutil.rmtree(root / "exports/0")
     with pytest.raises(TableError, match=r"part 0001 \(.*exports/0\) is gone"):
         Exported.open(f"{root}/exports")
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_makes_a_day_and_goes_on_after_a_failed_one(
-    host: Forks, before: Path, tmp_path: Path
-) -> None:
+def test_the_script_of_the_page_makes_a_day_and_goes_on_after_a_failed_one(before: Path, tmp_path: Path) -> None:
     (script,) = blocks(DOCS / "versions.md", "sh")
     sets = shlex.join(SETS)
     script = script.replace("run astra", f"run random {sets}").replace("evaluate", "evaluate --split train")

@@ -13,7 +13,8 @@ import pytest
 
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from tests.command import ROOT, command, environment, extremis, sets
+from tests.command import ROOT, command, environment, sets
+from tests.forks import extremis
 from tests.pipelines.raw import write_tate
 
 PAIRS = 200

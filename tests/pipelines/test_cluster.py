@@ -154,7 +154,7 @@ def parted(data: SmallData, run: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize(
-    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
+    "flags", ["in process", "two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True
 )
 def test_the_bytes_are_the_same_on_every_runner(
     data: SmallData, run: str, tmp_path: Path, flags: tuple[str, ...], parted: Manifest

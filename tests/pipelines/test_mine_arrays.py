@@ -261,8 +261,8 @@ class TestAnOutputThatIsThere:
     ],
 )
 def test_a_killed_mining_goes_on_to_the_same_bytes(tmp_path, arrays, there):
-    files = [write(tmp_path / name, "npy", np.tile(side, (8, 1))) for name, side in zip("qd", arrays, strict=True)]
-    words = ("mine", *files, "--width", "4", "--block-rows", "6000", "--out")
+    files = [write(tmp_path / name, "npy", np.tile(side, (4, 1))) for name, side in zip("qd", arrays, strict=True)]
+    words = ("mine", *files, "--width", "4", "--block-rows", "3000", "--out")
     out = tmp_path / "out"
     process = subprocess.Popen(
         command(*words, out), env=environment(), stderr=subprocess.DEVNULL, start_new_session=True

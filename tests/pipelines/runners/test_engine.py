@@ -12,7 +12,8 @@ from pipelines.runners.engine import StartOptions, require_job_server
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import InputError
-from tests.pipelines.runners.test_runner import fail, run_on
+from tests.pipelines.runners.test_runner import run_on
+from tests.pipelines.runners.work import fail
 
 OTHER = "Extremis 9.9, Beam 2.1.0, Python 3.99"
 ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
