@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ with contextlib.suppress(ImportError):  # of a machine with a GPU and little els
     from hypothesis import settings
 
     # No deadline for an example: first calls load libraries, and machines are shared.
-    settings.register_profile("extremis", deadline=None, max_examples=50)
+    settings.register_profile("extremis", deadline=None, max_examples=30)
     settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
     settings.load_profile("extremis")
 
@@ -32,6 +33,12 @@ with contextlib.suppress(ImportError):  # of a machine with a GPU and little els
 def pytest_configure() -> None:
     """Compute on one thread, before PyTorch is loaded: threads of several test processes wait busily for each other."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is loaded out of each garbage collection to come: to look through it takes a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,14 +40,19 @@ def run(*commands: Sequence[object], kill_at: int | None = None, apart: float = 
         for number, (place, command) in enumerate(zip(places, commands, strict=True)):
             if number:
                 time.sleep(apart)
-            place.mkdir()
-            work = (place, environment(), [str(word) for word in command], kill_at if number == 0 else None)
-            process = FORKED.Process(target=_work, args=work, daemon=True)  # daemons end with this process
-            process.start()
-            processes.append(process)
+            processes.append(start(place, *command, kill_at=kill_at if number == 0 else None))
         for process in processes:
             process.join()
         return [_ended(process.exitcode, place) for process, place in zip(processes, places, strict=True)]
+
+
+def start(place: Path, *command: object, kill_at: int | None = None) -> ForkServerProcess:
+    """Start one command, which ends with this process; what it says goes to files in `place`."""
+    place.mkdir()
+    work = (place, environment(), [str(word) for word in command], kill_at)
+    process = FORKED.Process(target=_work, args=work, daemon=True)
+    process.start()
+    return process
 
 
 def extremis(*command: object, check: bool = True) -> Done:

@@ -59,7 +59,7 @@ def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]])
     `make(rank, ranks, threads)` gives a rank's batches of an epoch. Returns the global ones.
     """
     whole = list(make(0, 1, 0))
-    for ranks, threads in itertools.product((1, 2, 3, 5, 8), (0, 1, 2, 3)):
+    for ranks, threads in ((1, 1), (1, 2), (1, 3), (2, 0), (2, 3), (3, 2), (5, 0), (8, 1)):
         parts = [list(make(rank, ranks, threads)) for rank in range(ranks)]
         assert {len(part) for part in parts} == {len(whole)}
         for batch, *rank_batches in zip(whole, *parts, strict=True):

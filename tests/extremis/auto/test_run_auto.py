@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.bert import write_bert
-from tests.command import ROOT, Done, call, command, environment, refused
+from tests.command import Done, call, refused
+from tests.forks import start
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config.load import load_config, load_recipe, read_recipe, restore_recipe
@@ -174,14 +174,13 @@ def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path,
 
 def test_trials_go_on_after_a_kill(data: Path, ran: Done, folder: Path) -> None:
     run = folder / "killed"
-    process = subprocess.Popen(
-        command("run", "auto", data, run, *OVERRIDES), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
-    )
+    process = start(folder / "output", "run", "auto", data, run, *OVERRIDES)
     until = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < until and not [*run.glob("trials/*/finished.json")]:
+    while process.is_alive() and time.monotonic() < until and not [*run.glob("trials/*/finished.json")]:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     left = sorted(path.name for path in run.iterdir())
     assert [name for name in left if not name.startswith(".")] == ["run.log", "trials"]
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
