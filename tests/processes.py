@@ -12,7 +12,8 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         *("extremis.cli", "pipelines.shard", "trainer.loop", "trainer.evaluation.evaluate", "trainer.export.export"),
-        *("tests.forks", "tests.ranks", "pandas", "torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
+        *("tests.forks", "tests.ranks", "pytest", "hypothesis", "pandas", "faiss"),
+        *("torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
     ]
 )
 
