@@ -52,7 +52,7 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
         ((), "the following arguments are required: DATA"),
         pytest.param(("nowhere",), "error: nowhere/queries/train: no table here", marks=pytest.mark.slow),
         pytest.param(("{data}", "nowhere"), "error: nowhere: no table here", marks=pytest.mark.slow),
-        (("{data}", "{data}"), "expected a negatives table, got a data table"),
+        (("{data}", "{data}"), "expected a table of kind negatives, got data"),
     ],
 )
 def test_wrong_use_of_the_example_is_one_message(places: tuple[str, ...], message: str, data: Path) -> None:
