@@ -39,7 +39,7 @@ def export(
     docs/export.md.
 
     Options:
-        form: Of a transformer: torch; onnx, a graph that gives PyTorch's embeddings (extra onnx); onnx-int8, in eight
+        form: Format of a transformer: torch; onnx, a graph with PyTorch's embeddings (extra onnx); onnx-int8, in eight
             bits. Default: as EXPORT of --onto, else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall that the index is tuned to.

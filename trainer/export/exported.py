@@ -190,7 +190,7 @@ class Exported:
                 served = import_name(encoder.SERVED_BY[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
-                raise MissingExtra(f"{url}: its encoder is computed by {error.name}", extra) from None
+                raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
             require_needed(table)
             files = Files(table)
             serving = cls._open_serving(files, encoder, served, exact, device)
