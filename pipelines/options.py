@@ -70,7 +70,7 @@ class ShardOptions(Options):
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     sink: Sink = Field(
         "parquet",
-        description="File format of the queries{names}. Parquet is smaller and faster.",
+        description="Files of the queries{names}. Parquet is smaller and faster.",
     )
     exchange: Literal["files", "shuffle"] | None = _unset(
         "Where stages exchange bulk data. Default: files below DATA; on Dataflow, its shuffle."
