@@ -239,7 +239,7 @@ def test_a_request_at_work_is_answered_before_the_end(exports: Path, tmp_path: P
         assert service.process.wait(60) == 0
 
 
-@pytest.mark.parametrize(("place", "message"), [("run", "no export"), ("exports/nothing", "nothing")])
+@pytest.mark.parametrize(("place", "message"), [("run", "expected an export"), ("exports/nothing", "nothing")])
 def test_what_is_no_export_is_refused_at_the_start(exports: Path, place: str, message: str) -> None:
     words = [sys.executable, str(ROOT / "examples" / "serve.py"), str(exports.parent / place), "--port", "0"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(PATH), check=False)
