@@ -88,7 +88,7 @@ CHOICES = sets(
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
 UNEQUAL = ("spent.json", "commands.json", "run.log")  # what work took and when, and what was typed
 # What a second writer says, one that was replaced, and one that has too little room.
-OWNED = ("Let it finish", "no sign of life", " are free")
+OWNED = ("Wait until that process has finished", "no sign of life", " are free")
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DIMENSION, TOKENS, VOCABULARY = 64, 8, 5_000
 QUERY_BATCH = 256
-CHUNK = 8_192  # labels scored at a time in the mode without [B, L]
+CHUNK = 8_192  # labels that are scored at once in the mode without [B, L]
 COPIES = 3  # of L x D
 
 

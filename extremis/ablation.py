@@ -29,7 +29,7 @@ Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
 
 
 def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
-    """Load `recipes`, each with those of `overrides` that it has, for `data`.
+    """Load `recipes` for `data`, each with the applicable `overrides`.
 
     A recipe is a name, the path of a file, which gives the line its name, or a folder of files. Raises InputError.
     """
@@ -50,8 +50,8 @@ def ablate(
 ) -> dict[str, Any]:
     """Train each variant into OUT/<name>, evaluate it on `split`, print and write the comparison of `shown` metrics.
 
-    A finished variant is not trained again, and one that was cut off continues. One that failed is skipped unless
-    `retry`; the others are compared. Raises InputError where OUT holds runs on other data or of other recipes.
+    A finished variant is not trained again, and an interrupted variant continues. One that failed is skipped unless
+    `retry`; the others are compared. Raises InputError if OUT holds runs on other data or of other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_place(out, "compared", [data])
@@ -74,7 +74,7 @@ def ablate(
 def _train_and_score(
     data: str, run: str, recipe: Recipe, split: str, ks: tuple[int, ...], retry: bool
 ) -> dict[str, Any]:
-    """Return the result of one variant: of this call, or of an earlier one."""
+    """Return the result of one variant, from this call or an earlier call."""
     name = run.rsplit("/", 1)[-1]
     settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
@@ -83,15 +83,15 @@ def _train_and_score(
         earlier = read_json(join(run, COMPARED))
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
-            f"{run}: holds a run of this name on other data or with other settings. Choose another OUT, or give the "
-            "same --set options as before."
+            f"{run}: holds a run with this name on other data or with other settings. Choose another OUT, or give the "
+            "--set options of that run."
         )
     result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
     if earlier is not None:
         result |= earlier["result"]
         measured = result["split"] == split and {f"P@{k}" for k in ks} <= result.get("metrics", {}).keys()
         if (measured and not result["error"]) or (result["error"] and not retry):
-            say(f"{name}: {'failed' if result['error'] else 'finished'} before")
+            say(f"{name}: {'failed' if result['error'] else 'finished'} earlier")
             return result
         result |= {"split": split, "error": None}
     try:

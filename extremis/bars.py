@@ -21,7 +21,7 @@ class SafeConsole(Console):
 
 
 def make_bars(console: Console, counted: bool) -> progress.Progress:
-    """Make bars: `counted` with counts and times, others with a note that states these. Texts are to be clean."""
+    """Make bars: `counted` with counts and times, others with a note that contains them. Texts are to be clean."""
     title, note = (progress.TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = title, progress.BarColumn(), *(counts if counted else ()), note

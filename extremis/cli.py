@@ -118,9 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Say in one message what went wrong, and exit; nobody wants a traceback, but whoever looks for a fault."""
+    """Print one message about the error, and exit; a traceback only if it is asked for."""
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
-        error = MissingExtra(f"this command needs the module {error.name}, which is not installed", extra)
+        error = MissingExtra(f"this command needs the Python module {error.name}, which is not installed", extra)
     message, status = lack_of_memory(error), 1
     if message is None and isinstance(error, ExtremisError):
         message, status = str(error), error.exit_status

@@ -1,7 +1,7 @@
 """A command is one typed function: that is its Python API, and its command line follows from signature and docstring.
 
-Parameters before `*` are arguments, the others options: `max_tokens` is `--max-tokens`. A parameter's type says what is
-parsed; an `Option` in its annotation, or a line under "Options:" in the docstring, says the rest. The function of a
+Parameters before `*` are arguments, the others options: `max_tokens` is `--max-tokens`. A parameter's type says how it
+is parsed; an `Option` in its annotation, or a line under "Options:" in the docstring, says the rest. The function of a
 pipeline names the model of its options, as in `@command(ShardOptions)`: a parameter that defaults to None has the
 bounds, the default and the help of the model's field.
 """
@@ -39,11 +39,11 @@ Model = TypeVar("Model", bound="Options")
 
 @dataclass(frozen=True)
 class Option:
-    """Facts about a parameter beside its type: `Annotated[int, Option(ge=1)]`.
+    """Facts about a parameter in addition to its type: `Annotated[int, Option(ge=1)]`.
 
-    `flags`: names on the command line beside the parameter's own. `ge`, `gt`, `le`, `lt`: bounds. `parse` reads a
-    value from text, or raises ValueError, which says what is expected. `names` are values to complete, and stand in the
-    help in the place of {names}. `repeated`: each value has a flag of its own.
+    `flags`: names on the command line, in addition to the parameter's own. `ge`, `gt`, `le`, `lt`: bounds. `parse`
+    reads a value from text, or raises ValueError with the expected form. `names` are values to complete, and stand in
+    the help in the place of {names}. `repeated`: each value has its own flag.
     """
 
     help: str | None = None
@@ -63,9 +63,9 @@ _PROGRESS = "    progress: True as on the command line, False for none, or a fun
 _PYTHON_ONLY = ("progress", "beam_options")  # a shell has --quiet, and words behind --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
 _OF_ALL = {
-    ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
-    ("-q", "--quiet"): "No progress: results and errors alone.",
-    ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
+    ("as_json", "--json"): "Print one JSON object to standard output, and nothing else.",
+    ("-q", "--quiet"): "Print results and errors only, no progress.",
+    ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
 # A command line as it is typed, which stays; or a flag, with a pair or a number behind it.
 _TYPED = re.compile(
@@ -74,7 +74,7 @@ _TYPED = re.compile(
 
 
 def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
-    """Make a command of a function that returns the object of `--json`; None where another rank reports.
+    """Make a command of a function that returns the object of `--json`; None if another rank reports.
 
     The command raises ExtremisError; InputError also for an option that it does not have, or that it refuses.
     """
@@ -114,7 +114,7 @@ def _flag(name: str) -> str:
 
 
 class Command:
-    """A command by its function: a command line, a docstring with all options, and calls from Python."""
+    """A command made from its function: a command line, a docstring with all options, and calls from Python."""
 
     def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
@@ -126,7 +126,7 @@ class Command:
 
     @functools.cached_property
     def line(self) -> click.Command:
-        """Return the command line: arguments, options, those of all commands, and the words for Beam."""
+        """Return the command line: arguments, options, options of all commands, and the words for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
         if "beam_options" in self.parameters:
@@ -159,7 +159,9 @@ class Command:
             if option not in self.parameters:
                 near = difflib.get_close_matches(option, self.parameters, 1)
                 meant = f"did you mean {near[0]!r}? " if near else ""
-                raise InputError(f"{name}: no option {option!r}; {meant}There are {', '.join(self.parameters)}.")
+                raise InputError(
+                    f"{name}: unknown option {option!r}; {meant}known options: {', '.join(self.parameters)}."
+                )
         stated = inspect.signature(self.function).bind(*arguments, **options).arguments
         progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
         objects = {key: value for key, value in stated.items() if self._options[key][0] is Any and not _is_place(value)}
@@ -268,7 +270,7 @@ def _click_type(kind: Any, option: Option) -> click.ParamType:
 
 
 class _Option(click.Option):
-    """An option. Its help lists names that are made for the help alone."""
+    """An option. Its help shows names that exist only for the help."""
 
     def __init__(self, *arguments: Any, listed: Callable[[], Iterable[str]] | None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -286,7 +288,7 @@ class _Option(click.Option):
 def _complete(
     names: Callable[[], Iterable[str]] | None, place: bool, context: click.Context, param: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete one of `names`, with a place a TOML file too; else a file or folder where the value is a place."""
+    """Complete `names` (and TOML files if a place is allowed), or files and folders if the value is a place."""
     matching = [] if names is None else [name for name in names() if name.startswith(begun)]
     if place and names is not None:
         matching += sorted(glob.glob(f"{glob.escape(begun)}*.toml"))
@@ -312,7 +314,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
 def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and the options to call `function` with.
 
-    A --start-timeout is among the Beam options: wherever these go, the check of their workers goes, too.
+    A --start-timeout is one of the Beam options, so the check of the workers gets it.
     """
     arguments: list[Any] = []
     for name, parameter in inspect.signature(function).parameters.items():

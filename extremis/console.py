@@ -33,7 +33,7 @@ def without_controls(text: str) -> str:
 
 
 class _Channel:
-    """A standard stream for people: texts as they are, but for credentials and, on a terminal, control characters.
+    """A standard stream for people: hides credentials and, on a terminal, control characters.
 
     `width`: characters of a table's line; None: the terminal's.
     """
@@ -43,7 +43,7 @@ class _Channel:
 
     @property
     def file(self) -> Any:
-        """The stream at present, None where it is closed: also under a bar, which prints above itself."""
+        """The stream at present, None if it is closed: also under a bar, which prints above itself."""
         file = getattr(sys, self._name)
         return file if self._name == "stderr" else getattr(file, "rich_proxied_file", file)
 
@@ -68,7 +68,7 @@ class _Channel:
             self.file.flush()
 
     def clean(self, text: str) -> str:
-        """Return a text as it is shown."""
+        """Return a text without credentials and control characters."""
         return without_controls(redact(text)) if self.is_terminal else redact(text)
 
 
@@ -98,11 +98,13 @@ class _Stream(io.FileIO):
                 return len(data)
             if isinstance(error, BrokenPipeError):
                 raise Unread from None
-            raise StorageError(f"cannot write to standard output: {error.strerror}; give it another place.") from error
+            raise StorageError(
+                f"cannot write to standard output: {error.strerror}; redirect it to another place."
+            ) from error
 
 
 def open_streams() -> None:
-    """Open the standard streams of a command, whatever they are: closed, a full disk, a pipe that nobody reads."""
+    """Open the standard streams of a command, even if they are closed, on a full disk, or a pipe without a reader."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a file of ours takes the place of one that is closed
         os.set_inheritable(null, True)
     os.close(null)
@@ -120,7 +122,7 @@ _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how ma
 
 @dataclass(frozen=True)
 class Event:
-    """A line of progress. That of a bar has its `title`, what is `done`, and the `total` where it is known."""
+    """A line of progress. A bar has a `title`, the number `done`, and the `total` if it is known."""
 
     text: str
     title: str = ""
@@ -136,8 +138,8 @@ class Output:
     """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work. `log` gets
-    every line of progress, and alone those said while output is `aside`, but for those of bars. `remaining` says what
-    is left of the command, by the share of its present phase that is done.
+    every line of progress; while output is `aside`, only `log` gets lines, except lines of bars. `remaining` describes
+    the time left of the command, from the share of the present phase that is done.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -151,7 +153,7 @@ class Output:
 
 
 class _Results(_Channel):
-    """Results, which go where the present output says."""
+    """Print results to the present output."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         if _output.tables == "stdout":
@@ -171,7 +173,7 @@ _began = time.monotonic()
 
 @contextlib.contextmanager
 def output(**changes: Any) -> Iterator[None]:
-    """Change where output goes, by the fields of `Output`, until the block ends; for all threads."""
+    """Change the fields of `Output` until the block ends; for all threads."""
     global _output
     before, _output = _output, replace(_output, **changes)
     try:
@@ -181,13 +183,13 @@ def output(**changes: Any) -> Iterator[None]:
 
 
 def present_output() -> Output:
-    """Return where output goes at present."""
+    """Return the present output."""
     return _output
 
 
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
-    """Show until the block ends that `title` is at work, unless output is quiet, or goes to a listener, or is another
-    rank's.
+    """Show until the block ends that `title` is at work, unless output is quiet, or goes to a listener, or is a
+    different one rank's.
     """
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
@@ -204,7 +206,7 @@ add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL
 
 
 def say_lines(message: str) -> None:
-    """Tell one line of progress, beside another process that may have a display of its own."""
+    """Print a line of progress next to another process that may have its own display."""
     say(message)
 
 
@@ -226,7 +228,7 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 
 def print_file(path: str) -> None:
-    """Copy a file to standard output: as it is, or text without control characters to a terminal."""
+    """Copy a file to standard output: unchanged, or without control characters to a terminal."""
     spoke()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
@@ -265,7 +267,7 @@ class Bar:
         self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
-        """Show `done` of the total. `total`: the new total, where it changed."""
+        """Show `done` of the total. `total`: the new total, if it changed."""
         self._total = self._total if total is None else total
         if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
             note = f"{note}  in all {left}".strip()

@@ -28,10 +28,10 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
+    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are as in `Scorer.score`.
 
-    `step` as of `open_step`, `scores` None as of `scores_of`. `baseline`: with baselines beside, on
-    the first queries of the split. `calibrate`: with errors of probabilities, learned from what was held out.
+    `step` as of `open_step`, `scores` None as of `scores_of`. `baseline`: also score baselines, on the first queries of
+    the split. `calibrate`: also measure probabilities, learned on the held-out rows.
     """
 
     split: str = "test"
@@ -60,9 +60,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    The run may be on a version before DATA: it is scored on all labels of DATA, and predicts those that it knows.
-    `device`: where it is embedded and searched, as in `open_device`. Rank 0 keeps a standard report in the run, for
-    `extremis report`.
+    The run may be trained on an earlier version: it is scored on all labels of DATA, and predicts the labels that it
+    knows. `device`: the device of embedding and search, as in `open_device`. Rank 0 keeps a standard report in the run,
+    for `extremis report`.
     """
     doing("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
@@ -112,15 +112,14 @@ def evaluate(
 
 
 def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
-    """Return the digest of DATA where it is a later version than that of the run. Raises InputError."""
+    """Return the digest of DATA if it is a later version than the data of the run. Raises InputError."""
     digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
     if options.split == HOLDOUT or options.calibrate or options.scores == "fused":
-        what = "fused scores are" if options.scores == "fused" else "what the run held out is"
+        what = "the fused scores were learned" if options.scores == "fused" else "the held-out rows were chosen"
         raise InputError(
-            f"{run}: {what} of the data that it was made from, and {data} is another version. Evaluate on "
-            "the data of the run."
+            f"{run}: {what} for the data of the run, but {data} is another version. Evaluate on the data of the run."
         )
     return digest
 
@@ -136,7 +135,7 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
 
 
 def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
-    """Return metrics of "seen" queries, whose text is that of a training point, and of "unseen" ones, if there are."""
+    """Return metrics of "seen" queries, whose text is also in train, and of "unseen" queries, if there are any."""
     seen = seen_queries(data, split)
     if seen is not None:
         seen = seen[scores.counted]

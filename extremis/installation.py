@@ -1,4 +1,4 @@
-"""Check of the installation: the packages that `extremis` imports are its own, and what an absent one is brought by."""
+"""Check of the installation: the packages that `extremis` imports are its own; and the extra of a missing package."""
 
 import os
 import sys
@@ -20,9 +20,9 @@ _EXTRAS = {
 
 
 def refuse_others() -> None:
-    """Check the packages; a command ends here with one message and status 2, where another one is found.
+    """Check the packages; if another package is found, the command ends with one message and status 2.
 
-    Raises ImportError within any other program, which may go on without Extremis.
+    Raises ImportError within any other program, which may continue without Extremis.
     """
     try:
         require_ours()
@@ -34,10 +34,9 @@ def refuse_others() -> None:
 
 
 def require_ours(names: Sequence[str] = OURS) -> None:
-    """Check that each package is the one beside this one, not another distribution's or folder's of the same name.
+    """Check that each package comes from this folder, not from another distribution or folder with the same name.
 
-    A folder without `__init__.py` shadows nothing. Raises ImportError, which names the file that shadows, the one that
-    is shadowed, and a remedy.
+    A folder without `__init__.py` shadows nothing. Raises ImportError that names both files and a remedy.
     """
     root = Path(__file__).resolve().parents[1]
     for name in names:
@@ -47,7 +46,7 @@ def require_ours(names: Sequence[str] = OURS) -> None:
         if ours in files or ours.parent in files:
             continue
         if spec is None or spec.origin is None:  # nothing, or a folder that Python takes where there is no package
-            problem, remedy = f"{ours} is not on the path", _remedy(None)
+            problem, remedy = f"{ours} is not on Python's path", _remedy(None)
         else:
             problem = f"{files[0]} shadows {ours}"
             remedy = _remedy(files[0].parents[0 if spec.submodule_search_locations is None else 1])
@@ -68,7 +67,7 @@ def _remedy(folder: Path | None) -> str:
 
 
 def _is_command() -> bool:
-    """Return whether this process is one of our commands, and not a program that imports Extremis."""
+    """Return whether this process is a command of ours, not a program that imports Extremis."""
     program, words = sys.argv[0], sys.orig_argv
     if program == "-m":  # until the module is found
         return words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
@@ -76,6 +75,6 @@ def _is_command() -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra that brings `module` ("torch", "torch.nn"); None: none of ours."""
+    """Return the extra that installs `module` ("torch", "torch.nn"); None if no extra does."""
     top = module.partition(".")[0]
     return next((extra for extra, modules in _EXTRAS.items() if top in modules), None)

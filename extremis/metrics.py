@@ -18,7 +18,7 @@ _HELP = {
     "step": "Optimizer steps done.",
     "steps_total": "Optimizer steps of the whole run.",
     "loss": "Loss of the last step.",
-    "rows_per_second": "Rows trained per second, over the last seconds.",
+    "rows_per_second": "Rows trained per second, averaged over the last seconds.",
 }
 
 
@@ -71,11 +71,11 @@ class MetricsState(Collector):
 
 
 def _table_of(values: Mapping[str, float]) -> str:
-    """Name the table in use by the epoch that it was made for, and its delay where the next one is late."""
+    """Name the table in use by its epoch, and its delay if the next table is late."""
     made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
     if made_for is None:
-        return "table still to come" if late else ""
-    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) back, the next still to come" if late else ""
+        return "waiting for the first table" if late else ""
+    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) late" if late else ""
     return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
 
 
@@ -84,7 +84,7 @@ def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[
     """Serve the metrics of `collector` until the block ends; yield the port, a free one for 0.
 
     `place`: host and port, or None to do nothing.
-    Raises InputError where the port cannot be opened.
+    Raises InputError if the port cannot be opened.
     """
     if place is None:
         yield None
@@ -95,7 +95,7 @@ def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another one.") from None
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another port.") from None
     metrics: Any = server.get_app()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""A miner process beside the trainer: it starts and ends with the trainer, however that ends."""
+"""A miner process next to the trainer: it starts and ends with the trainer, even if the trainer is killed."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def start_miner(
     verb: str = "mine",
     ended: threading.Event | None = None,
 ) -> "Miner":
-    """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
+    """Start `extremis mine --watch`, or `cluster`, as a process that writes lines to `log`. Raises ExtremisError."""
     command = python_command("from extremis.cli import main; main()", verb, data, run, "--watch")
     if beam_options:
         command += ["--", *beam_options]
@@ -35,7 +35,7 @@ def start_miner(
 class Miner:
     """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often.
 
-    `ended` is set once no miner is left and none is started again.
+    `ended` is set when the miner has ended and is not started again.
     """
 
     def __init__(
@@ -97,9 +97,12 @@ class Miner:
             self._reader.join(_LOOK_SECONDS)
             ended = _describe(self.process.returncode) + (f": {self._last}" if self._last else "")
             if pause is None or self.process.returncode == InputError.exit_status:
-                say(f"the miner {ended}; it is not started again, so later epochs use older tables or none")
+                say(
+                    f"the miner {ended} and is not started again: later epochs use older tables, or random negatives "
+                    "alone"
+                )
                 return
-            say(f"the miner {ended}; starting it again in {pause:g} s ({number} of {len(PAUSES)})")
+            say(f"the miner {ended}; restart in {pause:g} s ({number} of {len(PAUSES)})")
             if self._stopping.wait(pause):
                 return
             try:
@@ -114,11 +117,11 @@ def _describe(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
-    return f"was killed by {name}" + (" (out of memory, maybe)" if -status == signal.SIGKILL else "")
+    return f"was killed by {name}" + (" (perhaps out of memory)" if -status == signal.SIGKILL else "")
 
 
 def end_with_trainer() -> None:
-    """End this process as soon as the trainer that started it is gone, even by `kill -9`; else do nothing.
+    """End this process as soon as the trainer that started it is missing, even by `kill -9`; else do nothing.
 
     A miner that outlived its trainer would write the same files as the miner of the resumed run.
     """
@@ -127,10 +130,10 @@ def end_with_trainer() -> None:
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that nothing names one dump or place beside --watch. Raises InputError."""
+    """Check that no option names a single dump or place together with --watch. Raises InputError."""
     one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
     flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
     flags += ["--overwrite"] if options.overwrite else []
     if watch and flags:
         stated = " ".join(flags)
-        raise InputError(f"--watch processes every dump and publishes each table in its place; leave out {stated}.")
+        raise InputError(f"--watch processes every dump and publishes each table in RUN. Leave out {stated}.")

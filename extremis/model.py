@@ -27,14 +27,14 @@ from trainer.export.exported import ENCODER, Exported, use_threads
 from trainer.inputs import Inputs
 
 _BATCH = 512  # texts at a time
-_EMBEDDER = "Name a place of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
+_EMBEDDER = "Give a path or hub name of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label as it is predicted: the key and the text of the data, and its score, where it has one.
+    """A predicted label: its key, its text, and its score, if it has one.
 
-    `probability`: that it is right, where the export is calibrated.
+    `probability`: the probability that it is correct, if the export is calibrated.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first; of one without `known_tokens` those of the most training points.
+    """The best labels of a text, best first; without `known_tokens`, the most frequent labels.
 
-    `none_of_these`: the best one is less likely right than wrong; None where the export is not calibrated.
+    `none_of_these`: the best one is less likely right than wrong; None if the export is not calibrated.
     """
 
     text: str
@@ -58,11 +58,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What adds up to the score of a label: `parts` by what they come from, which `words` and `points` are parts of.
+    """The parts that add up to the score of a label: `parts` by source, and details in `words` and `points`.
 
     "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
-    the linear ranker; "tree": that of `extremis fuse --by tree`; "prior": of a text without known tokens. `words`: (a
-    word or two neighbours, what it adds); `points`: (key, cosine, what it adds).
+    the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens. `words`:
+    (a word or two neighbouring words, its share); `points`: (key, cosine, its share).
     """
 
     score: float
@@ -100,7 +100,7 @@ class Labels(Sequence[Label]):
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
 
     def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
-        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] where they are given."""
+        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] if they are given."""
         columns = zip(ids.tolist(), *(column.tolist() for column in numbers), strict=True)
         return [Label(self._keys[place].as_py(), self._texts[place].as_py() or "", *of) for place, *of in columns]
 
@@ -113,7 +113,7 @@ class Labels(Sequence[Label]):
         try:
             return [self._ids[key] for key in keys]
         except KeyError as error:
-            raise InputError(f"no label has the key {error}.") from None
+            raise InputError(f"unknown label key {error}.") from None
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -131,18 +131,18 @@ class Labels(Sequence[Label]):
 
 
 class Model:
-    """An export that is open: `predict`, `embed`, `labels`. It stays what it is, whatever becomes current later."""
+    """An export that is open: `predict`, `embed`, `labels`. It does not change when another export becomes current."""
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
         if "feature_ids" in exported.serving.columns:
             raise InputError(
-                f"{exported.table.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
+                f"{exported.table.url}: the encoder needs sparse features, not only texts. Use extremis.predict."
             )
         self._embed = open_embedder(exported, embedder)
         if self._embed is None and DENSE in exported.serving.columns:
             raise InputError(
-                f"{exported.table.url}: its encoder reads vectors of your own, not texts alone: use extremis.predict."
+                f"{exported.table.url}: the encoder needs your own vectors, not only texts. Use extremis.predict."
             )
         self._tokenizer = TextTokenizer.of(exported)
 
@@ -152,12 +152,12 @@ class Model:
 
     @property
     def url(self) -> str:
-        """URL of the export: of a folder, the one that was current when it was opened."""
+        """URL of the export; for a folder, of the export that was current at the time of opening."""
         return self._exported.table.url
 
     @property
     def is_current(self) -> bool:
-        """False where the folder that was opened has another current export by now: `load` it again."""
+        """False if the folder that was opened has another current export by now: `load` it again."""
         return follow(self._place) == self.url
 
     @functools.cached_property
@@ -175,13 +175,13 @@ class Model:
         precision: float | None = None,
         filter: Sequence[str] | Sequence[Sequence[str]] = (),
     ) -> Predictions:
-        """Return the best `k` labels of each text, of score `threshold` or more; `precision`: of the export's for it.
+        """Return the best `k` labels of each text that score at least `threshold`, or the threshold of `precision`.
 
-        `filter`: keys of labels that no text gets, or a list of them for each text.
-        Raises InputError: no threshold for this precision, or both are stated; a k below 1; no such label.
+        `filter`: keys of labels to leave out, or a list of keys for each text.
+        Raises InputError: no threshold for this precision, or both are given; k below 1; no such label.
         """
         if threshold is not None and precision is not None:
-            raise InputError("threshold and precision both set the lowest score. Give one of them.")
+            raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
         if k < 1:
             raise InputError(f"k = {k}: expected 1 or more labels.")
         if precision is not None:
@@ -200,10 +200,10 @@ class Model:
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
-        """Return what a label, by its id or key, has its score for a text from. Raises InputError: no such label."""
+        """Return the parts of a label's score for a text; `label`: id or key. Raises InputError: no such label."""
         place = self.labels.ids([label])[0] if isinstance(label, str) else label
         if not 0 <= place < len(self.labels):
-            raise InputError(f"label = {label}: expected the id of one of {len(self.labels):,} labels, from 0 on.")
+            raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
         ((_, inputs, known),) = self._batches(text)
         serving = self._exported.serving
         if not known[0]:
@@ -246,7 +246,7 @@ class Model:
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
-                raise InputError(f"texts[{place}] is no string, but {type(text).__name__}: {text!r:.80}")
+                raise InputError(f"texts[{place}]: expected a string, got {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
             dense = None if self._embed is None else pa.table({DENSE: self._embed(pa.array(part, pa.string()))})
@@ -262,18 +262,18 @@ def load(
     threads: int | None = None,
     embedder: str | PathLike[str] | None = None,
 ) -> Model:
-    """Open the export at `export`, a directory or an object-store prefix, or the current one of a folder.
+    """Open the export at `export`, a directory or an object-store prefix, or the current export of a folder.
 
     `exact`: score every label, without an index. `threads`: None is all cores. `embedder`: another place of the model
     that made the dense vectors of DATA.
-    Raises TableError: no export there, or a damaged one; InputError: no such model, or another one; StorageError.
+    Raises TableError: no export, or a damaged export; InputError: no such model, or a different model; StorageError.
     """
     place = None if embedder is None else str(embedder)
     return Model(open_exported(str(export), exact, threads), str(export), place)
 
 
 def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
-    """Open the export at `url` on `device`, to be searched by `threads` threads.
+    """Open the export at `url` on `device`; searches use `threads` threads.
 
     Raises InputError: no such device; TableError, StorageError.
     """
@@ -283,14 +283,17 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
 
 
 def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.Array], pa.Array] | None:
-    """Open the model of the dense vectors that an export's encoder reads: by its name, or at `place`.
+    """Open the model of the dense vectors that an export's encoder reads: by its recorded name, or at `place`.
 
-    It makes a column of vectors of texts. None where there is none. Raises InputError: no such model, or another one.
+    It makes a column of vectors of texts. None if there is none. Raises InputError: no such model, or a different
+    model.
     """
     stated = exported.dense_model if DENSE in exported.serving.columns else None
     if stated is None:
         if place is not None:
-            raise InputError(f"--embedder {place}: {exported.table.url} needs no model of texts. Leave it out.")
+            raise InputError(
+                f"--embedder {place}: {exported.table.url} does not use a text model. Leave --embedder out."
+            )
         return None
     from pipelines.models import dense_column
     from trainer.encoders.texts import TextFiles
@@ -299,11 +302,11 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
     try:
         files = TextFiles.find(model.name)
     except InputError as error:
-        raise InputError(f"{url}: its encoder reads vectors of a model: {error} {_EMBEDDER}") from None
+        raise InputError(f"{url}: the encoder reads the vectors of a text model: {error} {_EMBEDDER}") from None
     if files.digest != stated.digest:
         raise InputError(
-            f"{url}: its encoder reads vectors of the model {stated.name} (digest {stated.digest[:12]}…), and "
-            f"{model.name} is another one (digest {files.digest[:12]}…). {_EMBEDDER}"
+            f"{url}: the encoder reads the vectors of the model {stated.name} (digest {stated.digest[:12]}…), but "
+            f"{model.name} is a different model (digest {files.digest[:12]}…). {_EMBEDDER}"
         )
     return functools.partial(dense_column, model.embedder("queries"), dimension=exported.table.parameters[DENSE])
 
@@ -329,7 +332,7 @@ class TextTokenizer:
         return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
-        """Return the tokens of `texts` [B], and how many are known, int64 [B]; words, where a model reads these."""
+        """Return the tokens of `texts` [B], and the number of known tokens, int64 [B]; words for models of words."""
         values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
         known = counts_of(offsets_of((values[:, None] != self.blank).all(1))[offsets])
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known

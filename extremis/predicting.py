@@ -59,7 +59,7 @@ def write_predictions(
 ) -> dict[str, Any]:
     """Write the best `k` labels of score `threshold` or more of every row, without the filter's pairs.
 
-    `to`: the form of the file; None: by its name. `safe_cells`: no cell of a CSV begins as a formula does.
+    `to`: the format of the file; None: by its name. `safe_cells`: no cell of a CSV begins as a formula does.
     Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
@@ -113,14 +113,14 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
 def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
     """Return the rows of a split of the DATA that the run was made from, row group by row group, and their number.
 
-    Their predictions are those that `extremis evaluate` counts: the same batches, the same filter. Raises InputError,
-    TableError, StorageError.
+    Their predictions are those that `extremis evaluate` counts: with the same batches and the same filter. Raises
+    InputError, TableError, StorageError.
     """
     digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
     if digest != trained:
         raise InputError(
-            f"{exported.table.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
-            f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
+            f"{exported.table.url}: this export comes from a run on data with digest {trained[:12]}…, but {data} has "
+            f"digest {digest[:12]}…. Give the data of that run, or give the texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)
     require_inputs(queries, exported.serving.inputs)
@@ -135,14 +135,17 @@ def open_writer(
 ) -> Iterator[Write]:
     """Open a writer of predictions out of L labels, whose file is published at `out` when the block ends without error.
 
-    `schema`: that of the predictions. `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError where
-    neither `form` nor the name says what to write, and where that does not go with `out` or `safe_cells`; StorageError.
+    `schema`: the schema of the predictions. `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError
+    if neither `form` nor the name gives the format, or if the format does not fit `out` or `safe_cells`; StorageError.
     """
     if out == STANDARD:
         if sys.stdout is None:
-            raise InputError("standard output is closed. Leave it open, or name a file for the predictions.")
+            raise InputError("standard output is closed. Open it, or give a file for the predictions.")
         if form in _BINARY and sys.stdout.isatty():
-            raise InputError(f"OUT -: {form} is no text for a terminal. Name a file, or redirect standard output.")
+            raise InputError(
+                f"OUT -: {form} is a binary format, and standard output is a terminal. Give a file, or redirect "
+                "standard output."
+            )
         with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
             path = os.path.join(folder, f"out.{form or 'jsonl'}")
             with open_writer(path, form, labels, safe_cells, schema) as write:
@@ -151,9 +154,11 @@ def open_writer(
         return
     form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
     if form is None:
-        raise InputError(f"{out}: its name does not say what to write ({', '.join(_ENDS)}). Say so with --to FORM.")
+        raise InputError(f"{out}: unknown file ending (expected {', '.join(_ENDS)}). Give the form with --to FORM.")
     if safe_cells and form != "csv":
-        raise InputError(f"--safe-cells is of CSV, and OUT is {form}. Leave it out, or give --to csv.")
+        raise InputError(
+            f"--safe-cells works only with CSV, but OUT is {form}. Leave --safe-cells out, or give --to csv."
+        )
     make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
     with storage.writing(out) as path, make(path, labels, schema) as write:
         yield write
@@ -197,8 +202,8 @@ def _trec_lines(query: dict[str, Any]) -> str:
     for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
         if len(key.split()) != 1 or len(label.split()) != 1:
             raise InputError(
-                f"a TREC run separates its fields by blanks: the keys {key!r} and {label!r} cannot both be "
-                "written. Write .jsonl, .parquet or .npz instead."
+                f"a TREC run separates fields by blanks, but the key {key!r} or {label!r} contains a blank. Write "
+                ".jsonl, .parquet or .npz instead."
             )
         lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
     return lines
@@ -206,7 +211,7 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
-    """Write a row a label: key, rank from 1, label, text, score, its probability if there.
+    """Write a row for each label: key, rank from 1, label, text, score, and probability if there.
 
     `safe_cells`: an apostrophe before what begins as a formula does.
     """
@@ -232,7 +237,7 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = Fal
 def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
 
-    Of a calibrated export also probabilities list<float>, of texts known_tokens int32.
+    A calibrated export also has probabilities list<float>, texts have known_tokens int32.
     """
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_table

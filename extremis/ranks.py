@@ -54,7 +54,7 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def keep_command(run: RunLayout) -> None:
-    """Add the command line at work to those of RUN, if there is one. Raises TableError, StorageError."""
+    """Add the present command line to those of RUN, if there is one. Raises TableError, StorageError."""
     if line := redact(present_output().command):
         write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
 

@@ -9,7 +9,7 @@ _OVERDUE = 1.25  # times what a phase has taken: its length, once it takes longe
 
 
 class Remaining:
-    """Says what is left of all phases. `limit`: seconds for all of them."""
+    """Describes the time left of all phases. `limit`: seconds for all of them."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._began = self._phase_began = time.monotonic()
@@ -18,12 +18,12 @@ class Remaining:
         self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
-        """Begin a phase of `expected` seconds (0: unknown); `after` it, by its own seconds, others take so many."""
+        """Begin a phase of `expected` seconds (0: unknown); `after`: seconds of later phases, from its own."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
         self._first = 0.0, 0.0  # share that was done when it was first asked for, and the seconds before: of setting up
 
     def __call__(self, share: float = 0.0) -> str:
-        """Return "about 2 min left" where a `share` of the phase is done; "" while nothing is known."""
+        """Return "about 2 min left" if a `share` of the phase is done; "" while nothing is known."""
         spent = time.monotonic() - self._phase_began
         if share and not self._first[0]:
             self._first = share, spent

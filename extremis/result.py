@@ -1,4 +1,4 @@
-"""Results of commands: mappings whose keys are attributes too, and that read well at a prompt and in a notebook."""
+"""Results of commands: mappings whose keys are also attributes, readable at a prompt and in a notebook."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,9 @@ class Result(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"{self._command}: no {name!r}; there are {', '.join(self)}.") from None
+            raise AttributeError(
+                f"{self._command}: the result has no {name!r}; known names: {', '.join(self)}."
+            ) from None
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self]

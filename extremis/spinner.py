@@ -28,7 +28,7 @@ class _Waiting:
         self._suspended, self._shown = 0, False
 
     def begin(self, text: str) -> None:
-        """Name what is done from now on."""
+        """Name the present work."""
         with self._lock:
             self._text, self._began = text, time.monotonic()
             self.spoke()
@@ -43,13 +43,13 @@ class _Waiting:
             self._spoken, self._pause = time.monotonic(), _LINES_AFTER
 
     def suspend(self, by: int) -> None:
-        """Count those who show by themselves that something goes on: +1 for one more, -1 for one less."""
+        """Count bars and lines that show progress by themselves: +1 for one more, -1 for one less."""
         with self._lock:
             self.spoke()
             self._suspended += by
 
     def tick(self, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> None:
-        """Show the sign of life where it is time."""
+        """Show the sign of life if it is time."""
         with self._lock:
             silent = time.monotonic() - self._spoken
             if self._suspended or not self._text:
@@ -76,7 +76,7 @@ spoke, doing = _waiting.spoke, _waiting.begin
 def alive(title: str, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> Iterator[None]:
     """Show until the block ends that `title` is at work, whenever nothing is said for a while.
 
-    `tell` prints a line; `left` says what is left of the work, if it is known.
+    `tell` prints a line; `left` describes the remaining time, if it is known.
     """
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Training of a run, watched: the claim on it, a miner process beside, metrics, progress, its log, and signals."""
+"""Training of a run with everything around it: the claim, a miner process, metrics, progress, the log, and signals."""
 
 import contextlib
 import tempfile
@@ -36,13 +36,13 @@ def train(
     goes_on: Callable[[EpochReport], bool] | None = None,
     title: str = "",
 ) -> dict[str, Any]:
-    """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
+    """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
 
-    `metrics`: host and port where rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
+    `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
     saving a checkpoint; 0: the process ends at once. `goes_on` is asked after each epoch: False leaves the run there.
-    `title`: what progress is called; "" is by the recipe.
-    Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
-    another process trains RUN, StoppedError where a signal stopped this one.
+    `title`: what progress is called; "" is by the recipe. Returns {"epochs": [...], "table_versions": {epoch: table
+    epoch or None}}. Raises ExtremisError: ClaimedError while another process trains RUN, StoppedError if a signal
+    stopped this process.
     """
     with owning(run, group, data) as claim, stopping_on_signal(grace) as asked, logged(run) as log:
         doing(f"{title or 'train'}: reading the data")
@@ -116,7 +116,7 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
 
 
 class RunLog:
-    """Every line of a run with its time, and those of its miner, which nothing else shows: RUN/run.log.
+    """Every line of a run and of its miner with its time: RUN/run.log.
 
     Lines are kept until `begin`, and then appended: a command that fails early leaves no file. Object stores cannot
     append: there the file is written whole, by `close`. What cannot be written is lost, and stops nothing.
@@ -161,7 +161,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
-    """Write what is said until the block ends to RUN's log, or to that of the block around."""
+    """Write all lines until the block ends to RUN's log, or to the log of the block around."""
     around = present_output().log
     if isinstance(around, RunLog):
         yield around

@@ -1,4 +1,4 @@
-"""Versions of data and exports under a prefix: what there is, what each needs, what of that is gone; removing one."""
+"""Versions of data and exports in a folder: their needs, what of these is missing, and how to remove one."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ _REQUIRE = {"data": require_parts, "export": require_needed}
 
 @dataclass(frozen=True)
 class _Listed:
-    """What is listed; `fault` says what it needs and has not."""
+    """A listed data set or export; `fault` names missing needs."""
 
     table: Table
     fault: str | None
@@ -30,7 +30,7 @@ class _Listed:
 
     @classmethod
     def find(cls, url: str) -> "Self | None":
-        """Open what is at `url`; None where nothing of this kind is."""
+        """Open the item at `url`; None if there is nothing of this kind."""
         table = Table.find(url)
         if table is None or table.kind != cls.KIND:
             return None
@@ -42,7 +42,7 @@ class _Listed:
 
     @classmethod
     def below(cls, root: str) -> "list[Self]":
-        """Return those in the folders of `root`, by name; unfinished ones are left out."""
+        """Return the items in the folders of `root`, by name, without unfinished ones."""
         names = (name for name in storage.list_names(root) if not name.startswith("."))
         return [found for name in names if (found := cls.find(join(root, name))) is not None]
 
@@ -79,7 +79,7 @@ class ListedData(_Listed):
         }
 
     def require_unneeded(self) -> None:
-        """Raise InputError that names the data sets beside this one that need it."""
+        """Raise InputError that names the data sets in the same folder that need it."""
         url = resolve(self.table.url, ".")
         others = [
             f"{each.table.url} (version {each.version.number})"
@@ -88,8 +88,8 @@ class ListedData(_Listed):
         ]
         if others:
             raise InputError(
-                f"{self.table.url}: {', '.join(others)} need its part {self.version.part}. Drop these first, the "
-                "newest one first."
+                f"{self.table.url}: {', '.join(others)} need its part {self.version.part}. Drop these first, beginning "
+                "with the newest."
             )
 
 
@@ -100,7 +100,7 @@ class ListedExport(_Listed):
 
     @property
     def needs(self) -> list[str]:
-        """URLs of the exports whose files it names."""
+        """URLs of the exports whose files it uses."""
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
     def facts(self, root: str) -> dict[str, Any]:
@@ -119,16 +119,16 @@ class ListedExport(_Listed):
 
     @property
     def folders(self) -> list[str]:
-        """Names of what it has in its place."""
+        """Names of its own files."""
         return sorted({path.partition("/")[0] for path in self.table.manifest.files})
 
     def require_unneeded(self) -> None:
-        """Raise InputError where an export is current, or one beside it names its files."""
+        """Raise InputError if an export is current, or another export in the folder uses its files."""
         url = resolve(self.table.url, ".")
         folder = resolve(url, "..")
         current = find_current(folder)
         if current is not None and resolve(current, ".") == url:
-            raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
+            raise InputError(f"{url}: this is the current export of {folder}. Make another export current first.")
         others = [other.table.url for other in ListedExport.below(folder) if url in other.needs]
         if others:
             raise InputError(f"{url}: {', '.join(others)} need its files. Drop these first.")
@@ -137,12 +137,14 @@ class ListedExport(_Listed):
 def drop(url: str) -> dict[str, Any]:
     """Remove the data set, or the export, at `url`, invisible first.
 
-    Raises InputError: none is there, or one beside it needs a part of it; ClaimedError: it is being made.
+    Raises InputError: it is missing, or another one needs its part; ClaimedError: another process makes it.
     """
     with claimed(url, "removed", say):
         listed = ListedExport.find(url) or ListedData.find(url)
         if listed is None:
-            raise InputError(f"{url}: no data set or export here. extremis data list names those of a prefix.")
+            raise InputError(
+                f"{url}: no data set or export here. extremis data list shows the data sets and exports in a folder."
+            )
         listed.require_unneeded()
         unpublish(url)
         for name in listed.folders:

@@ -1,3 +1,3 @@
-"""`extremis-worker`, behind the check that `pipelines` is ours: `pipelines.runners.boot` has the program."""
+"""`extremis-worker`, after the check that `pipelines` is ours: `pipelines.runners.boot` has the program."""
 
 from pipelines.runners.boot import main as main

@@ -51,7 +51,7 @@ def cluster(
 ) -> Manifest:
     """Publish the queries of one dump (the newest by default) in cluster order: the manifest of the new table.
 
-    A table that was already made of the same with the same options is returned as it is. `beam_options` go to Beam;
+    A table that was already made from the same input with the same options is returned. `beam_options` go to Beam;
     `progress` gets a line a step. Raises InputError (no dump, wrong options, a table made with other options, one in
     use), TableError (a dump that is unfinished, damaged, or of other data), StorageError.
     """
@@ -104,7 +104,10 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
     layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
     settled = Settled(plan, layout, queries.schema)
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
-    say(f"{plan.inputs.name}: {queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
+    say(
+        f"{plan.inputs.name}: {queries.rows:,} queries{parts}, to be put into {layout.clusters:,} clusters of "
+        f"{layout.rows}"
+    )
     exchange = choose_exchange(job.runner.shuffles, job.watch.staging)
 
     def wire(flow: Flow) -> Collection:
@@ -118,7 +121,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
 
 
 def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the rows of each part: counted where there are several."""
+    """Return the rows of each part: counted if there are several parts."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
@@ -171,7 +174,7 @@ def cluster_part(
 
 
 def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summary:
-    """Write (shard, packets) of the new table, its rows numbered on from those of the shards before."""
+    """Write (shard, packets) of the new table, numbering its rows after those of the earlier shards."""
     shard, packets = element
     layout, schema, meter = settled.layout, settled.schema, settled.plan.meter
     meter.start(WRITE)

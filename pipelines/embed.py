@@ -1,12 +1,12 @@
-"""`extremis embed`: vectors of texts by any model (MODEL INPUT OUT), or of queries or labels by a run's (DATA RUN OUT).
+"""`extremis embed`: vectors of texts by any model (MODEL INPUT OUT), or of queries or labels by a run (DATA RUN OUT).
 
     files of texts ─▶ blocks of rows in staging                             (of MODEL INPUT OUT; then the plan)
     shards ─▶ embed and write ─▶ sum up ─▶ publish
 
-By a run's checkpoint a shard is one of the table, and the vectors are aligned with its rows. By any model it is a block
-of rows, or a shard of DATA: INPUT alone decides it; a shard that is written stays for a run that goes on after one that
-was cut off. Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a row group or
-block of rows, and a batch a thread, whatever the number of rows and labels.
+With a run's checkpoint, a shard is a shard of the table, and vectors are aligned with its rows. With any other
+model it is a block of rows, or a shard of DATA: only INPUT decides; written shards are kept for a run that resumes.
+Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a row group or block of
+rows, and a batch for each thread, for any number of rows and labels.
 """
 
 import functools
@@ -59,7 +59,7 @@ _NARROW = "Embed with --dtype float32, or with another checkpoint."
 class Plan:
     """Plan of one run: every choice, made once in the launching process, so that all workers agree.
 
-    `source`: Texts, or a table of DATA. `staged`: what the first flow left of Texts. `out`: the prefix of the shards.
+    `source`: Texts, or a table of DATA. `staged`: output of the first flow for Texts. `out`: the prefix of the shards.
     """
 
     source: Texts | Table
@@ -82,7 +82,7 @@ class Plan:
     def write(
         self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
     ) -> Shard:
-        """Write a shard of (columns, vectors of these rows, what the vectors are). Raises InputError, StorageError."""
+        """Write a shard of (columns, vectors of these rows, their description). Raises InputError, StorageError."""
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
@@ -94,7 +94,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunPlan(Plan):
-    """Plan of embedding a table with the encoder of a run at `step`, whose checkpoint has the digest `checkpoint`."""
+    """Plan of embedding a table with the encoder of a run at `step`; `checkpoint` is the digest of the checkpoint."""
 
     data: str
     run: str
@@ -116,10 +116,9 @@ def embed(
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN: the manifest of the table at OUT.
 
     Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
-    vectors are multiplied with, so D counts the bias column where there is one. Queries give an `embeddings` table,
-    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Raises InputError
-    (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
-    StorageError.
+    vectors are multiplied with, so D counts the bias column if there is one. Queries give an `embeddings` table, labels
+    a `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError (no such
+    split, run or checkpoint; OUT contains something else; a value too large for the dtype), TableError, StorageError.
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
@@ -167,7 +166,7 @@ def embed_shard(shard: int, plan: RunPlan) -> Summary:
     plan.meter.start(_EMBED)
     model = load_run(plan.data, plan.run, plan.step, plan.checkpoint, plan.device)
     schema = (arrow.vectors if labels else arrow.embeddings)(model.width, plan.dtype)
-    what = f"{plan.run}, step {plan.step}: an embedding of {source.url}"
+    what = f"{plan.run}, step {plan.step}: the embedding of {source.url}"
     embedded = (
         ([group.column(source.id_column)], model.embed_table(group, plan.batch, labels).cpu().numpy(), what)
         for group in source.batches_of(shard, [source.id_column, *model.columns])
@@ -220,9 +219,9 @@ def embed_texts(
 ) -> Manifest:
     """Embed the texts at `source`, files or a data set, with the model of texts `model`: the manifest of OUT.
 
-    OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT of the same model, input
-    and parameters is returned as it is. Raises InputError (no model, one that is pickled, no texts, OUT holds something
-    else, a value too large for the dtype), TableError, StorageError.
+    OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT with the same model, input
+    and parameters is returned. Raises InputError (no model, a pickled model, no texts, OUT contains something else, a
+    value too large for the dtype), TableError, StorageError.
     """
     say, options = progress or silent, options or EmbedTextsOptions()
     source, out = for_workers(beam_options, source), for_workers(beam_options, out)
@@ -253,7 +252,7 @@ def embed_texts(
             before = _READ, {"summary": _AS_JSON.dump_python(staged, mode="json"), "out": kept.folder(_SHARDS)}
             kept.finish(*before, (_READ, _SHARDS))
         else:
-            say(f"{out}: goes on from an earlier run that was cut off")
+            say(f"{out}: resuming an interrupted run")
         common = texts, _AS_JSON.validate_python(before[1]["summary"]), before[1]["out"], options.dtype, device
         threads = options.threads or (1 if beam_options else cores())
         plan = TextsPlan(*common, job.watch.meter, model, files.digest, prompt, compute, threads)
@@ -284,7 +283,7 @@ def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
     plan.meter.start(_EMBED)
     place = join(plan.out, f"{shard}.json")
     try:
-        entry = Shard.model_validate_json(storage.read_sealed(place, "It is made again."))
+        entry = Shard.model_validate_json(storage.read_sealed(place, "The file is made again."))
         plan.meter.count(_EMBED, entry.rows)
     except (FileNotFoundError, TableError):
         entry = _write_texts(shard, plan)
@@ -307,10 +306,12 @@ def _write_texts(shard: int, plan: TextsPlan) -> Shard:
 
 
 def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:
-    """Return what is embedded, its name among the parents, and its digest. Raises InputError, TableError."""
+    """Return the table to embed, its name among the parents, and its digest. Raises InputError, TableError."""
     if not (is_published(source) and Table.open(source).kind == "data"):
         if source == STANDARD:
-            raise InputError("INPUT - : texts are read more than once. Write standard input to a file, and name it.")
+            raise InputError(
+                "INPUT -: embed reads the texts more than once. Write standard input to a file, and give that file."
+            )
         texts = Texts(source, fields=parse_fields(options.fields or ""))
         digests = [lines.identify(url)[1] for url in texts.places()]
         return texts, "input", storage.sha256("".join(digests).encode())
@@ -319,7 +320,7 @@ def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table,
     table = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
     if "text" not in table.columns:
         raise InputError(
-            f"{table.url}: no column text; there are {', '.join(table.columns)}. Shard with --keep-text, or give the "
-            "files that DATA was made from as INPUT."
+            f"{table.url}: no column text; found: {', '.join(table.columns)}. Shard with --keep-text, or give the raw "
+            "files of DATA as INPUT."
         )
     return table, table.kind, table.digest

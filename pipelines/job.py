@@ -1,4 +1,4 @@
-"""Making of a table: returned where it is there already, else built aside by flows that are watched, and published."""
+"""Making of a table: an existing table is returned, else flows build it aside and it is published."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ REMEDY = "Give another OUT, or remove it first."
 
 @dataclass(frozen=True)
 class Job:
-    """Making of one output: where it is built, what runs its flows, and the watch over their steps."""
+    """Making of one output: its place, the runner of its flows, and the watch over their steps."""
 
     build: Build
     runner: Runner
     watch: Watch
 
     def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow], Collection]) -> Summary:
-        """Run the flow whose summaries `wire(flow)` returns; all as one. `steps`: their rows, as `Watch.expect`."""
+        """Run the flow whose summaries `wire(flow)` returns; return one. `steps`: their rows, as `Watch.expect`."""
         flow, url = Flow(), join(self.watch.staging, f"{name.replace(' ', '-')}.json")
         write_sum(wire(flow), url)
         self.watch.expect(steps)

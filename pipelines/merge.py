@@ -43,7 +43,7 @@ def merge(
 ) -> Manifest:
     """Merge tables of hard negatives of rows of DATA into one at OUT, each label once a row, positives never.
 
-    A finished OUT of the same tables and options is returned as it is. Raises InputError (fewer than two tables, too
+    A finished OUT of the same tables and options is returned. Raises InputError (fewer than two tables, too
     large a width, OUT holds something else), TableError (of other rows or labels, by label ranges, damaged),
     StorageError.
     """
@@ -51,12 +51,14 @@ def merge(
     options = options or MergeOptions()
     require_place(out, "mined", [data, *urls])
     if len(urls) < 2:
-        raise InputError("one table alone: nothing to merge. Name others with --others.")
+        raise InputError("only one table is given. Name further tables with --others.")
     rows, opened, labels = open_tables(data, urls)
     widths = [table.width("label_ids") for table in opened]
     width = options.width or max(widths)
     if width > sum(widths):
-        raise InputError(f"--width {width}: the tables have {sum(widths)} negatives of a row together. Give less.")
+        raise InputError(
+            f"--width {width}: together the tables have {sum(widths)} negatives for each row. Give a smaller --width."
+        )
     aliases = find_aliases(labels, options.equal_texts)
     parameters = {
         "merged": options.by,
@@ -83,7 +85,7 @@ def merge_rows(
 ) -> np.ndarray:
     """Return keys [B, width] of keys [B, K] of each table: in turns, best first of each table, or by score.
 
-    Of a label that several tables have, the first stays. `counts` gets rows, and candidates by their fate.
+    If several tables have a label, the first entry stays. `counts` gets rows, and candidates by result.
     """
     if by == "score":
         keys = np.sort(np.concatenate(offered, axis=1), axis=1)

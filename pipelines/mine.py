@@ -2,9 +2,9 @@
 
     groups of blocks ─▶ search the pass' query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-Candidates of one pass at a time lie in storage. Shards that are finished stay there until the tables are published, and
-a mining that was cut off goes on from them. ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch`
-mines each dump as the trainer completes it.
+Only the candidates of one pass at a time are in storage. Shards that are finished stay there until the tables are
+published, and a mining that was interrupted continues from them. ASTRA's Algorithm 1 (papers: section 3.1), during
+training: `watch` mines each dump as the trainer completes it.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ def mine(
 ) -> dict[str, Manifest]:
     """Make the negative tables of one dump (the newest complete one by default): manifests by source.
 
-    A table that was already made from the same queries, embeddings and vectors with the same options is returned as it
-    is. `beam_options` go to Beam; `progress` gets a line a step. Raises InputError (no dump, wrong options, a plan that
+    A table that was already made from the same queries, embeddings and vectors with the same options is returned.
+    `beam_options` go to Beam; `progress` gets a line a step. Raises InputError (no dump, wrong options, a plan that
     does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged, or
     of other data), StorageError.
     """
@@ -96,10 +96,10 @@ def watch(
 ) -> int:
     """Mine every complete dump that has no table, oldest first, until the run is finished.
 
-    Returns the number of dumps mined. A dump that the trainer takes back while it is mined (it resumed from an earlier
-    checkpoint) is left and taken up again when it is complete; one that another process is mining is left to it. Tables
-    that a dump has already are left as they are, whatever their options. Storage that fails is waited for, and a dump
-    whose mining fails is tried again, RETRIES times in a row. Raises as `mine`.
+    Returns the number of dumps mined. If the trainer takes a dump back while it is mined (it resumed from an earlier
+    checkpoint), mining waits for its completion; dumps of another process are left to it. Existing tables of a dump are
+    kept, with any options. If storage fails, it waits; if mining a dump fails, it retries, RETRIES times in a row.
+    Raises as `mine`.
     """
     say, options = progress or silent, options or MineOptions()
 
@@ -116,7 +116,7 @@ def watch(
 def _make(
     plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
 ) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
+    """Mine and publish the tables of the plan's sources, and an index if it is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
@@ -153,7 +153,7 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
     """Finish all shards that are not finished, pass by pass; candidates are removed after each."""
     left, _ = find_left(plan)
     if done := len(plan.places) - len(left):
-        say(f"{plan.inputs.name}: going on from {done:,} of {len(plan.places):,} shards, which are finished")
+        say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.places):,} shards are finished")
     passes = plan.passes(left) or ([[]] if plan.index_url else [])
     expected = _steps(plan, passes)
     for number, places in enumerate(passes):

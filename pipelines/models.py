@@ -1,4 +1,4 @@
-"""Models that workers load, once a process: of texts, for vectors of them."""
+"""Models that workers load once a process, for vectors of texts."""
 
 import functools
 import os
@@ -42,7 +42,10 @@ def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: 
     """Open a model of texts. Raises InputError: not the one with this digest."""
     files = TextFiles.find(name)
     if files.digest != digest:
-        raise InputError(f"{name}: on a worker this is another model than at the start. Give all the same files.")
+        raise InputError(
+            f"{name}: a worker has different files of this model than the launching process. Give all machines the "
+            "same files."
+        )
     return files.open(open_device(device), compute, prompt)
 
 
@@ -67,7 +70,7 @@ def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, thread
 
 
 def narrow(x: np.ndarray, dtype: str, what: str, remedy: str) -> np.ndarray:
-    """Return x [B, D] as `dtype`. Raises InputError about `what` where a value does not fit."""
+    """Return x [B, D] as `dtype`. Raises InputError about `what` if a value does not fit."""
     with np.errstate(over="ignore"):
         narrowed = x.astype(dtype)
     if not np.isfinite(narrowed).all():

@@ -24,7 +24,7 @@ MIN_SHARDS = 4  # of small data, so that it spreads over readers
 
 
 def _unset(description: str, **bounds: Any) -> Any:
-    """Return the field of a value that is None where nobody states it."""
+    """Return the field of a value that is None if nobody states it."""
     return Field(default=None, description=description, **bounds)
 
 
@@ -38,48 +38,54 @@ class ShardOptions(Options):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    tokenizer: str = Field("train:30000", description="train:SIZE, a directory, or a hub name.")
-    max_tokens: int | None = _positive("Tokens kept of a text. Default: 128, up to 512 where texts are longer.")
-    text: Text = Field("title+content", description="Fields that make up a text, where records have a title.")
+    tokenizer: str = Field(
+        "train:30000", description="Tokenizer: train:SIZE trains one on the data, or a directory, or a hub name."
+    )
+    max_tokens: int | None = _positive(
+        "Maximum number of tokens of a text. Default: 128, and up to 512 if texts are longer."
+    )
+    text: Text = Field("title+content", description="Fields that make up a text, if records have a title.")
     shards: int | None = _positive("Shards of each split. Default: from --shard-bytes.")
     shard_bytes: int = Field(128 << 20, ge=1, description="Approximate bytes per shard.")
     row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
     seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
-    embed: str | None = _unset("Model of texts, whose vectors are stored beside tokens: a directory or a hub name.")
-    keep_text: bool = Field(False, description="Store the queries' text beside their tokens.")
+    embed: str | None = _unset("Text model (directory or hub name) whose vectors are stored with the tokens.")
+    keep_text: bool = Field(False, description="Store the texts of the queries, too.")
     validation_share: float = Field(
-        0.0, ge=0, lt=1, alias="validation", description="Share of train to cut out as split val."
+        0.0, ge=0, lt=1, alias="validation", description="Share of train that becomes the split val."
     )
-    test_share: float = Field(0.0, ge=0, lt=1, alias="test", description="Share of train to cut out as split test.")
+    test_share: float = Field(0.0, ge=0, lt=1, alias="test", description="Share of train that becomes the split test.")
     max_reject_share: float = Field(
         0.001,
         ge=0,
         le=1,
-        description="Share of a table's rows, and of its label mentions, that may be rejected; of XC's labels, none.",
+        description="Largest share of rows, and of label mentions, that may be rejected. XC formats: no label at all.",
     )
     tokenizer_texts: int = Field(
         200_000, ge=1, description="Number of texts that train:SIZE learns from, chosen by the hash of their keys."
     )
-    format: str | None = _unset("Form of INPUT{names}. Default: detected.")
+    format: str | None = _unset("Format of INPUT{names}. Default: detected.")
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     sink: Sink = Field(
         "parquet",
-        description="Files of the queries{names}. Parquet is small and fast; webdataset is for its stock library.",
+        description="Files of the queries{names}. Parquet is smaller and faster.",
     )
     exchange: Literal["files", "shuffle"] | None = _unset(
-        "Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle."
+        "Where stages exchange bulk data. Default: files below DATA; on Dataflow, its shuffle."
     )
-    onto: str | None = _unset("Add to DATA1: DATA holds what is new, and names the rest.")
-    part: str | None = _unset("Name of what is added, e.g. a date. Default: the version's number.")
+    onto: str | None = _unset(
+        "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."
+    )
+    part: str | None = _unset("Name of the added part, e.g. a date. Default: the version's number.")
     again: Literal["replace", "keep"] = Field(
         "replace",
-        description="With --onto, points whose key comes again: the older one is replaced, or kept beside it.",
+        description="With --onto, if the key of a point exists already: replace the older point, or keep both.",
     )
     labels: Literal["all", "new"] | None = _unset(
-        "With --onto, labels listed in INPUT: all there are (others retire), or new and changed ones "
-        "alone. Default: all, unless more than half would retire."
+        "With --onto, INPUT lists all labels (others retire), or only new and changed labels. Default: all, unless "
+        "more than half would retire."
     )
 
     @field_validator("tokenizer")
@@ -99,8 +105,8 @@ class ShardOptions(Options):
     def _both_propensities(self) -> "Self":
         if (self.propensity_a is None) != (self.propensity_b is None):
             raise ValueError(
-                f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. "
-                "Give both (0.55 and 1.5 for most data sets), or neither to store them as unknown"
+                f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. Give both (0.55 "
+                "and 1.5 for most data sets), or leave both out"
             )
         return self
 
@@ -108,14 +114,15 @@ class ShardOptions(Options):
     def _leaves_train(self) -> "Self":
         if self.validation_share + self.test_share >= 1:
             raise ValueError(
-                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no train"
+                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no rows in "
+                "train"
             )
         return self
 
     @model_validator(mode="after")
     def _goes_on(self) -> "Self":
         if self.onto is None and (self.labels or self.again != "replace"):
-            raise ValueError("--labels and --again are about a version: name the data set that it adds to with --onto")
+            raise ValueError("--labels and --again work only with --onto. Name the earlier version with --onto")
         return self
 
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -143,11 +150,11 @@ def vocabulary_size(name: str) -> int | None:
 class DumpOptions(Options):
     """Options that mining and clustering share."""
 
-    queries: str | None = _unset("Embeddings from `extremis embed` instead of the dump's.")
+    queries: str | None = _unset("Query embeddings from `extremis embed`, instead of the dump.")
     memory: int = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
     seed: int = Field(0, ge=0, description="Seed of all random choices.")
-    for_epoch: int | None = _unset("First epoch to train on the table. Default: the dump's.", ge=0)
-    out: str | None = _unset("Publish at URL instead of in RUN.")
+    for_epoch: int | None = _unset("First epoch that trains on the table. Default: from the dump.", ge=0)
+    out: str | None = _unset("Publish the table at URL instead of in RUN.")
     overwrite: bool = Field(False, description="Replace a table made with other options.")
 
     @field_validator("memory", mode="before")
@@ -156,7 +163,7 @@ class DumpOptions(Options):
         return parse_bytes(value) if isinstance(value, str) else value
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
-        """Return these options with `place` of each URL that workers get."""
+        """Return these options with `place` of each URL that is sent to workers."""
         places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
@@ -167,15 +174,15 @@ class TextOptions(Options):
 
     equal_texts: Literal["off", "equal", "near"] = Field(
         "equal",
-        description="Labels that are no negatives beside a positive: of equal text, or near, of the same set of words.",
+        description="Also exclude labels that share the text of a positive (equal), or its set of words (near).",
     )
 
 
 class MarginOptions(Options):
     """Options on the scores of a row's positives."""
 
-    margin: float | None = _unset("Keep scores below the weakest positive's score minus this.", ge=0)
-    relative_margin: float | None = _unset("The same, as a share of that positive's score.", ge=0)
+    margin: float | None = _unset("Keep negatives that score below the weakest positive minus this margin.", ge=0)
+    relative_margin: float | None = _unset("The same margin, as a share of the positive's score.", ge=0)
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
@@ -183,40 +190,45 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = _unset(
-        "Vectors to search: of labels by the classifier or their texts, or of other points."
+        "Vectors to search: label vectors of the classifier, embeddings of the labels' texts, or other points."
     )
-    vectors: str | None = _unset("Vectors from `extremis embed --what labels` instead of the dump's.")
+    vectors: str | None = _unset("Label vectors from `extremis embed --what labels`, instead of the dump.")
     # The negatives of a row.
-    width: int | None = _positive("K, hard negatives per query. Default: the trainer's; 50 of arrays.")
-    ranges: int = Field(1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
-    skip_top: int = Field(0, ge=0, description="Number of best-ranked negatives to leave out.")
-    window: int | None = _positive("Negatives come from ranks [skip-top, window).")
-    max_score: float | None = _unset("Keep scores of at most this.")
-    min_score: float | None = _unset("Keep scores of at least this.")
-    sample: Literal["top", "uniform", "softmax"] = Field(
-        "top", description="K of the ranks [skip-top, window): the best, or drawn, evenly or by softmax."
+    width: int | None = _positive("K, hard negatives per query. Default: from the recipe; 50 for arrays.")
+    ranges: int = Field(
+        1, ge=1, description="Number of equal label ranges that give K negatives each (one range per rank)."
     )
-    temperature: float | None = _unset("Of the softmax of the scores. Default: 1.", ge=1e-6)
+    skip_top: int = Field(0, ge=0, description="Number of top-ranked negatives to leave out.")
+    window: int | None = _positive("Take negatives from the ranks [skip-top, window).")
+    max_score: float | None = _unset("Keep negatives that score at most this.")
+    min_score: float | None = _unset("Keep negatives that score at least this.")
+    sample: Literal["top", "uniform", "softmax"] = Field(
+        "top",
+        description="How to choose K of the ranks [skip-top, window): the best, or at random, uniformly or by softmax.",
+    )
+    temperature: float | None = _unset("Temperature of --sample softmax. Default: 1.", ge=1e-6)
     # The search.
-    index: str | None = _unset("exact, auto, or a Faiss factory string. Default: the trainer's.")
+    index: str | None = _unset("exact, auto, or a Faiss factory string. Default: from the recipe.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
     refine: int | None = _positive("Score this many times K candidates exactly. Default: tuned.")
-    target_recall: float = Field(0.95, gt=0, le=1, description="Recall to tune nprobe, ef-search and refine to.")
+    target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
     tasks_per_block: int = Field(1, ge=1, description="Work items per group of blocks, each with its indexes.")
     threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
     device: str = Field("auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
-    audit_queries: int | None = _unset("Rows to search exactly too. Default: 200 to 1000.", ge=0)
+    audit_queries: int | None = _unset(
+        "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
+    )
     # The output.
-    keep_index: str | None = _unset("Keep every block's Faiss index under URL, for serving.")
+    keep_index: str | None = _unset("Keep the Faiss index of every block under URL, for serving.")
 
     @model_validator(mode="after")
     def _agree(self) -> "Self":
         if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
             raise ValueError(
-                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label could be a "
+                f"--min-score {self.min_score:g} is above --max-score {self.max_score:g}, so no label can be a "
                 "negative. Give a smaller --min-score"
             )
         if self.sample != "top" and self.window is None:
@@ -225,7 +237,7 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
             )
         if self.temperature is not None and self.sample != "softmax":
             raise ValueError(
-                f"--temperature {self.temperature:g} is that of --sample softmax, and --sample is {self.sample}. "
+                f"--temperature {self.temperature:g} works only with --sample softmax, but --sample is {self.sample}. "
                 "Leave --temperature out"
             )
         return self
@@ -235,17 +247,17 @@ class MergeOptions(TextOptions):
     """Options of `extremis merge`."""
 
     by: Literal["turns", "score"] = Field(
-        "turns", description="Order of a row: the best of each table in turns, or by score."
+        "turns", description="Order of the negatives of a row: the tables take turns, or by score."
     )
-    width: int | None = _positive("K, negatives of a row. Default: the most of a table.")
+    width: int | None = _positive("K, negatives of a row. Default: the largest K of the tables.")
 
 
 class TeachOptions(MarginOptions):
     """Options of `extremis teach`."""
 
-    width: int | None = _positive("K, negatives of a row. Default: the table's.")
-    label: str | None = _unset("Output that is the score, where the teacher has several.")
-    batch: int = Field(64, ge=1, description="Pairs that are scored at a time.")
+    width: int | None = _positive("K, negatives of a row. Default: the K of the table.")
+    label: str | None = _unset("Name of the output that is the score, if the teacher has several outputs.")
+    batch: int = Field(64, ge=1, description="Pairs that are scored at once.")
 
 
 class ArrayOptions(MineOptions):
@@ -253,13 +265,13 @@ class ArrayOptions(MineOptions):
 
     positives: str | None = _unset("Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels.")
     metric: Literal["inner", "cosine"] | None = _unset(
-        "Inner product, or cosine: vectors get length 1. Default: inner."
+        "Inner product, or cosine, which scales vectors to length 1. Default: inner."
     )
     fields: str | None = _unset(
-        "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id for documents alone."
+        "Names of columns, e.g. key=id,vector=emb,text=body; labels.key=id applies to the documents only."
     )
     query_texts: str | None = _unset(
-        "Parquet or Arrow with keys and texts of QUERIES, row by row, which lacks columns."
+        "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."
     )
     document_texts: str | None = _unset("The same for VECTORS.")
 
@@ -267,9 +279,9 @@ class ArrayOptions(MineOptions):
 class ClusterOptions(DumpOptions):
     """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
 
-    size: int | None = _unset("C, queries per cluster. Default: the trainer's.", ge=2)
-    smallest: int | None = _positive("Smallest part that halving gives. Default: the trainer's.")
-    part_rows: int | None = _positive("Queries clustered in one piece. Default: from --memory.")
+    size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
+    smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
+    part_rows: int | None = _positive("Queries that are clustered in one piece. Default: from --memory.")
 
 
 class EmbedOptions(Options):
@@ -277,23 +289,23 @@ class EmbedOptions(Options):
 
     what: Literal["queries", "labels"] = Field("queries", description="Texts to embed.")
     split: str = Field("test", description="Split of the queries.")
-    step: int | None = _unset("Step of the checkpoint. Default: as of evaluate, the one of the run's figures.", ge=0)
-    dtype: Literal["float16", "float32"] = Field("float16", description="Numbers of the embeddings.")
-    batch: int = Field(1024, ge=1, description="Rows that are encoded at a time.")
+    step: int | None = _unset("Step of the checkpoint. Default: the step that evaluate scores.", ge=0)
+    dtype: Literal["float16", "float32"] = Field("float16", description="Number type of the embeddings.")
+    batch: int = Field(1024, ge=1, description="Rows that are encoded at once.")
 
 
 class EmbedTextsOptions(Options):
     """Options of `extremis embed` with any model of texts; of DATA `what` are its labels, or else its queries."""
 
     what: Literal["queries", "labels", "documents"] | None = _unset(
-        "Texts to embed: of a model with prompts it chooses one. Default: queries of DATA."
+        "Texts to embed; chooses the prompt if the model has prompts. Default: queries of DATA."
     )
-    prompt: str | None = _unset("Prompt of all texts: its name in the model, or the prompt.")
+    prompt: str | None = _unset("Prompt of all texts: the name of a prompt of the model, or the prompt itself.")
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     split: str = cast("Any", EmbedOptions.model_fields["split"])
     dtype: Literal["float16", "float32"] = cast("Any", EmbedOptions.model_fields["dtype"])
     compute: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Numbers of the products. auto: bfloat16 where the processor multiplies them."
+        "auto", description="Number type of matrix products. auto: bfloat16 if the processor supports it."
     )
     threads: int | None = _positive("Threads per worker. Default: all cores.")
 

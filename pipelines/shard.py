@@ -5,7 +5,7 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels
 blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
-Each line is a flow, and a phase: what it leaves is kept until the next one is done, also for a later run.
+Each line is a flow, and a phase: its output is kept until the next phase is done, also for a resumed run.
 """
 
 import contextlib
@@ -61,9 +61,9 @@ def shard(
 ) -> Manifest:
     """Shard the input at `source` (any form of `formats`) to the prefix `data`; the data set's manifest.
 
-    A finished data set of the same input and options is returned as it is; what was cut off is gone on from.
-    `overwrite` removes a finished one first, whatever it was made from, and begins anew. `progress` gets a line a step.
-    Raises InputError (bad input, or `data` holds something else) and StorageError; a table is there whole or not.
+    A finished data set of the same input and options is returned; an interrupted run resumes.
+    `overwrite` removes any finished data set first, and begins again. `progress` gets a line a step.
+    Raises InputError (bad input, or `data` contains something else) and StorageError; a table is complete or absent.
     """
     say = progress or silent
     choose_runner(beam_options)  # refuses wrong options before anything is read
@@ -93,7 +93,7 @@ def shard(
             return None
         files = resume.identity(inputs, resume.read_files(inputs))
         finished = dataset.open_finished(data, files, recorded, described)
-        say(f"{data}: made from this input with these options already; nothing to do")
+        say(f"{data}: up to date: made from this input with these options")
         return finished
 
     def make(job: Job) -> Manifest:
@@ -130,29 +130,32 @@ def shard(
 
 @contextlib.contextmanager
 def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
-    """Remove the files of the phase that an error of the block cuts off, and tell what is kept of those before."""
+    """Remove the files of a phase that an error of the block interrupts, and say which earlier phases are kept."""
     try:
         yield
     except BaseException as error:
         with contextlib.suppress(ExtremisError):
             phases.clear()
             if phases.needed and not isinstance(error, InputError):
-                say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
+                say(
+                    f"{data}: interrupted. The same command resumes from the last finished phase; --overwrite starts "
+                    "from the beginning"
+                )
         raise
 
 
 def _find_dense_model(
     options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
 ) -> DenseModel | None:
-    """Return the model that makes dense vectors of texts: that of the earlier data, or of the options, or none.
+    """Return the model that makes dense vectors of texts: of the earlier data, or of the options, or None.
 
-    Raises InputError: INPUT has vectors of its own, or vectors of the earlier data are others.
+    Raises InputError: INPUT has its own vectors, or vectors unlike those of the earlier data.
     """
     given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
     if options.embed and given:
         raise InputError(
-            f"--embed: {given.name} has vectors of its own, of {given.holds.dense:,} numbers. Leave --embed out, or "
-            "take the field out of INPUT."
+            f"--embed: {given.name} has its own vectors, of {given.holds.dense:,} numbers. Leave --embed out, or "
+            "remove the field from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
@@ -161,7 +164,7 @@ def _find_dense_model(
         had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
-                f"--onto: dense vectors of {base.url}: {had or 'none'}; of INPUT: {has or 'none'}. Give INPUT of the "
+                f"--onto: {base.url} has dense vectors {had or 'none'}, INPUT has {has or 'none'}. Give INPUT of the "
                 "same form."
             )
     if name is None:
@@ -173,8 +176,8 @@ def _find_dense_model(
         found = replace(found, compute=before.compute)
         if differing := {*found.identity().items()} - {*before.identity().items()}:
             raise InputError(
-                f"--onto: its vectors are by {before.name}, and {name} is another model, by its "
-                f"{', '.join(name for name, _ in sorted(differing))}. Name the same one with --embed."
+                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model, "
+                f"as its {', '.join(name for name, _ in sorted(differing))} show. Give the same model with --embed."
             )
     return found
 
@@ -197,7 +200,7 @@ class Attempt(Job):
 
     @property
     def tables(self) -> str:
-        """Prefix of the tables that are made: those of the data set, or of the part that a version adds."""
+        """Prefix of the new tables: of the data set, or of the part that a version adds."""
         return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
     def files(self, kind: str) -> Files:
@@ -267,7 +270,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         say(_changes(base, summary))
         if open_whole(base.url)[0].digest != base.manifest.digest:
-            raise InputError(f"{base.url}: made again meanwhile. Run the command again.")
+            raise InputError(f"{base.url}: another command made this data set again meanwhile. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
@@ -293,7 +296,7 @@ class TablePlans(NamedTuple):
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Put the labels in order, and find the ids of those that points name; both are kept for later. Summary.
+    """Put the labels in order, and find the ids of the points' labels; both are kept for later. Summary.
 
     raw: the first flow's blocks.
     """
@@ -315,13 +318,13 @@ def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) 
 
 
 def _size_of_join(raw: Summary) -> int:
-    """Return the bytes that `join_labels` reads where no labels are there before."""
+    """Return the bytes that `join_labels` reads if there are no earlier labels."""
     packets = [packet for block in raw.blocks_of(LABELS) for packet in (block.sampled, block.rest)]
     return sum(map(size_of, packets)) + sum(size_of(block.mentions) for block in raw.blocks if block.mentions)
 
 
 def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
-    """Send every split's rows, tokenized and with their labels' ids, to its shards, where they are left. Summary."""
+    """Send every split's rows, tokenized and with label ids, to the files of their shards. Summary."""
     groups = {
         table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
         for table, some in tables.groups(raw).items()
@@ -357,7 +360,7 @@ def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe what was read; queries that splits share are counted once, and belong to those whose pairs name them."""
+    """Describe the input; shared queries are counted once, and belong to the splits whose pairs name them."""
     labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
@@ -377,9 +380,9 @@ def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> 
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
-    """Return `frozen`, the hub's, or one that learns from a sample of the texts; None where nothing has a text.
+    """Return `frozen`, the tokenizer of the hub, or one that learns from a sample of the texts; None without texts.
 
-    Unless the options say so, the texts say where they are cut.
+    Unless the options say so, the texts decide the length limit.
     """
     options, tables = attempt.options, ("train", LABELS)
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
@@ -409,7 +412,7 @@ def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
     if model is None:
         return None
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
-        raise InputError(f"--embed: nothing at {attempt.source} has a text. Leave it out.")
+        raise InputError(f"--embed: {attempt.source} contains no texts. Leave --embed out.")
     from pipelines.models import dimension_of
 
     dimension = dimension_of(model)

@@ -56,9 +56,9 @@ def teach(
 ) -> Manifest:
     """Score the negatives of a table by the cross-encoder in the directory `teacher`: the table at OUT.
 
-    It has a column `teacher` (float16 [K], as `label_ids`). With a margin, negatives whose score is not below it are
-    dropped. Raises InputError (no teacher, one of several outputs, OUT holds something else), TableError (of other rows
-    or labels, no texts, damaged), StorageError.
+    It has a column `teacher` (float16 [K], as `label_ids`). With a margin, negatives whose score reaches the margin are
+    dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains something else), TableError
+    (other rows or labels, no texts, damaged), StorageError.
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
     options = options or TeachOptions()
@@ -67,11 +67,16 @@ def teach(
         open_device(device)
     rows, (opened,), labels = open_tables(data, [table])
     if "text" not in rows.columns:
-        raise TableError(f"{rows.url}: holds no texts, which a teacher reads. Make it again with --keep-text.")
+        raise TableError(
+            f"{rows.url}: this table has no texts, which the teacher needs. Shard the data again with --keep-text."
+        )
     files, most = TeacherFiles.find(teacher, options.label), opened.width("label_ids")
     width = options.width or most
     if width > most:
-        raise InputError(f"--width {width}: the table has {most} negatives of a row. Give less, or mine more.")
+        raise InputError(
+            f"--width {width}: the table has {most} negatives for each row. Give a smaller --width, or mine more "
+            "negatives."
+        )
     plan = TeachPlan(rows, (opened,), labels, out, width, teacher=files, options=options, device=device)
     parents = {"labels": labels.digest, "teacher": files.digest}
     return make_derived(plan, parents, options.model_dump(), teach_shard, beam_options, progress)
@@ -104,12 +109,15 @@ def teach_shard(shard: int, plan: TeachPlan) -> Summary:
 
 
 def _score(plan: TeachPlan, teacher: Teacher, queries: list[str], rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Score pairs of a query, by its row, and a label: float32 [V]. Raises TableError where no label has a text."""
+    """Score pairs of a query (by its row) and a label: float32 [V]. Raises TableError if no label has a text."""
     if not len(labels):
         return np.empty(0, np.float32)
     unique, at = np.unique(labels, return_inverse=True)
     texts = plan.labels.rows_at(unique, ["text"]).column("text").to_pylist()
     if not any(texts):
-        raise TableError(f"{plan.labels.url}: holds no texts, which a teacher reads. Make it again with them.")
+        raise TableError(
+            f"{plan.labels.url}: this table has no texts, which the teacher needs. Shard the data again with texts of "
+            "labels."
+        )
     pairs = [queries[row] for row in rows.tolist()], [texts[label] for label in at.tolist()]
     return teacher.score(*pairs, plan.options.batch)

@@ -12,12 +12,12 @@ from schemas.errors import InputError
 
 
 def token_type(vocabulary: int) -> pa.DataType:
-    """Return uint16 where every token id in [0, vocabulary) fits, else uint32."""
+    """Return uint16 if every token id in [0, vocabulary) fits, else uint32."""
     return pa.uint16() if vocabulary <= 1 << 16 else pa.uint32()
 
 
 def label_type(labels: int) -> pa.DataType:
-    """Return int32 where every label id in [0, labels) fits, else int64."""
+    """Return int32 if every label id in [0, labels) fits, else int64."""
     return pa.int32() if labels <= 1 << 31 else pa.int64()
 
 
@@ -33,7 +33,7 @@ def queries(
     """One point a row. `filter_label_ids` are predictions to remove before top-k; positives stay as they are.
 
     An encoder reads `input_ids` (absent where `tokens` is None), `features`, and the vector `dense` [d] (0: absent), or
-    some of these. Raises ValueError where a row would have none.
+    some of these. Raises ValueError if a row would have none.
     """
     inputs = _inputs(tokens, features, dense)
     fields = {"query_id": pa.int64(), "key": pa.string(), **inputs, "label_ids": pa.list_(labels)}
@@ -47,7 +47,7 @@ def queries(
 def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0) -> pa.Schema:
     """One label a row, `label_id` dense in [0, L); `frequency` counts its training points.
 
-    `tokens`, `features` and `dense` as in `queries`. Raises ValueError where a row would have none.
+    `tokens`, `features` and `dense` as in `queries`. Raises ValueError if a row would have none.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
     return without_nulls({**names, **_inputs(tokens, features, dense), "frequency": pa.int64()})
@@ -78,7 +78,7 @@ def texts(dimension: int, dtype: str = "float16") -> pa.Schema:
 def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.Schema:
     """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K].
 
-    Kept by label range, K is G equal groups of columns, each of them so. `teacher` is [K], a cross-encoder's scores.
+    With label ranges, K is G equal groups of columns, one for each range. `teacher` is [K], a cross-encoder's scores.
     """
     scores = pa.list_(pa.float16(), width)
     types = {"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores}
@@ -98,7 +98,7 @@ def dense_type(dimension: int) -> pa.DataType:
 def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str, pa.DataType]:
     """Return token ids; sparse features: ids in [0, F), sorted and unique within a row, with values; and a vector."""
     if tokens is None and not features and not dense:
-        raise ValueError("a row has token ids, features or a vector; got neither")
+        raise ValueError("a row needs token ids, features or a vector; got none of the three")
     types = {} if tokens is None else {"input_ids": pa.list_(tokens)}
     if features:
         types |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
@@ -108,5 +108,5 @@ def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str,
 def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
     types = {"float16": pa.float16(), "float32": pa.float32()}
     if dtype not in types:
-        raise InputError(f"vectors are stored as one of {sorted(types)}; got {dtype!r}.")
+        raise InputError(f"expected a dtype of vectors among {sorted(types)}, got {dtype!r}.")
     return without_nulls({key: pa.int64(), "vector": pa.list_(types[dtype], dimension)})

@@ -1,7 +1,7 @@
 """CRC-32 of the parts of a shard: its end (footer or index) first, then what that end points at.
 
-They stand in the manifest, whose own digest covers them, as base64 of little-endian uint32: a flipped bit anywhere on
-the way from storage to a column is found before the column is made.
+The checksums are in the manifest, as base64 of little-endian uint32, and the manifest's digest covers them: a flipped
+bit anywhere between storage and a column is found before the column is made.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Cores that this process may use: those of its affinity, as far as a container's quota goes."""
+"""Cores that this process may use: by its affinity and the container's quota."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ def cores() -> int:
 
 
 def share_cores(threads: int | None = None) -> None:
-    """Let OpenMP, by which torch and Faiss compute, use these cores and no more, and not spin while it waits.
+    """Limit OpenMP, which torch and Faiss use, to these cores, and do not let it spin while it waits.
 
     To be called before either is loaded. A thread that spins takes a core that other threads have work for. What the
     environment says already stays, unless `threads` are stated, which processes that are started from now on use, too.

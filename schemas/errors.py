@@ -16,7 +16,7 @@ _SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|wor
 class ExtremisError(Exception):
     """Failure for a known reason; the command line exits with `exit_status`.
 
-    The message has no credentials, whatever URL it was made with.
+    The message contains no credentials.
     """
 
     exit_status = 1
@@ -38,7 +38,8 @@ class RoomError(InputError):
 class MissingExtra(InputError):
     """Something is not installed that an extra of this project brings: `problem`, and how to install it.
 
-    It names a checkout and the wheel: `extremis` on PyPI is another project, which no message may tell to install.
+    It names a checkout and the wheel: `extremis` on PyPI is a different one project, which no message may tell to
+    install.
     """
 
     def __init__(self, problem: str, extra: str) -> None:
@@ -49,7 +50,7 @@ class MissingExtra(InputError):
 
 
 class TableError(InputError):
-    """A table cannot be read: unfinished, foreign, of another version, or damaged. Exit status 2."""
+    """A table cannot be read: unfinished, foreign, of a different version, or damaged. Exit status 2."""
 
 
 class StorageError(ExtremisError):
@@ -57,16 +58,16 @@ class StorageError(ExtremisError):
 
 
 def lack_of_memory(error: BaseException | None) -> str | None:
-    """Return the message of a failure for want of memory, that of `error` or of what caused it; None of any other."""
+    """Return the message if `error` or its cause is a lack of memory; else None."""
     while error is not None:
         text = str(error)
         if _SHARED.search(text):
             cause = text.splitlines()[0][:200]
-            return f"no room in /dev/shm ({cause}). Give the container more of it (docker run --shm-size=2g)."
+            return f"/dev/shm is full ({cause}). Give the container more shared memory (docker run --shm-size=2g)."
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _MEMORY.search(text):
             return (
-                "out of memory. Give the machine or the process more (ulimit -v), or lower what the command holds: "
-                "batch, dimension, --memory."
+                "out of memory. Give the process more memory (ulimit -v), or use a smaller batch, dimension or "
+                "--memory."
             )
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

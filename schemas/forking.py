@@ -11,7 +11,7 @@ import fsspec.asyn
 
 @functools.cache
 def survive_forks() -> None:
-    """Make forked children leave this process's connections alone; registered once.
+    """Make forked children leave the connections of this process alone; registered once.
 
     A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child
     closes the connections that it inherited, they are removed from that instance: the parent would wait for ever for
@@ -35,10 +35,10 @@ def survive_forks() -> None:
 
 
 def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
-    """Return `set_threads` of a library that computes by OpenMP, which sets 1 in forked children, whatever it is told.
+    """Return `set_threads` of a library that uses OpenMP; forked children always set 1.
 
-    It is called there at once: OpenMP's threads do not cross a fork, and a child that had more than one would wait for
-    those of its parent for ever.
+    A forked child calls it at once: OpenMP's threads do not survive a fork, and a child with more threads would wait
+    forever.
     """
     forked = False
 

@@ -18,8 +18,8 @@ def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> 
     storage.write_bytes(url, text.encode())
 
 
-def read_json(url: str, remedy: str = "Remove it and run the command again that made it.") -> dict[str, Any]:
-    """Read a JSON object; one that does not match its checksum is read again.
+def read_json(url: str, remedy: str = "Remove the file, and run the command that made it again.") -> dict[str, Any]:
+    """Read a JSON object; read again if the checksum differs.
 
     Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`: damaged.
     """
@@ -32,7 +32,7 @@ def read_json(url: str, remedy: str = "Remove it and run the command again that 
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in `data`; None where there is no such thing, or it is beyond MAX_BYTES."""
+    """Return the JSON object in `data`; None if it is not an object, or larger than MAX_BYTES."""
     try:
         body = json.loads(data) if len(data) <= MAX_BYTES else None
     except (ValueError, RecursionError):

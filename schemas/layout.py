@@ -1,4 +1,4 @@
-"""Paths below DATA (made once) and RUN (one training run): built and parsed here alone."""
+"""Paths below DATA (made once) and RUN (one training run); only this module builds and parses them."""
 
 import re
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def staging(url: str) -> str:
 
 
 def phases(url: str) -> str:
-    """Return the prefix, in staging, of what finished phases leave for a run that goes on after one was cut off."""
+    """Return the prefix, in staging, of the output of finished phases, for a run that resumes."""
     return join(staging(url), "phases")
 
 
@@ -71,22 +71,22 @@ def source_of_part(source: str, part: str) -> str:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return `name`, which is new and becomes a folder or the name of a part. Raises InputError, by its rule.
+    """Return `name`, which is new and becomes a folder or the name of a part. Raises InputError.
 
     Names that exist already, which earlier versions took, go through `folder`.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{what} {name[:60]!r}: a name has 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, and no dot "
-            "in front. Choose another."
+            f"{what} {name[:60]!r}: a name has 1 to 128 characters of a-z, A-Z, 0-9, `.`, `_` and `-`, and does not "
+            "begin with a dot. Choose another name."
         )
     return name
 
 
 def folder(name: str) -> str:
-    """Return `name`, which may come from a manifest, as one folder. Raises InputError where it would lead elsewhere."""
+    """Return `name`, which may come from a manifest, as one folder. Raises InputError if it would lead elsewhere."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
-        raise InputError(f"{name!r} is no name of a split or a source: it would lead out of its prefix.")
+        raise InputError(f"{name!r} cannot name a split or a source: the path would lead out of the folder.")
     return name
 
 
@@ -102,7 +102,7 @@ class _Below:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """Paths below DATA, the prefix that `extremis shard` publishes, whose folders are FOLDERS."""
+    """Paths below DATA, the folder that `extremis shard` writes; its subfolders are FOLDERS."""
 
     FOLDERS: ClassVar = ("queries", "labels", "tokenizer", "rejects", "parts")
 
@@ -143,7 +143,7 @@ class RunLayout:
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
         """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them.
 
-        `on`: digest of the data, where it is a later version than that of the run.
+        `on`: digest of the data, if it is a later version than the data of the run.
         """
         return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
 

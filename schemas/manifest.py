@@ -1,4 +1,4 @@
-"""Manifests of tables: written last, so that a table is there whole or not at all, and read first."""
+"""Manifests of tables: written last, so a table is complete or absent, and read first."""
 
 import configparser
 import functools
@@ -58,7 +58,7 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
 
 @functools.cache
 def code_version() -> str:
-    """Return the version of Extremis: that of the installation, or of the checkout; `unknown` where neither says."""
+    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither states it."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def code_version() -> str:
 def _require_inside(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path or "\0" in path:
-        raise ValueError(f"{path!r} leaves its prefix")
+        raise ValueError(f"{path!r} leads out of the table's folder")
     return path
 
 
@@ -81,7 +81,7 @@ Inside = Annotated[str, pydantic.AfterValidator(_require_inside)]
 
 def _require_place(place: str) -> str:
     if not place or len(place) > _LONGEST_PLACE or "\0" in place or "\\" in place:
-        raise ValueError(f"{place[:60]!r} is no place of a table")
+        raise ValueError(f"{place[:60]!r} is not a path of a table")
     return place
 
 
@@ -95,7 +95,7 @@ class _Stated(BaseModel):
 
 
 class Patch(_Stated):
-    """A small Parquet file that lies over a shard."""
+    """A small Parquet file that changes rows of a shard."""
 
     place: Place
     bytes: int = Field(ge=0)
@@ -106,8 +106,8 @@ class View(_Stated):
     """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
 
     `first`: id of its first row here; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
-    `columns`: columns in place of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
-    columns in place of theirs.
+    `columns`: columns instead of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
+    their new columns.
     """
 
     table: Place
@@ -136,7 +136,7 @@ class Shard(_Stated):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
     `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
-    `groups`: rows of each row group, where they are not those of the table. `view`: it lies in another table.
+    `groups`: rows of each row group, if they differ from those of the table. `view`: the file belongs to another table.
     """
 
     path: Inside
@@ -149,14 +149,14 @@ class Shard(_Stated):
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is absent: older tables have none of it, and their digests stay."""
+        """Leave out absent fields, so that digests of older tables do not change."""
         body: dict[str, Any] = dump(self)
         return {name: value for name, value in body.items() if value is not None}
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Shard":
         if self.groups is not None and sum(self.groups) != self.rows:
-            raise ValueError(f"{self.path}: {sum(self.groups):,} rows in its row groups, and {self.rows:,} in all")
+            raise ValueError(f"{self.path}: the row groups have {sum(self.groups):,} rows, the shard has {self.rows:,}")
         return self
 
     @field_validator("checksums")
@@ -198,7 +198,7 @@ class Manifest(_Stated):
 
     @property
     def files(self) -> list[str]:
-        """Paths of the files that lie below the table itself: shards but those of views, and its own patches."""
+        """Paths of the files of this table itself: its patches, and shards except those of views."""
         patches = [patch.place for entry in self.shards if entry.view for patch in entry.view.patches]
         own = [place for place in patches if not place.startswith(("/", "..")) and "://" not in place]
         return [entry.path for entry in self.shards if entry.view is None] + own
@@ -216,7 +216,7 @@ def publish(url: str, manifest: Manifest) -> Manifest:
 
 
 def publish_new(url: str, manifest: Manifest) -> bool:
-    """Write `manifest` at `url` if none is there; tell whether it is the one that is there now. Raises StorageError."""
+    """Write `manifest` at `url` if there is none; return whether this manifest is now there. Raises StorageError."""
     body = _file_of(manifest)
     return storage.create_bytes(join(url, MANIFEST), body) or storage.read_bytes(join(url, MANIFEST)) == body
 
@@ -228,17 +228,17 @@ def unpublish(url: str) -> None:
 
 
 def is_published(url: str) -> bool:
-    """Return true where a finished table is at `url`."""
+    """Return true if a finished table is at `url`."""
     return storage.exists(join(url, MANIFEST)) or storage.exists(join(url, EARLIER_MANIFEST))
 
 
 def names_manifest(names: Iterable[str]) -> bool:
-    """Return true where the files `names` of a folder are those of a finished table."""
+    """Return true if the files `names` of a folder form a finished table."""
     return not {MANIFEST, EARLIER_MANIFEST}.isdisjoint(names)
 
 
 def manifest_url(url: str) -> str:
-    """Return the URL of the manifest of the finished table at `url`, or of the one that is not there yet."""
+    """Return the URL of the manifest of the table at `url`, finished or not."""
     earlier = join(url, EARLIER_MANIFEST)
     return earlier if not storage.exists(join(url, MANIFEST)) and storage.exists(earlier) else join(url, MANIFEST)
 
@@ -246,7 +246,7 @@ def manifest_url(url: str) -> str:
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """Read the manifest at the prefix `url`, checked against its own digest and, if not None, the expected `kind`.
 
-    Raises TableError: nothing there, unfinished, not ours, of another format version, damaged, or of another kind.
+    Raises TableError: missing, unfinished, foreign, damaged, of another format version, or of another kind.
     """
     place = join(url, MANIFEST)
     try:
@@ -268,7 +268,9 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         actual = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?")
+        raise TableError(
+            f"{place}: not an Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?"
+        )
     if body.get("version") != FORMAT_VERSION:
         raise TableError(
             f"{place}: format version {body.get('version')!r}, this Extremis reads {FORMAT_VERSION}. "
@@ -291,9 +293,8 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     if broken := _fault(manifest):
         raise TableError(f"{place}: the manifest is not valid: {broken}. Make the table again.")
     if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
-        raise TableError(
-            f"{place}: expected a {kind or 'known'} table, got a {manifest.kind} table. Is the path right?"
-        )
+        wanted = f"kind {kind}" if kind else "a known kind"
+        raise TableError(f"{place}: expected a table of {wanted}, got {manifest.kind}. Is the path right?")
     return manifest
 
 
@@ -306,15 +307,17 @@ def read_patch(url: str, patch: Patch) -> bytes:
     """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
     place = resolve(url, patch.place)
     try:
-        return _read_checked(place, patch.sha256, f"It is of {url}: make this version again.")
+        return _read_checked(place, patch.sha256, f"The file belongs to {url}: make this version again.")
     except FileNotFoundError:
-        raise TableError(f"{place}: gone, and {url} needs it. Put it back, or use another version.") from None
+        raise TableError(
+            f"{place}: missing, and {url} needs this file. Restore the file, or use another version."
+        ) from None
 
 
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
     """Return the URL of a shard of the table at `url`.
 
-    Raises TableError, which ends with `remedy`, when it is gone or not as long as it was.
+    Raises TableError, which ends with `remedy`, when it is missing or not as long as it was.
     """
     place = shard_url(url, shard)
     try:
@@ -322,10 +325,10 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
     except FileNotFoundError:
         if shard.view is not None:
             raise TableError(
-                f"{place}: gone. It is of the part {shard.view.part}, which {url} needs. Put it back, or use a version "
-                "without this part."
+                f"{place}: missing. This file belongs to the part {shard.view.part}, which {url} needs. Restore the "
+                "file, or use a version without this part."
             ) from None
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
+        raise TableError(f"{place}: the manifest names this shard, but the file is missing. {remedy}") from None
     if length != shard.bytes:
         raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. {remedy}")
     return place
@@ -354,7 +357,7 @@ def verify_shard(
 
 
 def _read_checked(place: str, expected: str, remedy: str) -> bytes:
-    """Return the bytes of a file, read again where their SHA-256 is not as expected. Raises FileNotFoundError too."""
+    """Return the bytes of a file; read again if the SHA-256 differs. Raises FileNotFoundError too."""
 
     def read() -> tuple[bytes, str]:
         data = storage.read_bytes(place)
@@ -372,7 +375,7 @@ def write_file(url: str, name: str, data: bytes) -> Shard:
 
 
 def describe_file(path: str, name: str, rows: int, checksums: str | None = None) -> Shard:
-    """Describe the shard `name`, which lies in the local file `path` until it is published."""
+    """Describe the shard `name`, which is in the local file `path` until it is published."""
     digest = storage.file_sha256(path)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
@@ -392,30 +395,41 @@ def _parse(data: bytes) -> tuple[Any, bool]:
 
 
 def _absent(url: str, kind: str | None) -> str:
-    """Say what is at `url` in the place of a table of `kind`, and what to do."""
+    """Say what is at `url` instead of a table of `kind`, and what to do."""
     if storage.exists(url):
         return (
-            f"{url}: a file, and no table, which is a folder with a {MANIFEST}. Name it; `extremis shard` makes "
-            "DATA of raw data, and `extremis mine QUERIES VECTORS --out OUT` mines vectors in files."
+            f"{url}: expected a table (a folder with a {MANIFEST}), got a file. Give the folder. `extremis shard` "
+            "makes DATA from raw data, and `extremis mine QUERIES VECTORS --out OUT` mines vectors in files."
         )
     names = storage.list_names(url)
     if RUN_FILE in names:
         if kind == "export":
-            return f"{url}: a run, and no export. Type `extremis export DATA {url} exported/`, and open exported/."
+            return (
+                f"{url}: expected an export, got a run. Run `extremis export DATA {url} exported/`, then open "
+                "exported/."
+            )
         if kind == "data":
-            return f"{url}: a run, and no DATA. Name the DATA that it was trained on, which `extremis shard` wrote."
-        return f"{url}: a run, and no table itself. `extremis inspect {url}` lists its tables."
+            return (
+                f"{url}: expected DATA, got a run. Give the DATA that the run was trained on, as `extremis shard` "
+                "wrote it."
+            )
+        return f"{url}: expected a table, got a run. `extremis inspect {url}` lists the run's tables."
     for below in (names, [f"{name}/{inner}" for name in names[-1:] for inner in storage.list_names(join(url, name))]):
         folders = [name for name in below if "." not in name]
         if folders and all(is_published(join(url, name)) for name in folders):
             kinds = " and ".join(sorted({open_manifest(join(url, name)).kind for name in folders}))
-            return f"{url}: a folder of {kinds} tables, and no table itself. Name one: {join(url, folders[-1])}."
+            return (
+                f"{url}: expected a table, got a folder of {kinds} tables. Give the path of a table, such as "
+                f"{join(url, folders[-1])}."
+            )
     if names:
         return (
-            f"{url}: unfinished table: it holds {len(names)} file(s) but no {MANIFEST}, so whatever wrote it "
-            "was cut off. Run that command again; it starts afresh."
+            f"{url}: unfinished table: {len(names)} file(s), but no {MANIFEST}. The command that wrote the table was "
+            "interrupted. Run that command again."
         )
-    return f"{url}: no table here (no {MANIFEST}). Is the path right, and has the step that makes it been run?"
+    return (
+        f"{url}: no table here (no {MANIFEST}). Is the path right, and has the command that makes the table finished?"
+    )
 
 
 def _file_of(manifest: Manifest) -> bytes:
@@ -428,13 +442,13 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """Say which rule a manifest breaks, whose author may have sealed anything; None: none."""
+    """Say which rule a manifest breaks, even if it has a valid digest; None if it breaks none."""
     kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
     shards = sum(shard.rows for shard in manifest.shards)
     if not 0 <= rows <= MOST or not 0 <= shards <= MOST:
-        return f"it counts {max(rows, shards, key=abs):,} rows"
+        return f"it states {max(rows, shards, key=abs):,} rows"
     if kind in _OF_ROWS and rows != shards:
-        return f"it counts {rows:,} rows, and its shards {shards:,}"
+        return f"it states {rows:,} rows, its shards have {shards:,}"
     if group is not None and not 0 < group <= MOST:
         return f"row groups of {group} rows"
     for name, number in _NUMBERS.get(kind, {}).items():

@@ -1,4 +1,4 @@
-"""Files mapped into memory, all of them: scratch files, which have their room from the start, and files that are read.
+"""Files mapped into memory: scratch files, whose space is reserved at the start, and files that are read.
 
 The system ends a process (SIGBUS) that touches a page which its disk has no room for, or which a file that was cut no
 longer has; no message can be given then. So room is taken before, and changes are looked for before a file is used.
@@ -31,7 +31,7 @@ _DTYPES: dict[str, np.dtype] = {
 
 
 def stamp(file: str | int) -> tuple[int, int, int]:
-    """Return (inode, bytes, nanoseconds of the last change) of a path or an open file; zeros where no file is."""
+    """Return (inode, bytes, nanoseconds of the last change) of a path or an open file; zeros if there is no file."""
     try:
         facts = os.stat(file)
     except FileNotFoundError:
@@ -42,8 +42,8 @@ def stamp(file: str | int) -> tuple[int, int, int]:
 class Mapped:
     """First `length` bytes of a local file, 0: all; a file renamed over it or removed later changes nothing here.
 
-    `private`: the bytes may be written to, in memory alone. Raises FileNotFoundError, and ValueError where the file is
-    shorter.
+    `private`: the bytes may be changed in memory, not in the file. Raises FileNotFoundError, and ValueError if the file
+    is shorter.
     """
 
     def __init__(self, path: str, length: int = 0, private: bool = False) -> None:
@@ -55,7 +55,7 @@ class Mapped:
         self.whole = pa.py_buffer(self._map)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """Return a view of the bytes. Raises ValueError where the file has been cut: they would end the process."""
+        """Return a view of the bytes. Raises ValueError if the file has been cut: they would end the process."""
         size = self._map.size()
         if size < self._length:
             raise ValueError(f"{size} bytes, expected {self._length}")
@@ -71,9 +71,9 @@ MapFile = Callable[[str], Mapped]  # by its name in a folder
 
 
 def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
-    """Return the tensors of a safetensors file that is mapped, as they lie there: of float32, float16 and int64.
+    """Return the tensors (float32, float16, int64) of a mapped safetensors file, without a copy.
 
-    Raises ValueError where it is another file.
+    Raises ValueError if it is a different one file.
     """
     data = np.frombuffer(file.whole, np.uint8)
     start = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else 0
@@ -91,14 +91,14 @@ def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
 
 
 class ScratchFile:
-    """File without a name in TMPDIR, or in `directory`, for `what`: it is gone with its map, however a process ends.
+    """File without a name in TMPDIR, or in `directory`, for `what`: it is missing with its map, however a process ends.
 
-    Raises StorageError where there is no room.
+    Raises StorageError if there is no room.
     """
 
     def __init__(self, what: str, directory: str = "") -> None:
         self._what, self._directory, self._size = what, directory or tempfile.gettempdir(), 0
-        self._remedy = "Choose another one" if directory else "Set TMPDIR to a folder with more room"
+        self._remedy = "Choose another directory" if directory else "Set TMPDIR to a folder with more room"
         with self._room_for(0):
             self._file = tempfile.TemporaryFile(prefix="extremis-", dir=self._directory)  # noqa: SIM115
 
@@ -108,7 +108,7 @@ class ScratchFile:
             self._file.write(data)
 
     def write_at(self, place: int, data: memoryview) -> None:
-        """Write bytes from byte `place` on; what is written to nowhere takes no room."""
+        """Write bytes from byte `place` on; gaps take no space on disk."""
         with self._room_for(data.nbytes):
             while data:
                 written = os.pwrite(self._file.fileno(), data, place)
@@ -129,7 +129,7 @@ class ScratchFile:
             return mmap.mmap(self._file.fileno(), size)
 
     def map(self) -> mmap.mmap | bytes:
-        """Map what was written, to be read."""
+        """Map the written bytes for reading."""
         with self._room_for(0), self._file:
             self._file.flush()
             # An empty file cannot be mapped.
@@ -141,15 +141,15 @@ class ScratchFile:
         try:
             yield
         except OSError as error:
-            reason = f"no file can be made there for {self._what} ({error.strerror})"
+            reason = f"cannot create a file for {self._what} ({error.strerror})"
             if is_full(error):
                 free = shutil.disk_usage(self._directory).free
-                reason = f"{say_bytes(self._size)} are needed there for {self._what}, {say_bytes(free)} are free"
+                reason = f"{self._what} need {say_bytes(self._size)}, and {say_bytes(free)} are free"
             raise StorageError(f"{self._directory}: {reason}. {self._remedy}.") from error
 
 
 class ScratchRows:
-    """Rows of entries, laid end to end in scratch files for `what`. Raises StorageError where there is no room."""
+    """Rows of entries, laid end to end in scratch files for `what`. Raises StorageError if there is no room."""
 
     def __init__(self, what: str) -> None:
         self._values, self._offsets = ScratchFile(what), ScratchFile(what)

@@ -27,13 +27,13 @@ class Options(BaseModel):
         """Refuse whole numbers that arithmetic on arrays does not hold."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
-                raise ValueError(f"{name}: a number of {value.bit_length()} bits; at most 63 are taken")
+                raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")
         return values
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false where they would be taken for 1 and 0, also within a table of numbers."""
+        """Refuse true and false as 1 and 0, also within a table of numbers."""
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
         if kind is not bool and any(isinstance(each, bool) for each in inner):
@@ -45,7 +45,7 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """`values` as options of `kind`. Raises InputError: for each fault the option, what is wrong, the value."""
+    """`values` as options of `kind`. Raises InputError with option, problem and value of each fault."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -53,7 +53,7 @@ def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:
-    """One of pydantic's faults as a clause: a validator's own words, or the option, what it should be, what it is."""
+    """Describe a fault of pydantic in one clause: a validator's message, or option, expected and given value."""
     if fault["type"] == "value_error":
         return _LONG.sub(r"\1…", str(fault["msg"]).removeprefix("Value error, "))
     where = ".".join(str(part) for part in fault["loc"])

@@ -1,4 +1,4 @@
-"""Python processes: one that is started beside this one, the end of one with its parent, and memory that was held."""
+"""Python processes: how to start one, how it ends with its parent, and how much memory it used."""
 
 import os
 import resource
@@ -11,9 +11,9 @@ _LOOK_SECONDS = 0.5  # of a process, whether its parent is there
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
-    """Return the command of a Python process that runs `program`, with modules from where this one has them.
+    """Return the command of a Python process that runs `program` with the module paths of this process.
 
-    Python would put the current folder first, where there may be other packages of our names.
+    Python would put the current folder first, which may contain packages with our names.
     """
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}", *arguments]
 
@@ -29,9 +29,9 @@ def peak_bytes() -> int:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process with the one that started it: a worker that outlived a run would write beside the next one.
+    """End this process with its parent: a worker that outlived a run would write next to the following run.
 
-    `parent`: number of that process, where it is known, which may be gone by now.
+    `parent`: number of that process, if it is known, which may be gone by now.
     """
 
     def watch_parent(parent: int) -> None:

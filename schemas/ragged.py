@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound="_Rows")
 
 
 class _Rows(tuple[np.ndarray, ...]):
-    """B rows of entries: one or more columns [V], and behind them `offsets` [B + 1] integer."""
+    """B rows of entries: one or more columns [V], and `offsets` [B + 1] integer."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class _Rows(tuple[np.ndarray, ...]):
         return self._select(np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts), offsets)
 
     def keep(self: Kind, mask: np.ndarray) -> Kind:
-        """Return all rows with only the entries where `mask` [V] is true."""
+        """Return all rows with only the entries for which `mask` [V] is true."""
         return self if mask.all() else self._select(mask, offsets_of(mask)[self[-1]])
 
     def _select(self: Kind, entries: Any, offsets: np.ndarray) -> Kind:
@@ -92,11 +92,11 @@ class Ragged(_Rows, _Ragged):
 
     @property
     def entries(self) -> np.ndarray:
-        """Values of all rows, and of nothing before or behind them: a view."""
+        """Values of all rows as a view, without values before or after them."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
     def padded(self) -> np.ndarray:
-        """Return int64 [B, longest], with pads behind each row."""
+        """Return int64 [B, longest], padded at the end of each row."""
         rows = np.full((self.rows, self.longest), PAD, np.int64)
         rows[np.arange(rows.shape[1]) < self.counts[:, None]] = self.entries
         return rows
@@ -104,10 +104,10 @@ class Ragged(_Rows, _Ragged):
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K]. Pads never are.
 
-        Raises ValueError where `ids` has another number of rows.
+        Raises ValueError if `ids` has another number of rows.
         """
         if ids.ndim != 2 or ids.shape[0] != self.rows:
-            raise ValueError(f"ids are [B, K] with one row a ragged row; got {ids.shape}, expected ({self.rows}, K)")
+            raise ValueError(f"expected ids of shape ({self.rows}, K), one row for each ragged row; got {ids.shape}")
         ids = ids.astype(np.int64, copy=False)
         if not len(self.entries):
             return np.zeros(ids.shape, dtype=bool)
@@ -131,8 +131,8 @@ class Ragged(_Rows, _Ragged):
         """Return the best `k` of each ranking that are not in its ragged row; pads -1 and -inf fill what is missing.
 
         ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, order kept.
-        The result is that of filtering before ranking where K' >= min(L, k + longest).
-        Raises ValueError where `ids` has another number of rows.
+        The result equals filtering before ranking if K' >= min(L, k + longest).
+        Raises ValueError if `ids` has another number of rows.
         """
         removed = self.contains(ids) | (ids < 0)
         if not removed.any():

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
 
-Every stream of random numbers of the project is named here, once. Its number is part of the key: a number is never
-changed and never given a second time, wherever its line stands.
+Every stream of random numbers of the project is named here, once. Its number is part of the key: a number never changes
+and is never used again, wherever its line is.
 """
 
 from enum import IntEnum
@@ -47,7 +47,7 @@ class InitialWeights(IntEnum):
 
 
 class RandomPoolStream(IntEnum):
-    """Pools of a step that are drawn apart; 0 and 1 drew those of all ranks at once."""
+    """Pools of a step that are drawn separately; 0 and 1 drew those of all ranks at once."""
 
     SHARED = 2
     OWN = 3
@@ -75,7 +75,7 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
 
 
 def philox_state(seed: int, purpose: Purpose, *counters: int) -> tuple[list[int], list[int]]:
-    """Return the key [2] and the counter [4] of a generator, for whoever draws without NumPy. Raises ValueError."""
+    """Return the key [2] and the counter [4] of a generator, for code that draws without NumPy. Raises ValueError."""
     if len(counters) > 3:
         raise ValueError(f"at most three counters, got {counters}")
     # The lowest counter word is the generator's own: each (purpose, counters) owns 2**64 blocks.

@@ -15,7 +15,7 @@ class Request:
     """A table that is to be made: its kind, its parents by digest, and the parameters that decide its content.
 
     `parents` None: the parameters tell them. `section` names the parameter under which the manifest keeps the others.
-    A parameter that a manifest lacks counts as None; those that it has besides have no effect.
+    A parameter that a manifest lacks counts as None; additional parameters are ignored.
     """
 
     kind: str
@@ -24,7 +24,7 @@ class Request:
     section: str | None = None
 
     def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
-        """Say in words how the table that is requested differs from a finished one; nothing where it is the same."""
+        """Describe how the requested table differs from a finished table; empty if it does not."""
         if self.parents is not None:
             names = sorted({*manifest.parents, *self.parents})
             yield from (f"other {name}" for name in names if manifest.parents.get(name) != self.parents.get(name))
@@ -41,11 +41,11 @@ def find_reusable(
     is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
     check_replaceable: Callable[[str, Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Return the table at `url` if it is the one that is requested; None where it is to be made, or made again.
+    """Return the table at `url` if it is the requested table; None if it has to be made, or made again.
 
-    A table made otherwise is made again with `overwrite`, or if its parents are others and `is_stale` of its
-    parameters: what it was made from has been written anew. `check_replaceable` has its say before.
-    Raises InputError for any other table; it names what differs and ends with `remedy`.
+    A table made with other options is made again with `overwrite`, or if its parents differ and `is_stale` of its
+    parameters is true: its input was written again. `check_replaceable` has its say before. Raises InputError for any
+    other table; it names what differs and ends with `remedy`.
     """
     if not is_published(url):
         return None
@@ -53,7 +53,8 @@ def find_reusable(
     recorded = manifest.parameters.get(request.section) if request.section else manifest.parameters
     if manifest.kind != request.kind or recorded is None:
         raise InputError(
-            f"{url}: holds a finished {manifest.kind} table, not one of kind {request.kind}. Give another place."
+            f"{url}: holds a finished {manifest.kind} table, and this command writes a {request.kind} table. Give "
+            "another place."
         )
     changes = list(request.changes(manifest, recorded))
     if not changes:
@@ -61,7 +62,8 @@ def find_reusable(
     other_parents = request.parents is not None and manifest.parents != request.parents
     if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
         raise InputError(
-            f"{url}: holds a finished {manifest.kind} table made otherwise ({'; '.join(changes)}). {remedy}"
+            f"{url}: holds a finished {manifest.kind} table that was made with other options ({'; '.join(changes)}). "
+            f"{remedy}"
         )
     if check_replaceable is not None:
         check_replaceable(url, manifest)

@@ -17,7 +17,7 @@ class RunTable(NamedTuple):
 
 
 def run_tables(run: RunLayout, source: str | None = None, before: int | None = None) -> Iterator[RunTable]:
-    """Yield the run's finished tables, newest first: of `source` alone, and for epochs `before` one, where given.
+    """Yield the run's finished tables, newest first: only those of `source`, and for epochs before `before`, if given.
 
     Raises TableError, StorageError.
     """

@@ -21,7 +21,7 @@ def redact(text: str) -> str:
 
 
 def redact_known(text: str, url: str) -> str:
-    """Redact `text`, also where it repeats what stands before the host of `url` without the rest of that URL."""
+    """Redact `text`, also if it repeats the part before the host of `url` alone."""
     for match in _USER.finditer(url):
         user, _, password = match[0][:-1].partition(":")
         for secret in filter(None, (match[0][:-1], password, user)):
@@ -35,7 +35,7 @@ def has_credentials(url: str) -> bool:
 
 
 def _hide_bucket(match: re.Match[str]) -> str:
-    """Keep the scheme, and what stands behind the last @, which no secret does."""
+    """Keep the scheme, and the part after the last @, which no secret contains."""
     scheme, _, rest = match[0].partition("://")
     _, mark, place = rest.rpartition("@")
     return f"{scheme}://***@{place}" if mark else f"{scheme}://***"

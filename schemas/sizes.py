@@ -1,4 +1,4 @@
-"""Sizes in bytes and counts, as people write and read them, and whether so many bytes fit on a disk."""
+"""Sizes in bytes and counts, as people write and read them, and checks for space on a disk."""
 
 import contextlib
 import re
@@ -17,12 +17,12 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
-        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
+        raise InputError(f"{text!r}: expected a number with a unit, for example 8GiB or 500MB.")
     return int(float(match[1]) * unit)
 
 
 def say_count(done: int, total: int | None) -> str:
-    """Format what is done of a total, None: not known."""
+    """Format progress out of a total; None: the total is unknown."""
     return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
@@ -52,9 +52,9 @@ def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> I
 
 
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
-    """Refuse to write more than is free where `url` is, or will be: `needs`, the least bytes by what they are.
+    """Refuse to write more than the free space at `url`: `needs`, the least bytes by content.
 
-    Only local disks say what is free. Raises RoomError that ends with `remedy`.
+    Only local disks report their free space. Raises RoomError that ends with `remedy`.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 
@@ -62,15 +62,15 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
     if free is None or sum(needs.values()) <= free:
         return
     parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
-    raise RoomError(f"{url}: at least {parts} are written there, and {say_bytes(free)} are free. {remedy}")
+    raise RoomError(f"{url}: the command writes at least {parts}, and {say_bytes(free)} are free. {remedy}")
 
 
 @contextlib.contextmanager
 def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
-    """Write a file at `url` of about `size` bytes, `what` it has, in the block, if there is room where it is written.
+    """Write about `size` bytes of `what` to a file at `url` in the block, if there is space.
 
     That is the disk of `url`, or TMPDIR, from which files are uploaded. Raises RoomError, which ends with `remedy`,
-    before the block and where the disk is full in the end.
+    before the block, and if the disk becomes full.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 
@@ -83,5 +83,5 @@ def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     except StorageError as error:
         if error.__cause__ is None or not storage.is_full(error.__cause__):
             raise
-        text = f"{place}: the disk is full: about {say_bytes(size)} of {what} are to be written there. {remedy}"
+        text = f"{place}: the disk is full: the command writes about {say_bytes(size)} of {what}. {remedy}"
         raise RoomError(text) from error

@@ -1,6 +1,6 @@
 """Reading and writing of any fsspec URL, with retries, and with writes that are whole or not there.
 
-A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
+A URL is anything that fsspec accepts: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
 
 import asyncio
@@ -64,14 +64,14 @@ def join(url: str, *parts: str) -> str:
 def resolve(url: str, place: str) -> str:
     """Return the URL of `place`, which is relative to the prefix `url`, or absolute.
 
-    Raises InputError where it leads out of the bucket.
+    Raises InputError if it leads out of the bucket.
     """
     if "://" in place or place.startswith("/"):
         return place
     scheme, separator, path = url.rpartition("://")
     resolved = posixpath.normpath(posixpath.join(path, place))
     if separator and (resolved == "." or resolved.startswith("..")):
-        raise InputError(f"{url}: names {place!r}, which leads out of {scheme}://. Make it again.")
+        raise InputError(f"{url}: names {place!r}, which leads out of {scheme}://. Make the table again.")
     return scheme + separator + resolved
 
 
@@ -93,20 +93,21 @@ def relative(url: str, target: str) -> str:
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the fsspec filesystem of `url` and the path inside it.
 
-    Raises InputError for an unknown scheme, a malformed URL and credentials in that of a bucket, StorageError where a
-    server is not reached.
+    Raises InputError for an unknown scheme, a malformed URL or credentials in a bucket's URL, StorageError if a server
+    cannot be reached.
     """
     if has_credentials(url):
         raise InputError(
-            f"cannot open {url!r}: credentials do not belong into a URL of a bucket. Give them by the environment "
-            "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS) or a file of the store."
+            f"cannot open {url!r}: the URL contains credentials. Set environment variables instead "
+            "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS), or use the store's "
+            "credentials file."
         )
     if not url.strip():
         raise InputError(f"an empty path ({url!r}): name a directory or a URL.")
     if len(url) > _LONGEST:
-        raise InputError(f"a path of {len(url):,} characters; at most {_LONGEST:,} are taken. Fix the path.")
+        raise InputError(f"the path has {len(url):,} characters; expected at most {_LONGEST:,}. Fix the path.")
     if "\0" in url:
-        raise InputError(f"cannot open {url!r}: a path has no NUL. Fix the path.")
+        raise InputError(f"cannot open {url!r}: the path contains a NUL character. Fix the path.")
     try:
         fs, path = url_to_fs(url, **_options(url))
     except OSError as error:
@@ -115,7 +116,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition("://")[0])
         if extra is None:
-            raise InputError(f"cannot open {url!r}: {error}. Install what carries this scheme.") from error
+            raise InputError(f"cannot open {url!r}: {error}. Install the package for this scheme.") from error
         raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
     except Exception as error:  # filesystems of fsspec raise what they like over a URL
         cause = redact_known(str(error) or type(error).__name__, url)
@@ -133,12 +134,12 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def is_local(url: str) -> bool:
-    """Return true where `url` is on a local disk."""
+    """Return true if `url` is on a local disk."""
     return isinstance(filesystem(url)[0], LocalFileSystem)
 
 
 def is_stream(url: str) -> bool:
-    """Return true where `url` is a local file but no regular one: a device, a pipe, or an open file by its number."""
+    """Return true if `url` is a local file but not a regular file: a device, a pipe, or an open file by its number."""
     fs, path = filesystem(url)
     if not isinstance(fs, LocalFileSystem):
         return False
@@ -151,13 +152,13 @@ def is_stream(url: str) -> bool:
 
 
 def is_folder(url: str) -> bool:
-    """Return true where `url` is a folder of a local disk."""
+    """Return true if `url` is a folder of a local disk."""
     fs, path = filesystem(url)
     return isinstance(fs, LocalFileSystem) and os.path.isdir(path)
 
 
 def is_within(url: str, prefix: str) -> bool:
-    """Return true where `url` is `prefix` or lies below it; on a local disk by any name, links followed."""
+    """Return true if `url` is `prefix` or below it; on a local disk by any name, links followed."""
     (fs, path), (other, root) = filesystem(url), filesystem(prefix)
     if type(fs) is not type(other):
         return False
@@ -170,7 +171,7 @@ def is_within(url: str, prefix: str) -> bool:
 
 
 def exists(url: str) -> bool:
-    """Return true where a file is at `url`. Raises StorageError where storage does not answer."""
+    """Return true if a file is at `url`. Raises StorageError if storage does not answer."""
     fs, path = filesystem(url)
 
     def find() -> bool:
@@ -200,26 +201,26 @@ def read_range(
     def read() -> bytes:
         data: bytes = _bounded(fs, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
-            raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
+            raise OSError(errno.EIO, f"got {len(data)} bytes, expected {stop - start}")
         if checksum is not None and crc32(data) != checksum:
-            raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: they do not match their checksum")
+            raise OSError(errno.EIO, f"bytes {start} to {stop} are damaged: the checksum differs")
         return data
 
     return _attempt(read, "read", url, given_up)
 
 
 def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
-    """Publish `data` behind a line with its CRC-32, for `read_sealed`. Raises StorageError."""
+    """Publish `data` after a line with its CRC-32, for `read_sealed`. Raises StorageError."""
     write_bytes(url, seal(data), durable)
 
 
 def seal(data: bytes) -> bytes:
-    """Return `data` behind a line with its CRC-32."""
+    """Return `data` after a line with its CRC-32."""
     return b"%08x\n%b" % (crc32(data), data)
 
 
 def unseal(sealed: bytes) -> bytes | None:
-    """Return what `seal` was given; None where it does not match its checksum."""
+    """Return what `seal` was given; None if the content does not match the checksum."""
     line, _, data = sealed.partition(b"\n")
     return bytes(data) if line == b"%08x" % crc32(data) else None
 
@@ -227,19 +228,19 @@ def unseal(sealed: bytes) -> bytes | None:
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
     """Read what `write_sealed` wrote; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError, StorageError, also where they are damaged; with a `remedy` TableError that ends with it.
+    Raises FileNotFoundError, StorageError, also for damaged bytes; with a `remedy` TableError that ends with it.
     """
     data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
     if data is not None:
         return data
-    fault = "it does not match its checksum"
+    fault = "the content does not match the checksum"
     if remedy is None:
         raise StorageError(f"could not read {url}: the file is damaged: {fault}; fix the cause and run again.")
     raise TableError(f"{url}: damaged: {fault}. {remedy}")
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
-    """Return what `read` reads: again where it does not match its checksum, since a fault of the way may be gone.
+    """Return what `read` reads; read again where the checksum differs, because a fault of the network may have passed.
 
     The last of READS is returned whether it matches or not.
     """
@@ -250,7 +251,7 @@ def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """Open the file at `url` for one streaming pass: beyond a local disk in requests of READ_BYTES, each with retries.
+    """Open the file at `url` for one streaming pass; on remote storage in requests of READ_BYTES, each with retries.
 
     Raises FileNotFoundError, StorageError; reading it OSError on a local disk, StorageError elsewhere.
     """
@@ -270,7 +271,7 @@ class RangeReader(AbstractBufferedFile):
         super().__init__(None, url, size=length, cache_type="none")
 
     def readall(self) -> bytes:
-        """Read what is left in requests of READ_BYTES: one that fails is repeated alone."""
+        """Read the rest in requests of READ_BYTES: a failed request is repeated on its own."""
         return b"".join(iter(lambda: self.read(READ_BYTES), b""))
 
     def _fetch_range(self, start: int, end: int) -> bytes:
@@ -284,21 +285,21 @@ def size(url: str) -> int:
 
 
 def list_names(url: str) -> list[str]:
-    """List the names directly under the prefix `url`, sorted; empty where nothing is there."""
+    """List the names directly under the prefix `url`, sorted; empty if there are none."""
     own, listed = _list(url, detail=False)
     paths = {path.rstrip("/") for path in listed} - {own}  # some stores list the folder itself, too
     return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
-    """Return the bytes of each file directly under the prefix `url`, by name; empty where nothing is there."""
+    """Return the bytes of each file directly under the prefix `url`, by name; empty if there are none."""
     listed = _list(url, detail=True)[1]
     files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed if each["type"] == "file"}
     return {name: files[name] for name in sorted(filter(_is_visible, files))}
 
 
 def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
-    """Return the path of a folder, and what fsspec's `ls` does for it; nothing where no folder is."""
+    """Return the path of a folder, and the answer of fsspec's `ls`; nothing if there is no folder."""
     fs, path = filesystem(url)
 
     def list_entries() -> list[Any]:
@@ -317,7 +318,7 @@ def _is_visible(name: str) -> bool:
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 
-    A link is followed; what is no regular file, such as a device or a pipe, is written through. Without `durable` the
+    A link is followed; a device or a pipe is written through. Without `durable` the
     fsync is left out, for files that are not read after a crash.
     Raises StorageError (disk full, no permission, server error).
     """
@@ -342,10 +343,10 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
 
 
 def create_bytes(url: str, data: bytes) -> bool:
-    """Write `data` at `url` whole if nothing is there; tell whether it was written. Of several at once one succeeds.
+    """Write `data` at `url` as a whole if nothing is there; return whether it was written; one writer succeeds.
 
-    An answer that was lost may make it False though it was written: read it back. A store without conditional writes
-    takes all of them, and the last one stays. Raises StorageError.
+    An answer that was lost may make it False though it was written: read it back. On a store without conditional writes
+    all succeed, and the last write stays. Raises StorageError.
     """
     fs, path = filesystem(url)
 
@@ -366,10 +367,10 @@ def create_bytes(url: str, data: bytes) -> bool:
 
 
 def move_files(source: str, target: str, names: Sequence[str]) -> None:
-    """Move files by `names` from one prefix to another of the same store, over what is there; their bytes are kept.
+    """Move files by `names` from one prefix to another of the same store, over existing files; bytes do not change.
 
-    On a local disk they are renamed; elsewhere the store copies them, and the originals stay for whoever removes
-    `source`. Raises FileNotFoundError, StorageError.
+    On a local disk they are renamed; elsewhere the store copies them, and the caller removes `source`. Raises
+    FileNotFoundError, StorageError.
     """
     fs, start = filesystem(source)
     end = filesystem(target)[1]
@@ -395,12 +396,12 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def writing(url: str, durable: bool = True) -> Iterator[str]:
-    """Yield a local path to write to, whose file is published at `url` when the block ends: whole or not at all.
+    """Yield a local path to write to; its file is published at `url` as a whole when the block ends.
 
-    On a local disk it is renamed into place after fsync, where a link leads to; elsewhere it is uploaded from a scratch
-    file (TMPDIR), so that memory does not grow with the file, and so is what is written through a device or a pipe.
-    Left by an error, nothing is published and nothing stays behind. Without `durable` the fsync is left out. Raises
-    StorageError (disk full, no permission, server error).
+    On a local disk it is renamed into place after fsync, following a link; for remote storage, a device or a pipe it is
+    a scratch file (TMPDIR) that is uploaded or copied, so memory does not grow with the file. After an error nothing is
+    published and no file is left. Without `durable` the fsync is left out. Raises StorageError (disk full, no
+    permission, server error).
     """
     fs, path = filesystem(url)
     through = is_stream(url)
@@ -434,7 +435,7 @@ def remove(url: str, recursive: bool = False) -> None:
 
 
 def free_bytes(url: str) -> int | None:
-    """Return the bytes that are free where `url` is, or will be, on a local disk; None elsewhere."""
+    """Return the free bytes at `url`, which need not exist, on a local disk; None elsewhere."""
     fs, path = filesystem(url)
     if not isinstance(fs, LocalFileSystem):
         return None
@@ -456,7 +457,7 @@ def file_sha256(path: str) -> str:
 
 
 def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the hexadecimal SHA-256 of what is left of an open file; `on_bytes(bytes)` is called after each piece."""
+    """Return the hexadecimal SHA-256 of the rest of an open file; `on_bytes(bytes)` is called after each piece."""
     digest = hashlib.sha256()  # Python 3.10 has no hashlib.file_digest
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -467,7 +468,7 @@ def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None
 
 @contextlib.contextmanager
 def replacing(path: str, durable: bool) -> Iterator[str]:
-    """Yield a name beside `path`, or beside what it links to, whose file takes its place when the block ends."""
+    """Yield a name next to `path`, or next to the target of the link; its file takes that place when the block ends."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     with _beside(path) as temporary:
         yield temporary
@@ -480,7 +481,7 @@ def replacing(path: str, durable: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _beside(path: str) -> Iterator[str]:
-    """Yield a name beside `path`, whose folder is made; what has this name in the end is removed."""
+    """Yield a new folder next to `path`; it is removed at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     _make_folder(folder or ".")
@@ -492,7 +493,7 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder where `path` leads to, if it is not there. Raises NotADirectoryError where something else is."""
+    """Make the folder of `path`, links followed, if it is missing. Raises NotADirectoryError if something else is."""
     try:
         os.makedirs(os.path.realpath(path), exist_ok=True)
     except FileExistsError:
@@ -513,7 +514,7 @@ def _descriptor(path: str) -> int | None:
 
 
 def _open_stream(path: str) -> IO[bytes]:
-    """Open a device, a pipe or an open file to be written through: what is there already stays."""
+    """Open a device, a pipe or an open file for writing, without truncating it."""
     number = _descriptor(path)
     with Wait(f"a reader of {path}"):  # of a pipe: nothing else takes that long to open
         return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
@@ -533,7 +534,7 @@ def _link(path: str, data: bytes) -> None:
 
 
 def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write an object that is not there yet, by a conditional write where the store has one. Raises FileExistsError."""
+    """Write a new object, with a conditional write if the store has one. Raises FileExistsError."""
     try:
         _bounded(fs, "pipe_file", path, data, mode="create")
         return
@@ -541,11 +542,11 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
         pass
     except OSError as error:
         if error.errno == errno.EEXIST or "PreconditionFailed" in str(error) or "ConditionalRequest" in str(error):
-            raise FileExistsError(errno.EEXIST, "there is one already") from None
+            raise FileExistsError(errno.EEXIST, "the file exists already") from None
         if "NotImplemented" not in str(error):
             raise
     if fs.exists(path):
-        raise FileExistsError(errno.EEXIST, "there is one already")
+        raise FileExistsError(errno.EEXIST, "the file exists already")
     _bounded(fs, "pipe_file", path, data)
 
 
@@ -560,7 +561,7 @@ def _sync(path: str, flags: int) -> None:
 def _bounded(
     fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
 ) -> Any:
-    """Call a method of `fs`, and give it up after `seconds` where it waits for a network. Raises TimeoutError then.
+    """Call a method of `fs`, and give up after `seconds` if it waits for a network. Raises TimeoutError then.
 
     Others write there, too: nothing is known from an earlier call.
     """

@@ -41,7 +41,7 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class PartTable:
-    """A part of a table: its name, the table that its shards lie in (a place) and its digest, and rows that are left.
+    """A part of a table: its name, the table that contains its shards (a place) and its digest, and the remaining rows.
 
     Shards [first, stop) of the table of all parts are its.
     """
@@ -58,7 +58,7 @@ class PartTable:
 class Table:
     """Published table at `url`. Cheap: nothing but the manifest is read until rows are asked for; picklable.
 
-    Reading raises TableError where a shard is gone or damaged, StorageError. Rows count from 0 in storage order; row
+    Reading raises TableError if a shard is missing or damaged, StorageError. Rows count from 0 in storage order; row
     groups are numbered over the whole table.
     """
 
@@ -72,7 +72,7 @@ class Table:
 
     @classmethod
     def find(cls, url: str, kind: str | None = None) -> "Table | None":
-        """Open the table at `url`; None where nothing finished is there. Raises TableError as `open` does."""
+        """Open the table at `url`; None if nothing finished is there. Raises TableError as `open` does."""
         try:
             return cls.open(url, kind) if manifests.is_published(url) else None
         except TableError:
@@ -120,7 +120,7 @@ class Table:
 
     @property
     def ids_of(self) -> str:
-        """What a table of negatives names by its `label_ids`: "labels", or "points", mined among themselves."""
+        """Meaning of `label_ids` in a table of negatives: "labels", or "points"."""
         return "points" if self.parameters.get("by") == "points" else "labels"
 
     @property
@@ -130,7 +130,7 @@ class Table:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Columns and their types as the first shard has them. Raises IndexError where there is none."""
+        """Columns and their types as the first shard has them. Raises IndexError if there is none."""
         from schemas.shard_files import shards
 
         with shards.open_shard(self.url, self.shards[0]) as file:
@@ -138,23 +138,23 @@ class Table:
 
     @property
     def id_column(self) -> str:
-        """Name of the column of ids. Raises StopIteration where the table has none."""
+        """Name of the column of ids. Raises StopIteration if the table has none."""
         return next(name for name in _IDS if name in self.columns)
 
     def width(self, column: str) -> int:
         """Return K of a column of lists of K values, from its type `fixed_size_list<element: float>[64]`.
 
-        Raises TableError where the table has no such column.
+        Raises TableError if the table has no such column.
         """
         types = {entry.name: entry.type for entry in self.manifest.columns}
         size = re.search(r"\[(\d+)\]$", types.get(column, ""))
         if size is None:
-            raise TableError(f"{self.url}: a {self.kind} table without {column}. Make it again.")
+            raise TableError(f"{self.url}: this {self.kind} table has no column {column}. Make the table again.")
         return int(size[1])
 
     @property
     def dimension(self) -> int:
-        """D of the column `vector`. Raises TableError where there is none."""
+        """D of the column `vector`. Raises TableError if there is none."""
         return self.width("vector")
 
     @cached_property
@@ -173,7 +173,7 @@ class Table:
     def batches(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) in storage order, a row group (or the part of it that is inside) at a time."""
+        """Yield rows [start, stop) in storage order, a row group (or its part in the range) at a time."""
         stop = self.rows if stop is None else min(stop, self.rows)
         first = 0
         for number, entry in enumerate(self.shards):
@@ -189,7 +189,7 @@ class Table:
         yield from shards.iterate_shard(self.url, self.shards[shard], columns)
 
     def read(self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None) -> pa.Table:
-        """Read rows [start, stop) into memory. Raises ValueError where there are none."""
+        """Read rows [start, stop) into memory. Raises ValueError if there are none."""
         return pa.concat_tables(self.batches(columns, start, stop))
 
     def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -234,42 +234,42 @@ class Table:
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield the row groups of shard `shard` of both: `columns` of this one, and all of `other`, row by row.
 
-        Raises TableError where the ids of `other` are not those of this table.
+        Raises TableError if the ids of `other` are not those of this table.
         """
         own, others = self.batches_of(shard, columns), other.batches_of(shard)
         for rows, joined in zip(own, others, strict=True):
             if not rows.column(self.id_column).equals(joined.column(0)):
                 raise TableError(
-                    f"{other.place(shard)}: its {joined.column_names[0]} column is not that of {self.place(shard)}. "
-                    f"Make the {other.kind} again."
+                    f"{other.place(shard)}: the column {joined.column_names[0]} differs from that of "
+                    f"{self.place(shard)}. Make the {other.kind} again."
                 )
             yield rows, joined
 
     def require_made_from(self, name: str, parent: "Table") -> None:
-        """Refuse this table where its parent `name` is another than `parent`. Raises TableError that names both."""
+        """Refuse this table if its parent `name` is not `parent`. Raises TableError that names both."""
         got = self.parents.get(name)
         if got != parent.digest:
             raise TableError(
-                f"{self.url}: this {self.kind} table was made from another {name} table (digest {str(got)[:12]}…) than "
-                f"{parent.url} (digest {parent.digest[:12]}…). Make it again from this one, or point at the data it "
-                "was made from."
+                f"{self.url}: this {self.kind} table was made from a {name} table with digest {str(got)[:12]}…, but "
+                f"{parent.url} has digest {parent.digest[:12]}…. Make the {self.kind} table again from {parent.url}, "
+                "or give the data that it was made from."
             )
 
     def require_ids_of(self, what: str) -> None:
-        """Refuse a table of negatives whose ids are of something else than `what`. Raises TableError."""
+        """Refuse a table of negatives unless its ids are `what`. Raises TableError."""
         if self.ids_of != what:
-            given = f"{self.url}: this table names {self.ids_of}, expected one that names {what}"
+            given = f"{self.url}: the ids of this table are {self.ids_of}, expected {what}"
             raise TableError(f"{given}. Mine one {'with' if what == 'points' else 'without'} --by points.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
-        """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""
+        """Refuse this table if it was made from other rows than `rows`, or its row groups differ. Raises TableError."""
         self.require_made_from("queries", rows)
         if self.cut != rows.cut:
             own, others = (
                 f"{[entry.rows for entry in table.shards]} rows in row groups of {table.manifest.row_group_rows}"
                 for table in (self, rows)
             )
-            raise TableError(f"{self.url}: not aligned with {rows.url}: it holds {own}, expected {others}. {remedy}")
+            raise TableError(f"{self.url}: not aligned with {rows.url}: got {own}, expected {others}. {remedy}")
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
@@ -288,14 +288,17 @@ class Table:
 
     @property
     def parts(self) -> tuple[PartTable, ...]:
-        """Parts of a table of a version of data, oldest first; none where the table is of no version."""
+        """Parts of a table of a version of data, oldest first; empty if the table does not belong to a version."""
         return tuple(PartTable(**part) for part in self.parameters.get(PARTS, ()))
 
     def choose_parts(self, window: str | Sequence[str]) -> list[PartTable]:
         """Return the parts that `window` names: `last N`, a pattern, a list of names, all for "". Raises InputError."""
         names = ", ".join(part.name for part in self.parts)
         if not self.parts:
-            raise InputError(f"{self.url}: not of a version, so it has no parts. Leave out what names or weighs parts.")
+            raise InputError(
+                f"{self.url}: this table has no parts, because the data set is not a version. Leave out the options "
+                "that name or weigh parts."
+            )
         if isinstance(window, str):
             last = re.fullmatch(r"last (\d{1,9})", window.strip())
             if last:
@@ -314,7 +317,7 @@ class Table:
     def of_parts(self, parts: Sequence[PartTable]) -> "Table":
         """Return the rows of some parts as a table: its shards are some of this one's, each row with its id here.
 
-        It is on no storage, and the same wherever it is made. `id_range` is None where the parts are no neighbours.
+        It is on no storage, and the same wherever it is made. `id_range` is None if the parts are no neighbours.
         """
         shards = tuple(shard for part in parts for shard in self.shards[part.first : part.stop])
         rows = sum(shard.rows for shard in shards)
@@ -350,7 +353,7 @@ def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
-    """Yield rows [start, stop) of `groups`; nothing behind them is read."""
+    """Yield rows [start, stop) of `groups`; later rows are not read."""
     first = 0
     for group in groups:
         low, high = max(start - first, 0), min(stop - first, group.num_rows)

@@ -36,7 +36,7 @@ class DenseModel:
             return None
         names = {field.name for field in fields(cls)}
         if not isinstance(stated, Mapping) or {*stated} != names or not {*map(type, stated.values())} <= {str}:
-            raise TableError(f"{url}: its parameter {DENSE_MODEL!r} does not state {', '.join(sorted(names))}.")
+            raise TableError(f"{url}: the parameter {DENSE_MODEL!r} lacks {', '.join(sorted(names))}.")
         return cls(**stated)
 
     def facts(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Versions: what a data set or an export says about the ones before it, what it needs of them, and which is current."""
+"""Versions: what a data set or an export records of its predecessors, what it needs from them, and which is current."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,11 @@ _LONGEST = 1024  # bytes of the file
 
 @dataclass(frozen=True)
 class Version:
-    """Place of a data set among versions: the one it goes on from, by place and digest, and its part's name.
+    """Place of a data set among versions: the one it continues from, by place and digest, and its part's name.
 
-    `number` counts from 1; a data set that goes on from none is 1. `needs`: (part, place of its data set) of all parts,
-    oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first one's
-    first. `choices`: what decides its content besides its input and options.
+    `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, place of its data set) of all
+    parts, oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first
+    one's first. `choices`: what decides its content besides its input and options.
     """
 
     number: int
@@ -52,33 +52,33 @@ class Version:
 
 
 def parts_since(data: Manifest, digest: str) -> list[str] | None:
-    """Return the parts of `data` that the version of `digest` had not; None where this is none of its versions."""
+    """Return the parts of `data` that the version with `digest` lacks; None if it is not an earlier version."""
     version = Version.of(data)
     lineage = [*version.lineage, data.digest]
     return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None
 
 
 def part_name(number: int) -> str:
-    """Return the name of the part of version `number` where nobody gives one."""
+    """Return the default name of the part of version `number`."""
     return f"{number:04d}"
 
 
 def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
-    """Open the data set at `data`, and its tables by name, all of which, and all parts, have to be there.
+    """Open the data set at `data`, and its tables by name; all tables and parts must exist.
 
-    Raises TableError that names what is gone or another.
+    Raises TableError that names missing or changed parts.
     """
     table = Table.open(data, "data")
     tables = {name: Table.open(join(data, name)) for name in table.parents}
     for name, opened in tables.items():
         if opened.digest != table.parents[name]:
-            raise TableError(f"{opened.url}: not the table that {data} was published with. Shard the data again.")
+            raise TableError(f"{opened.url}: this table was replaced after {data} was published. Shard the data again.")
     require_parts(table)
     return table, tables
 
 
 def require_parts(table: Table) -> None:
-    """Raise TableError that names the parts of a version of data that are gone, or others than it was made of."""
+    """Raise TableError that names the missing or changed parts of a version of data."""
     if VERSION not in table.parameters:
         return
     urls = [join(table.url, name) for name in table.parents if name.startswith("queries/")]
@@ -88,24 +88,24 @@ def require_parts(table: Table) -> None:
 
 
 def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: str) -> None:
-    """Raise TableError that names the parts of `needed`, by URL and digest of a table, that are gone or made again."""
+    """Raise TableError that names the missing or changed parts of `needed` (URL and digest of a table)."""
 
     def fault(place: tuple[str, str], part: str) -> str | None:
         url, digest = place
         try:
             same = Table.open(url).digest == digest
         except TableError:
-            return f"part {part} ({url}) is gone"
-        return None if same else f"part {part} ({url}) was made again since"
+            return f"part {part} ({url}) is missing"
+        return None if same else f"part {part} ({url}) has been made again since"
 
     with ThreadPoolExecutor(_THREADS) as pool:
         faults = "; ".join(filter(None, pool.map(fault, needed, needed.values())))
     if faults:
-        raise TableError(f"{table.url}: needs what is not there: {faults}. Put it back, {remedy}.")
+        raise TableError(f"{table.url}: files that this version needs are missing: {faults}. Restore them, {remedy}.")
 
 
 def moved(view: View, before: str, after: str) -> View:
-    """Return a view of the table at `before` as one of the table at `after`."""
+    """Return the shards of the table at `before` as a view for the table at `after`."""
     patches = {
         name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
         for name in ("gone", "columns", "changed")
@@ -116,10 +116,10 @@ def moved(view: View, before: str, after: str) -> View:
 
 @dataclass(frozen=True)
 class ExportVersion:
-    """Place of an export among versions: the part of the data that it was made with, and the export it goes on from.
+    """Place of an export among versions: the part of the data that it was made with, and the export it continues from.
 
-    `onto`: place of that export, with its `digest`; None: it goes on from none. `needs`: (part, place, digest) of all
-    exports whose files it names.
+    `onto`: place of that export, with its `digest`; None: it continues from none. `needs`: (part, place, digest) of all
+    exports whose files it uses.
     """
 
     part: str
@@ -136,37 +136,37 @@ class ExportVersion:
         return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
 
     def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
-        """Return what the export at `before` needs, as seen from `after`."""
+        """Return the needs of the export at `before`, with places relative to `after`."""
         return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
 
 
 def require_needed(table: Table) -> None:
-    """Raise TableError that names the exports that this export needs, and that are gone or made again."""
+    """Raise TableError that names the exports that this export needs, and that are missing or made again."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
     _require_all(table, needed, "use another version, or export the run again without --onto")
 
 
 def follow(url: str) -> str:
-    """Return `url` itself where it is an export, or no folder of exports; of such a folder, the current one.
+    """Return `url` itself, or the current export if `url` is a folder of exports.
 
-    Raises InputError: none of them is current; TableError: CURRENT names nothing; StorageError.
+    Raises InputError if none is current; TableError if CURRENT names no export; StorageError.
     """
     if is_published(url):
         return url
     current = find_current(url)
     if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
         raise InputError(
-            f"{url}: a folder of which none is current. Name an export in it, or make one current with extremis export "
-            "--current."
+            f"{url}: no export of this folder is current. Name an export in the folder, or make an export current with "
+            "extremis export --current."
         )
     return current or url
 
 
 def find_current(url: str) -> str | None:
-    """Return the URL of the export that CURRENT names in the folder `url`; None where there is no such file.
+    """Return the URL of the export that CURRENT names in the folder `url`; None if there is no such file.
 
-    Raises TableError where it names nothing; StorageError.
+    Raises TableError if it names nothing; StorageError.
     """
     place = join(url, CURRENT)
     try:
@@ -177,23 +177,23 @@ def find_current(url: str) -> str | None:
         return join(url, folder(content[:_LONGEST].decode().strip()))
     except (InputError, UnicodeDecodeError):
         raise TableError(
-            f"{place}: names no folder beside it, but {content[:60]!r}. Write the name of an export into it, or "
-            "export again with --current."
+            f"{place}: expected the name of a folder beside this file, got {content[:60]!r}. Write the name of an "
+            "export into the file, or export again with --current."
         ) from None
 
 
 def own_name(url: str) -> str:
-    """Return the name by which CURRENT would name the export at `url`. Raises InputError where it cannot."""
+    """Return the name by which CURRENT would name the export at `url`. Raises InputError if it cannot."""
     return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
 def switch(url: str) -> str:
-    """Make the export at `url` the current one of the folder that it is in, and return the file that says so.
+    """Make the export at `url` the current export of its folder, and return the file CURRENT.
 
     Whoever opens the folder has either this one or the one before. Raises InputError, StorageError.
     """
     if not is_published(url):
-        raise InputError(f"{url}: no finished table here, which could be current.")
+        raise InputError(f"{url}: no finished table here, so it cannot be made current.")
     parent, name = resolve(url, ".."), own_name(url)
     storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
     return join(parent, CURRENT)

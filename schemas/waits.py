@@ -1,4 +1,4 @@
-"""Waits for what happens outside of this process: whoever waits says for what, since when and until when."""
+"""Waits for events outside of this process: each says what it waits for, since when and until when."""
 
 import contextlib
 import functools
@@ -19,8 +19,9 @@ add_listener = _listeners.append
 class Wait:
     """A wait for `what`, as a context manager: `say` is told after SILENT_SECONDS, then every SAY_SECONDS.
 
-    It ends after `seconds` at the latest, which `until` set, or, where these are None, when `until` says. `say` None:
-    those of `add_listener`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
+    It ends after `seconds` at the latest (set by `until`), or, without `seconds`, at the event `until`. `say` None: the
+    listeners of `add_listener`. An empty `what` is a watch over something, which nobody waits for, and nobody is told
+    of.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
@@ -43,11 +44,11 @@ class Wait:
         _going_on.discard(self)
 
     def tell(self) -> None:
-        """Say that this wait goes on, where it is time."""
+        """Report that this wait continues, if it is time."""
         if time.monotonic() < self.due:
             return
         self.due = time.monotonic() + SAY_SECONDS
-        until = self._until or "it is stopped"
+        until = self._until or "the process is stopped"
         if self._seconds is not None:
             until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
         for say in [self._say] if self._say else _listeners:
@@ -62,7 +63,7 @@ def waiting(
     until: str = "",
     stop: threading.Event | None = None,
 ) -> Iterator[Wait]:
-    """Yield the wait at once, and again `every` so many seconds until `seconds` are over or `stop` is set."""
+    """Yield the wait at once, and again `every` so many seconds, until `seconds` are over or `stop` is set."""
     wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
     while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
         yield wait
@@ -76,7 +77,7 @@ os.register_at_fork(after_in_child=_going_on.clear)
 
 @functools.cache
 def _start_teller(process: int) -> None:
-    """Start the thread of this process that tells of waits; once, and again in a process that was forked."""
+    """Start the thread of this process that reports waits; once, and again in a forked process."""
 
     def work() -> None:
         while True:

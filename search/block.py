@@ -1,4 +1,4 @@
-"""Search of one block: exact and repeatable scores, whatever index offers the candidates.
+"""Search of one block: exact and repeatable scores for the candidates of any index.
 
 Faiss' own scores depend in their last bits on the shape of the matrix product, hence on the number of blocks. Every
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
@@ -68,8 +68,8 @@ def one_thread() -> Iterator[None]:
 class Block:
     """Labels [start, start + n): `vectors` [n, D], an index over them or None for exact search.
 
-    Vectors are float32, or float16, which may be mapped from a file: what is read of them is widened.
-    Exact search is on `device`, cpu or one that PyTorch has, with the same result. `coded`: many searches of a few
+    Vectors are float32, or float16, possibly mapped from a file: parts are widened as they are read.
+    Exact search runs on `device`, cpu or a device of PyTorch, with the same result. `coded`: many searches of a few
     queries come, for which a byte a number is kept in memory.
     """
 
@@ -101,7 +101,7 @@ class Block:
 
     @cached_property
     def codes(self) -> "Codes | None":
-        """A byte a number, to be scanned in a fraction of the time; None where they do not pay."""
+        """One byte for each number, for a much faster scan; None if it does not pay."""
         if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
             return None
         return Codes.of(self.vectors)
@@ -128,7 +128,7 @@ def _longest(rows: np.ndarray) -> float:
 
 
 def _largest(vectors: np.ndarray) -> np.ndarray:
-    """Return the greatest magnitude of each column, float32 [D]: that of its bits without the sign, NaN above all."""
+    """Return the largest magnitude of each column, float32 [D]: bits without the sign, NaN above all numbers."""
     bits = vectors.view(f"u{vectors.itemsize}")
     most = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
     largest = [(bits[start : start + _AT_ONCE] & most).max(0) for start in range(0, len(bits), _AT_ONCE)]
@@ -150,7 +150,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
-        """Round `vectors` [n, D]; None where one is not a number."""
+        """Round `vectors` [n, D]; None if one is not a number."""
         largest = _largest(vectors)
         if not np.isfinite(largest).all():
             return None
@@ -189,10 +189,10 @@ class Codes(NamedTuple):
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
-    """Return keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY beyond the block's size.
+    """Return keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY after the block's size.
 
-    An index offers `refine` times as many, of which the exact scores choose. Rows whose inverted lists held too few
-    labels are searched exactly.
+    An index offers `refine` times as many candidates; exact scores choose among them. Rows with too few labels in their
+    inverted lists are searched exactly.
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
@@ -249,7 +249,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
 def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return inner products float32 [B, C] of queries [B, D] with vectors[positions], positions int64 [B, C].
 
-    A pair's score depends on its two vectors alone, not on the batch or block around them; -inf where positions < 0.
+    A pair's score depends only on its two vectors, not on the batch or block; -inf if the position is negative.
     """
     queries, positions = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(positions, np.int64)
     scores = np.empty(positions.shape, np.float32)
@@ -272,7 +272,7 @@ def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, s
 
 
 def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
-    """Return `rows` [n, D] as float32 [n, dimension], zeros behind; `copy` even where they are that."""
+    """Return `rows` [n, D] as float32 [n, dimension], padded with zeros; `copy`: always a copy."""
     if rows.shape[1] == dimension:
         return rows.astype(np.float32, copy=copy)
     wide = np.zeros((len(rows), dimension), np.float32)
@@ -281,7 +281,7 @@ def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
 
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
-    """Return keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
+    """Return keys [B, width] even if many labels tie, or nearly tie, at the last place."""
     approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise

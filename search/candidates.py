@@ -14,8 +14,8 @@ from schemas.ragged import widened
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32
 NOT_A_NUMBER = (
-    "a score is not a number: the queries or the vectors hold NaN or infinity. "
-    "Training has diverged; go back to an earlier checkpoint or lower the learning rate."
+    "a score is not a number, because the queries or the vectors contain NaN or infinity. Training has diverged: go "
+    "back to an earlier checkpoint, or lower the learning rate."
 )
 
 
@@ -43,7 +43,7 @@ def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scores_of(keys: np.ndarray) -> np.ndarray:
-    """Return the scores float32 of keys uint64; -inf where EMPTY."""
+    """Return the scores float32 of keys uint64; -inf for EMPTY."""
     downward = (keys >> np.uint64(32)).astype(np.uint32).view(np.int32)
     # As in `pack`, which is its own inverse.
     bits = np.invert(downward >> 31)

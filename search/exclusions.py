@@ -14,7 +14,7 @@ from search.candidates import EMPTY, best, unpack
 
 
 class Parts(NamedTuple):
-    """Cut of a batch into parts of at most `most` rows, which `run` searches: `map`, or that of threads."""
+    """Division of a batch into parts of at most `most` rows, which `run` searches: `map`, or that of threads."""
 
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
     most: int | None = None
@@ -71,9 +71,9 @@ def start_search(
 ) -> Callable[[], np.ndarray]:
     """Search the block for each row's best labels that are not excluded, by threads perhaps: queries float32 [B, D].
 
-    What is returned waits for the keys [B, width]. Fetches as many more as each row can lose, so that a row keeps
-    `width` wherever the block has as many labels left. `counts` gets the candidates that were fetched, and those of
-    them that were dropped, by reason.
+    What is returned waits for the keys [B, width]. Fetches as many more candidates as each row can lose, so that a row
+    keeps `width` if the block has enough labels. `counts` gets the numbers of fetched candidates and of dropped
+    candidates, by reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)

@@ -1,4 +1,4 @@
-"""Faiss factory strings: what one means for memory and search, what it costs, and which one `auto` stands for."""
+"""Faiss factory strings: their memory, search and cost, and the choice of `auto`."""
 
 import re
 from collections.abc import Callable
@@ -59,16 +59,16 @@ class Factory:
 
     @property
     def subquantizers(self) -> int:
-        """M of a product quantizer, of which D has to be a multiple; 1 without."""
+        """M of a product quantizer, which must divide D; 1 without a quantizer."""
         match = re.search(r"PQ(\d+)", self.spec)
         return int(match[1]) if match else 1
 
     def dimension(self, dimension: int) -> int:
-        """Return the columns that the index takes: D, or the next multiple of M, with zeros behind."""
+        """Return the number of columns of the index: D, or the next multiple of M, padded with zeros."""
         return -(-dimension // self.subquantizers) * self.subquantizers
 
     def bytes_per_vector(self, dimension: int) -> float:
-        """Estimate what the index holds for each vector [D], its room to grow included."""
+        """Estimate the bytes of the index for each vector [D], including room to grow."""
         if self.exact:
             return 0.0
         code = float(self._code_bytes(dimension))
@@ -93,7 +93,7 @@ class Factory:
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate what building and searching `blocks` blocks of vectors [rows, dimension] costs, in multiplications.
 
-        `_SECOND` of them take a second of two cores.
+        `_SECOND` of them take a second on two cores.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
         # Half of exact search at most: below that it is not worth what is missed.
@@ -102,7 +102,7 @@ class Factory:
     def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
         """Tell whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
-        Vectors that are hardly trained lie in no clusters: most lists are read then, which is dearer than a product.
+        Untrained vectors form no clusters: most lists are then read, which costs more than a product.
         """
         return not nprobe or self.query_cost(rows, width, nprobe, dimension) < rows * dimension
 
@@ -111,7 +111,7 @@ class Factory:
         return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications of a query; without lists those of all vectors, which a graph saves some of."""
+        """Estimate the multiplications of a query; without lists, those of all vectors (a graph needs fewer)."""
         if not (lists := self.lists):
             return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
@@ -140,10 +140,10 @@ def choose(
     price: Callable[[Factory], float | None] | None = None,
     dimension: int = 0,
 ) -> Factory:
-    """Return the index that `spec` means for `rows` vectors: itself, or with `auto` the one that pays.
+    """Return the index that `spec` means for `rows` vectors: itself, or with `auto` the index that pays.
 
-    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists beyond. With it, the
-    cheapest index of several sizes for vectors [dimension]: `price` estimates what one costs, None where it cannot be.
+    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists above. With it, the
+    cheapest index of several sizes for vectors [dimension]: `price` estimates what one costs, None if it cannot be.
     """
     if spec != AUTO:
         return Factory.parse(spec)

@@ -28,8 +28,8 @@ _GAIN = 0.002  # of recall: two doublings in a row that bring less do not pay
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
     """Build an inner-product index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
 
-    Vectors are float32 of as many columns as the index takes, or float16 of as many or fewer: a part of these is
-    widened at a time.
+    Vectors are float32 with as many columns as the index, or float16 with as many or fewer columns: a part at a time is
+    widened.
 
     Raises InputError: not a factory string, or too few vectors to train it.
     """
@@ -52,13 +52,13 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
 
 
 def add(index: faiss.Index, vectors: np.ndarray) -> None:
-    """Add `vectors` [n, D] behind those that the index has, as `build` takes them."""
+    """Add `vectors` [n, D] after those in the index, as `build` takes them."""
     for _, rows in widened(vectors):
         index.add(padded(rows, index.d, copy=False))
 
 
 def keep_first(index: faiss.Index, rows: int) -> None:
-    """Remove the vectors behind the first `rows` from an index that has inverted lists."""
+    """Remove the vectors after the first `rows` from an index with inverted lists."""
     index.remove_ids(faiss.IDSelectorRange(rows, index.ntotal))
 
 
@@ -68,13 +68,13 @@ def empty(factory: Factory, dimension: int) -> faiss.Index:
         return faiss.index_factory(dimension, factory.spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         raise InputError(
-            f"index {factory.spec!r} cannot be made for {dimension} dimensions: {_reason(error)}. "
-            "Give auto, exact, or a Faiss factory string such as IVF1024,Flat."
+            f"index {factory.spec!r} cannot be built for {dimension} dimensions: {_reason(error)}. Give auto, exact, "
+            "or a Faiss factory string such as IVF1024,Flat."
         ) from None
 
 
 def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
-    """Return the graph that `index` is; None for one that only routes to inverted lists."""
+    """Return the graph that `index` is; None for a graph that only routes to inverted lists."""
     inner = faiss.downcast_index(index)
     while isinstance(inner, faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
@@ -82,9 +82,9 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
 
 
 def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
-    """Put `rows` float32 [n, D] in place of those at `positions` int64 [n]; False for an index that has no lists.
+    """Put `rows` float32 [n, D] instead of those at `positions` int64 [n]; False for an index that has no lists.
 
-    Centres and codes stay those that the index was trained with.
+    Centres and codes do not change.
     """
     if faiss.try_extract_index_ivf(index) is None:
         return False
@@ -100,7 +100,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 def write_index(url: str, name: str, block: Block) -> Shard:
-    """Write the block's index, a flat one where it has none, as the file `name` under `url`. Raises StorageError."""
+    """Write the block's index (a flat index if it has none) as the file `name` under `url`. Raises StorageError."""
     index = block.index
     if index is None:
         index = faiss.IndexFlatIP(block.vectors.shape[1])
@@ -112,7 +112,7 @@ def write_index(url: str, name: str, block: Block) -> Shard:
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:
-    """Read the index in a file under `url`, whose checksum is compared before; memory holds the index alone.
+    """Read the index in a file under `url` after comparing its checksum; only the index is kept in memory.
 
     Raises TableError, StorageError.
     """
@@ -121,11 +121,13 @@ def read_index(url: str, shard: Shard) -> faiss.Index:
 
 
 def load_index(path: str) -> faiss.Index:
-    """Read the index in a local file, whose checksum was compared. Raises TableError."""
+    """Read the index in a local file with a verified checksum. Raises TableError."""
     try:
         return faiss.read_index(path)
     except RuntimeError as error:
-        raise TableError(f"{path}: not an index that this Faiss reads: {error}. Export the run again.") from None
+        raise TableError(
+            f"{path}: this version of Faiss cannot read the index: {error}. Export the run again."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class SearchParams:
 
     @property
     def factor(self) -> int:
-        """Labels to fetch for each one that is asked for."""
+        """Labels to fetch for each requested label."""
         return self.refine or 1
 
 
@@ -146,14 +148,15 @@ def require_sense(factory: Factory, params: SearchParams) -> None:
     """Raise InputError for a parameter that has no effect on this index."""
     if params.nprobe is not None and not factory.lists:
         raise InputError(
-            f"index {factory.spec!r} has no inverted lists, so nprobe={params.nprobe} means nothing. Leave nprobe out."
+            f"index {factory.spec!r} has no inverted lists, so nprobe={params.nprobe} has no effect. Leave nprobe out."
         )
     if params.ef_search is not None and (factory.lists or not factory.graph):
         raise InputError(
-            f"index {factory.spec!r} is no graph, so ef_search={params.ef_search} means nothing. Leave ef_search out."
+            f"index {factory.spec!r} is not a graph, so ef_search={params.ef_search} has no effect. Leave ef_search "
+            "out."
         )
     if params.refine not in (None, 1) and factory.exact:
-        raise InputError(f"index 'exact' has nothing to refine; got refine={params.refine}. Leave refine out.")
+        raise InputError(f"index 'exact' is exact already, so refine={params.refine} has no effect. Leave refine out.")
 
 
 def apply(index: faiss.Index | None, params: SearchParams) -> None:
@@ -172,8 +175,8 @@ def tune(
 ) -> SearchParams:
     """Return `fixed` with its open parameters tuned: the best `width` labels of `queries` [S, D] have recall `target`.
 
-    The smallest refine that reaches the target, and the smallest power of two for the others; where nothing reaches it,
-    the closest. Queries [0, D] or an index without parameters give `fixed` itself.
+    The smallest refine that reaches the target, and the smallest power of two for the others; the closest values if
+    none reaches the target. Queries [0, D] or an index without parameters give `fixed` itself.
     """
     if block.index is None:
         return fixed
@@ -210,7 +213,7 @@ def tune(
 def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
     """Return the share of the ids `exact` [S, width] that `params` find.
 
-    Of the index alone: rows of too few offers would be searched exactly, and cost as much.
+    Measures the index alone: rows with too few offers would be searched exactly, and cost as much.
     """
     apply(block.index, params)
     label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])

@@ -1,4 +1,4 @@
-"""Exact nearest vectors: on a CPU by Faiss, on a GPU by PyTorch, which is imported where there is a GPU to use.
+"""Exact nearest vectors: on a CPU by Faiss, on a GPU by PyTorch, which is imported only if a GPU is used.
 
 Products are computed in float32.
 """
@@ -78,7 +78,7 @@ def _best(scores: np.ndarray, positions: np.ndarray, count: int) -> tuple[np.nda
 
 
 def find_device(name: str) -> str:
-    """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError where it is not there."""
+    """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError if it is not there."""
     if name == CPU or (name == "auto" and not _DRIVER.exists()):
         return CPU
     try:
@@ -106,7 +106,7 @@ class DeviceVectors:
         self._vectors = torch.from_numpy(np.ascontiguousarray(vectors)).to(device)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Do as the function `nearest`; what a CPU finds up to rounding, which `search.block` settles."""
+        """As the function `nearest`; equal to a CPU's results up to rounding, which `search.block` settles."""
         torch, vectors = self._torch, self._vectors
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)
         scores = x.new_empty(len(x), 0)

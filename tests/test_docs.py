@@ -1,13 +1,9 @@
-"""The pages: links lead somewhere, commands parse, examples are what they say, and the site is built."""
+"""The pages: links lead somewhere, commands parse, and examples are what they say."""
 
 import ast
-import importlib.util
 import json
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ from extremis.cli import cli
 from papers.claims import Paper, names
 from tests.command import ROOT
 from tests.pages import DOCS, FENCE, blocks, commands
-from trainer.config.load import recipe_names
+from trainer.config.load import load_recipe, recipe_names
 
 PAGES = sorted(DOCS.glob("*.md"))
 PAPERS = sorted((ROOT / "papers").rglob("*.md"))
@@ -49,7 +45,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_command_lines_parse(page: Path) -> None:
     for line in commands(page):
         command, *arguments = shlex.split(line, comments=True)
-        cli.commands[command].make_context(command, arguments)
+        given = cli.commands[command].make_context(command, arguments).params
+        if given.get("recipe") in recipe_names():
+            load_recipe(given["recipe"], given.get("set") or ())
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in FOREIGN], ids=lambda page: page.name)
@@ -110,6 +108,10 @@ def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
         if isinstance(node, ast.Assign):
             named |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
     return named
+
+
+def test_a_page_begins_with_its_readers() -> None:
+    assert [page.name for page in PAGES if not re.match("# .*\n\nFor ", page.read_text())] == []
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -202,17 +204,3 @@ def test_no_text_names_a_document_that_is_not_here() -> None:
         assert not re.search(r"\bDESIGN\b|\bHOUSE\b", text), path
         for page in re.findall(r"\bdocs/([a-z-]+\.md)", text):
             assert (DOCS / page).exists(), f"{path}: {page}"
-
-
-@pytest.mark.slow
-def test_the_site_is_built(tmp_path: Path) -> None:
-    if importlib.util.find_spec("zensical") is None or importlib.util.find_spec("mkdocstrings") is None:
-        pytest.skip("the extra docs is not installed")
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)  # the site is written beside it
-    shutil.copytree(DOCS, tmp_path / "docs")
-    for name in ("schemas", "search", "trainer", "pipelines", "extremis"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    build = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(build, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "JoinedStream" in (tmp_path / "build" / "site" / "reference" / "index.html").read_text()

@@ -52,7 +52,7 @@ def test_the_example_trains(data: Path, tmp_path: Path) -> None:
         ((), "the following arguments are required: DATA"),
         (("nowhere",), "error: nowhere/queries/train: no table here"),
         (("{data}", "nowhere"), "error: nowhere: no table here"),
-        (("{data}", "{data}"), "expected a negatives table, got a data table"),
+        (("{data}", "{data}"), "expected a table of kind negatives, got data"),
     ],
 )
 def test_wrong_use_of_the_example_is_one_message(places: tuple[str, ...], message: str, data: Path) -> None:

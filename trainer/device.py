@@ -20,9 +20,9 @@ _KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: of free memory in a heap, a
 def keep_freed_memory() -> None:
     """Have the process keep memory that a batch frees for the next one.
 
-    By itself glibc gives pieces of some megabytes back to the system, which clears them page by page when the next
-    batch asks for them. Whether it does depends on what the process freed before: a batch with own pools took twice as
-    long to plan where it did. Elsewhere nothing changes.
+    By default glibc returns blocks of some megabytes to the system, which clears them page by page for the next batch.
+    This depends on earlier frees of the process; planning a batch with own pools then took twice as long. Elsewhere
+    nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -31,9 +31,9 @@ def keep_freed_memory() -> None:
 
 
 def open_device(name: str) -> torch.device:
-    """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError where it is not there.
+    """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if it is not there.
 
-    `auto` is a GPU where there is one, else the CPU. Without a number it is the GPU of LOCAL_RANK, which torchrun sets.
+    `auto` is a GPU if there is one, else the CPU. Without a number it is the GPU of LOCAL_RANK, which torchrun sets.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
@@ -41,11 +41,11 @@ def open_device(name: str) -> torch.device:
         return CPU
     if not gpus:
         built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs alone"
-        raise InputError(f"device {name!r}: {built}. Set it to 'auto' or 'cpu' (--device, train.device).")
+        raise InputError(f"device {name!r}: {built}. Choose 'auto' or 'cpu' (--device, train.device).")
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % gpus
     if index >= gpus:
         numbers = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
-        raise InputError(f"device {name!r}: there is {numbers} here. Set it to one of them, or to 'auto'.")
+        raise InputError(f"device {name!r}: this machine has {numbers}. Choose one of these, or 'auto'.")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -56,7 +56,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
-    """Return the context in which products are of `dtype`; None: of the tensors' own, whatever is around it."""
+    """Return a context in which products have the type `dtype`; None: the type of the tensors."""
     if device.type not in ("cpu", "cuda"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
@@ -66,7 +66,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
     """Multiply float32 by narrow `vectors`, widened, in TF32 on a GPU: its 10 bits of a fraction hold all of theirs.
 
-    The other side is rounded to them; sums are float32. Of float32 vectors, and on a CPU, nothing changes.
+    The other side is rounded to them; sums are float32. Nothing changes for float32 vectors, and on a CPU.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -83,7 +83,7 @@ def products_with(vectors: torch.Tensor) -> Iterator[None]:
 def denormals_flushed() -> Iterator[None]:
     """Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
 
-    The setting is the whole process's: whoever has the turn between two epochs finds it as it was.
+    The setting belongs to the process, so it is restored after the block.
     """
     torch.set_flush_denormal(True)
     try:

@@ -28,7 +28,7 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 
 
 class EpochRunner:
-    """Runs epochs from wherever `progress` is; `mix`: the weights of the epoch that is under way, where it is."""
+    """Runs epochs from the present `progress`; `mix`: the weights of an epoch in progress."""
 
     def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
         self._parts, self.progress, self._mix = parts, progress, mix
@@ -60,7 +60,7 @@ class EpochRunner:
         return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
-        """Run the rest of the current epoch. Raises ExtremisError where training diverges; StoppedError."""
+        """Run the rest of the current epoch. Raises ExtremisError if training diverges; StoppedError."""
         parts, progress, clock = self._parts, self.progress, self._parts.step.clock
         clock.restart()
         began = counted_until = time.perf_counter()
@@ -103,14 +103,14 @@ class EpochRunner:
         skipped = sum(parts.group.sizes(stream.skipped_rows - skipped))
         if skipped:
             parts.say(
-                f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
-                f"extremis inspect --verify {parts.data.root} names the files"
+                f"epoch {progress.epoch}: {skipped:,} rows were skipped, because their row groups are damaged or "
+                f"missing; extremis inspect --verify {parts.data.root} names the files"
             )
         self._spend(counted_until)
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch, and the tables joined by it. Raises StoppedError while waiting."""
+        """Return rank 0's decision about the epoch, and the joined tables. Raises StoppedError while waiting."""
         parts, options = self._parts, self._parts.recipe.train
         parts.claim.require()
         epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
@@ -121,7 +121,7 @@ class EpochRunner:
         return decision or follow(*facts)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the run as it is. Raises StorageError."""
+        """Begin to write a checkpoint of the present state. Raises StorageError."""
         parts, progress = self._parts, self.progress
         # First, so that a resume finds every record up to the checkpoint.
         parts.tracker.sync()
@@ -164,7 +164,7 @@ class EpochRunner:
         parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Count the seconds `since` then as the epoch's; return the time."""
+        """Add the seconds since the time `since` to the epoch; return the present time."""
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
@@ -218,8 +218,8 @@ class EpochRunner:
         if self._saved != step:
             self.save()
         self._parts.writer.wait()
-        kept = f"after step {step:,}, with a checkpoint of it" if step else "before its first step"
-        raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Go on with --resume.")
+        kept = f"after step {step:,}; the checkpoint is saved" if step else "before its first step"
+        raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Continue with --resume.")
 
     def _read_losses(self) -> None:
         """Take in the losses of the steps since the last time, in one copy. Raises ExtremisError: one is not finite."""
@@ -239,8 +239,8 @@ class EpochRunner:
             before = self._watch.jumped(loss)
             if before is not None:
                 self._parts.say(
-                    f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}; if it "
-                    "does so again, lower encoder.lr and classifier.lr"
+                    f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}. If this happens again, "
+                    "lower encoder.lr and classifier.lr"
                 )
             progress.loss_sum += loss
             self._loss = loss
@@ -284,7 +284,7 @@ class EpochRunner:
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
-        """Remember the best validation; end the run early where `validation.patience` is over and it is not the `last`.
+        """Remember the best validation; end the run early if `validation.patience` is over and this is not the `last`.
 
         Metrics are the same on every rank, and so is the decision.
         """
@@ -295,7 +295,7 @@ class EpochRunner:
         figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
         parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
         parts.say(
-            f"stopped early after epoch {progress.epoch - 1}: {options.metric} was last better at step "
-            f"{progress.best_step:,} ({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The "
-            f"best one is kept: extremis evaluate {parts.data.root} {parts.run.root} --step {progress.best_step}"
+            f"stopped early after epoch {progress.epoch - 1}: {options.metric} was best at step {progress.best_step:,} "
+            f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. That checkpoint is kept: extremis "
+            f"evaluate {parts.data.root} {parts.run.root} --step {progress.best_step}"
         )

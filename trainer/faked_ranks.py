@@ -1,4 +1,4 @@
-"""One rank of several, whose peers are faked: their messages have the right sizes, and those of this rank are counted.
+"""One rank of several, with simulated peers: their messages have the right sizes, and this rank's messages are counted.
 
 A peer's message is what this rank sent itself at the same place, some calls before, so that ids and lengths are as in a
 real run. It stands below torch.distributed: every operation of `Group` is its own.
@@ -24,7 +24,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class FakedRanks(_Joined):
-    """Rank `rank` of `ranks`, which also does what rank 0 does alone; one at a time in a process, until `close`."""
+    """Rank `rank` of `ranks`, which also does the work of rank 0; one at a time in a process, until `close`."""
 
     sent = 0.0  # bytes of all threads, sums and gathers as in a ring
     messages = 0  # operations of all ranks that all threads have taken part in
@@ -53,7 +53,7 @@ class FakedRanks(_Joined):
 
 
 class _Peers(_ProcessGroup):
-    """Process group of one process; a sum over ranks is this rank's own part of it."""
+    """Process group of one process; a sum over ranks is this rank's own part."""
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout: Any) -> None:
         super().__init__(rank, ranks)
@@ -86,7 +86,7 @@ class _Peers(_ProcessGroup):
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def _receive(self, places: Any, own: torch.Tensor) -> None:
-        """Fill each rank's place [n_r, ...]; where it is longer than the message, the message is repeated."""
+        """Fill each rank's place [n_r, ...]; if it is longer than the message, the message is repeated."""
         frame, call = sys._getframe(2), list[tuple[Any, int]]()
         while frame is not None and len(call) < _FRAMES:
             call.append((frame.f_code, frame.f_lineno))

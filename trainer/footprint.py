@@ -40,9 +40,9 @@ def label_bytes(recipe: Recipe) -> Size:
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters alone do not fit into what memory is free; on a GPU those that stay on the host.
+    """Refuse a model whose parameters do not fit into free memory; with a GPU, those kept on the host.
 
-    Raises InputError that says what is needed and what there is.
+    Raises InputError with the needed and the free memory.
     """
     free, has_gpu = free_memory(), torch.cuda.is_available()
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
@@ -58,13 +58,13 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     raise InputError(
         f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
         f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
-        f"Lower encoder.dimension (it is {recipe.encoder.dimension:,}), what the encoder's table has rows for, or "
-        f"negatives.random; or map the vectors: classifier.storage."
+        f"Lower encoder.dimension (now {recipe.encoder.dimension:,}), the number of rows of the encoder's table, or "
+        "negatives.random; or keep the vectors in a mapped file: classifier.storage."
     )
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows whose scratch files TMPDIR has no room for, of all ranks of this machine.
+    """Refuse a run on `rows` training rows if TMPDIR has no room for the scratch files of all ranks of this machine.
 
     `dense`: numbers of a row's vector. Raises InputError.
     """
@@ -96,7 +96,7 @@ def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that this process may still take, within its container; None where unknown."""
+    """Return the bytes of memory that this process may still take, within its container; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -36,10 +36,10 @@ def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 class Group:
-    """One rank alone: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
+    """A single rank: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
 
     Every rank calls the same operations in the same order, each with tensors of the same dtype and device. Operations
-    of several ranks raise RankLostError when one of them has ended.
+    of several ranks raise RankLostError when another rank has ended.
     """
 
     rank = 0
@@ -47,9 +47,9 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Meet the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE where it launched one.
+        """Meet the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
 
-        Raises InputError for an environment that cannot be, ExtremisError when not all of them come.
+        Raises InputError for an impossible environment, ExtremisError if not all of them come.
         """
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
@@ -60,18 +60,18 @@ class Group:
         return self.rank == 0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, in place of `tensor` [...], and return it; the same bits on every rank."""
+        """Sum over ranks, instead of `tensor` [...], and return it; the same bits on every rank."""
         return tensor
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to sum over ranks, in place of `tensor` [n]; return what waits for the sum and returns it.
+        """Begin to sum over ranks, instead of `tensor` [n]; return what waits for the sum and returns it.
 
-        Other work, and other messages, may go on meanwhile.
+        Other work, and other messages, may continue meanwhile.
         """
         return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Take the greatest over ranks, in place of `tensor` [...], and return it."""
+        """Take the greatest over ranks, instead of `tensor` [...], and return it."""
         return tensor
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
@@ -102,7 +102,7 @@ class Group:
         return thing
 
     def decide(self, action: Callable[[], T]) -> T:
-        """Return the result of `action` on rank 0, which alone runs it."""
+        """Return the result of `action` on rank 0; only rank 0 runs it."""
         return self.broadcast(action() if self.first else None)  # type: ignore[arg-type, return-value]
 
     def sizes(self, count: int) -> list[int]:
@@ -117,10 +117,10 @@ class Group:
         """Wait until every rank is here."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` can be read at once, where that needs the other ranks' part of a step.
+        """Wait until `tensor` can be read at once, if that needs the other ranks' part of a step.
 
-        A GPU waits for a rank that has ended, as for one that is late: nobody tells it. So the wait is bounded, and
-        shorter where `is_stop_asked`; RankLostError says what it was for.
+        A GPU waits for an ended rank as for a late rank, without notice. So the wait is bounded, and shorter after
+        `is_stop_asked`; RankLostError says what it waited for.
         """
 
     def for_another_thread(self) -> "Group":
@@ -154,13 +154,13 @@ def join(ranks: Ranks) -> Group:
             dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.ranks, timeout=silence)
     except ValueError as error:
         raise InputError(
-            f"rank {ranks.rank} of {ranks.ranks} cannot find the others: {_line(error)}. Launch with torchrun, which "
-            "sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
+            f"rank {ranks.rank} of {ranks.ranks} cannot find the other ranks: {_line(error)}. Launch with torchrun, "
+            "which sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
         ) from error
     except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
         raise ExtremisError(
-            f"rank {ranks.rank} of {ranks.ranks} did not meet the others within {JOIN_SECONDS:g} seconds: "
-            f"{_line(error)}. Look why one of them did not start."
+            f"rank {ranks.rank} of {ranks.ranks} did not reach the other ranks within {JOIN_SECONDS:g} seconds: "
+            f"{_line(error)}. Check why a rank did not start."
         ) from error
     _limit_gpu_waits(None)
     return _Joined(ranks, dist.PrefixStore("extremis", store), backend, None)
@@ -277,9 +277,9 @@ class _Joined(Group):
             if waited >= seconds:
                 break
         raise RankLostError(
-            f"rank {self.rank} of {self.ranks}: its GPU has waited {time.monotonic() - began:.0f} seconds for another "
-            "rank, which ended, or hangs, before its part of the step. What it said is above or in its own output; go "
-            "on with --resume, on as many ranks as there are."
+            f"rank {self.rank} of {self.ranks}: the GPU has waited {time.monotonic() - began:.0f} seconds for another "
+            "rank, which has ended or hangs. The messages of that rank are above, or in its own output. Continue with "
+            "--resume, on any number of ranks."
         )
 
     def for_another_thread(self) -> Group:
@@ -303,20 +303,20 @@ class _Joined(Group):
         return counts
 
     def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what an operation of torch.distributed returns. Raises RankLostError in place of its errors."""
+        """Return the result of an operation of torch.distributed. Raises RankLostError instead of its errors."""
         try:
             with Wait("the other ranks", seconds=SILENCE_SECONDS):
                 return operation(*arguments)
         except RuntimeError as error:
             raise RankLostError(
-                f"rank {self.rank} of {self.ranks} has lost another rank, which was killed or can no longer be reached "
-                f"({_line(error)}). What it said is above or in its own output; go on with --resume, on as many ranks "
-                "as there are."
+                f"rank {self.rank} of {self.ranks} lost another rank, which was killed or cannot be reached "
+                f"({_line(error)}). The messages of that rank are above, or in its own output. Continue with --resume, "
+                "on any number of ranks."
             ) from error
 
 
 def _limit_gpu_waits(of: Any) -> None:
-    """Have nccl end a process whose GPU waits longer than `wait_for` does; gloo keeps its own limit."""
+    """Let nccl end a process whose GPU waits longer than `wait_for`; gloo keeps its own limit."""
     if torch.cuda.is_available():
         group: Any = of or dist.group.WORLD
         nccl = group._get_backend(torch.device("cuda"))

@@ -1,10 +1,9 @@
 """Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
 
 Labels that an earlier run had not begin as its own labels' vectors are to their points, or texts. A trained vector is
-about c (v - m): v the mean embedding of some of the label's points, or its text's embedding, m the mean over all. c is
-fitted by least squares over labels that the run had, and the bias is such that a mean query's score is theirs. New
-labels then score as those that the run had do, where a vector of the same length along v alone would outscore them on
-every query.
+about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. c is fitted by
+least squares over the labels of the earlier run, and the bias gives a mean query their score. New labels then score
+like the earlier labels; a vector of the same length along v would outscore them on every query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,21 +32,21 @@ _FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mi
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Take the encoder of the run `train.encoder_from`; whether there is one to take.
 
-    Raises InputError: a frozen encoder that nobody trained, no run or no checkpoint there, one on other data, or one
-    whose encoder is of another make; TableError.
+    Raises InputError: a frozen but untrained encoder, no run or no checkpoint, a run on other data, or with a different
+    encoder; TableError.
     """
     url = recipe.train.encoder_from
     if not url:
         if recipe.train.freeze_encoder:
             raise InputError(
-                "train.freeze_encoder: say whose encoder it is, with --set train.encoder_from=RUN, a run of `ngame` "
-                "or of another recipe with the same encoder."
+                "train.freeze_encoder needs a trained encoder: give --set train.encoder_from=RUN, a run of `ngame` or "
+                "of another recipe with the same encoder."
             )
         return False
     trained, checkpoint = find_checkpoint(data, RunLayout(url))
     differing = recipe.encoder.differences(trained.encoder)
     if differing:
-        raise InputError(f"{url}: its encoder is of another make: {'; '.join(differing)}. Set them alike.")
+        raise InputError(f"{url}: the encoder of this run differs: {'; '.join(differing)}. Use the same settings.")
     model.encoder.load_tensors(checkpoint.tensors("encoder"))
     return True
 
@@ -56,12 +55,15 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
     """Vector l of this rank's labels becomes the embedding of label l's text, with length `norm`; biases stay.
 
-    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError
-    where labels have not what the encoder reads or the head encodes them anyway, TableError.
+    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError if
+    labels lack the encoder's inputs or the head encodes them anyway, TableError.
     """
     head = model.head
     if not head.has_rows:
-        raise InputError("classifier.initial = 'labels': a head that encodes labels has no vectors to begin with.")
+        raise InputError(
+            "classifier.initial = 'labels' has no effect on a head that encodes labels, because it has no label "
+            "vectors. Leave it out."
+        )
     for first, z in embed_texts(model, data, head.start, head.stop):
         start = first - head.start
         head.vectors[start : start + len(z), : z.shape[1]] = z * norm
@@ -70,8 +72,8 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
 def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
     """Take the parameters of the run `train.start_from`, by label id; whether there is one to take.
 
-    Vectors of labels that its data had not begin as `train.new_labels` says, those of retired ones at zero. Raises
-    InputError: no such run, on other data, or of another make; TableError.
+    Vectors of new labels begin as `train.new_labels` says, those of retired labels at zero. Raises InputError: no such
+    run, on other data, or with a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -82,7 +84,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
     model.load_encoders(checkpoint, optimizer)
     for encoder in model.encoders.values():
         encoder.admit(new_inputs(model, data, recipe, parts), open_queries(data, recipe.data.split).manifest.rows)
-    say(f"begins with {url} at step {checkpoint.step}: {checkpoint.labels:,} of {model.head.labels:,} labels")
+    say(f"starts from {url} at step {checkpoint.step}, with {checkpoint.labels:,} of {model.head.labels:,} labels")
     if model.head.has_rows:
         checkpoint.read_rows(model.head.rows(optimizer), model.head.start)
         begin_new_labels(model, data, recipe, checkpoint, parts)
@@ -93,7 +95,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
 
 
 def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
-    """Yield the training rows of `parts`, texts of labels where they are such, a row group at a time."""
+    """Yield the training rows of `parts`, including label texts if they are training points, a row group at a time."""
     tables = [open_queries(data, recipe.data.split)]
     if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
@@ -103,13 +105,13 @@ def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[s
 
 
 def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of `parts` of a table, those that it has, a row group at a time."""
+    """Yield the rows of the existing `parts` of a table, a row group at a time."""
     some = [part for part in table.parts if part.name in parts]
     yield from table.of_parts(some).batches(columns) if some else ()
 
 
 def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
-    """Raise InputError where the model of RUN1 has another shape."""
+    """Raise InputError if the model of RUN1 has another shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
@@ -120,7 +122,7 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
             if before != after:
                 differing.append(f"classifier.{name} was {before!r}, now {after!r}")
     if differing:
-        raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")
+        raise InputError(f"{url}: the model of this run differs: {'; '.join(differing)}. Use the same settings.")
 
 
 def fit_vectors(
@@ -128,7 +130,7 @@ def fit_vectors(
 ) -> torch.Tensor:
     """Fit trained vectors w [S, D + 1], a bias last, to v - `mean`, v [S, D]; return those of labels at `new` [n, D].
 
-    The score of a mean `query` [D] is the median of those that it has with w.
+    The score of a mean `query` [D] is the median of its scores with w.
     """
     centred, width = v - mean, v.shape[1]
     slope = max(float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12)), 0.0)
@@ -145,10 +147,10 @@ Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def begin_new_labels(
     model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
 ) -> None:
-    """Give this rank's labels from the checkpoint's L on their first vectors, the same whatever the ranks.
+    """Give this rank's labels from the checkpoint's L on their first vectors, the same on any ranks.
 
-    As `train.new_labels` says: at their points in `parts`, where they have any, else at their texts. Where there is
-    nothing to fit to they stay as they are. Raises TableError.
+    As `train.new_labels` says: at their points in `parts`, if they have any, else at their texts. They do not change if
+    there is nothing to fit to. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)

@@ -1,4 +1,4 @@
-"""Names of what an encoder reads of a row; nothing else is imported, as recipes are checked without."""
+"""Names of an encoder's inputs; imports nothing, because recipes are checked without the encoder."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ def reads(kind: Kind) -> tuple[Part, ...]:
 
 
 def kind_of(parts: Mapping[Part, bool]) -> Kind:
-    """Return the kind that reads those of `parts` that there are."""
+    """Return the kind that reads the existing `parts`."""
     there = tuple(part for part in PARTS if parts[part])
     kinds: tuple[Read, ...] = get_args(Read)
     return next((kind for kind in kinds if reads(kind) == there), "none")

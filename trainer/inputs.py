@@ -41,7 +41,7 @@ class Inputs:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
-        """Pick the inputs out of `columns` by their names, beside vectors `dense`."""
+        """Pick the inputs out of `columns` by name, with vectors `dense`."""
         tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
         return cls(
             tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
@@ -49,7 +49,7 @@ class Inputs:
 
     @property
     def rows(self) -> int:
-        """B; 0 where nothing is read."""
+        """B; 0 without inputs."""
         lists = self.tokens or self.features
         return len(self.dense) if lists is None and self.dense is not None else lists.rows if lists else 0
 
@@ -71,11 +71,11 @@ class Inputs:
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
+    """Open the queries of `split`. Raises InputError if DATA has no such split, TableError if unfinished."""
     prefix = "queries/"
     splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:
-        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
+        raise InputError(f"{data.root}: no split {split!r}; known splits: {', '.join(sorted(splits))}.")
     return Table.open(data.queries(split), "queries")
 
 
@@ -91,16 +91,18 @@ def scored_columns(queries: Table, columns: list[str]) -> list[str]:
 
 _REMEDIES: Mapping[Part, str] = {
     "tokens": "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)",
-    "features": "set encoder.inputs = 'tokens', or shard data that has features for these rows too",
-    "dense": "shard it with vectors of a model of texts, `extremis shard ... --embed MODEL`, or of your own for these "
-    "rows too; or set encoder.inputs = 'tokens'",
+    "features": "set encoder.inputs = 'tokens', or shard data that also has features for these rows",
+    "dense": (
+        "shard the data with the vectors of a text model (`extremis shard ... --embed MODEL`) or with your own "
+        "vectors; or set encoder.inputs = 'tokens'"
+    ),
 }
 
 
 def require_inputs(table: Table, kind: Kind) -> None:
-    """Refuse a table without the columns that `kind` reads. Raises InputError that says what it has."""
+    """Refuse a table without the columns that `kind` reads. Raises InputError that lists the splits."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
     remedy = next(_REMEDIES[part] for part in reads(kind) if missing[0] in _COLUMNS[part])
-    raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} reads: {remedy}.")
+    raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} needs: {remedy}.")

@@ -1,4 +1,4 @@
-"""Ranges of labels of ranks: contiguous, and of equal work where popular labels come first.
+"""Ranges of labels of ranks: contiguous, and of equal work if popular labels come first.
 
 A label's work in a step is its share of the positives, and of hard negatives, which go about by frequency too, and of
 the random ones, which mostly do not.
@@ -19,7 +19,7 @@ _FREQUENT = 14  # log2 of the share of the points that makes a label frequent
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges of about equal work; None: of an equal number of labels.
+    """Return bounds [G + 1] of ranges of about equal work; None: equal numbers of labels.
 
     Memory does not grow with L. Raises TableError.
     """
@@ -37,7 +37,7 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
 
 
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return label ends [K] ascending, 0 and L among them, and the frequencies [K] of all labels before each.
+    """Return label ends [K] ascending, with 0 and L, and the summed frequencies [K] before each.
 
     `groups` are frequencies [n] in order. Ends are at equal distances, and on both sides of frequent labels.
     """
@@ -56,10 +56,10 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 
 
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of the ranges whose greatest work is least, of MOST_LABELS L/G labels at most.
+    """Return bounds [G + 1] of the ranges with the least maximum work, of MOST_LABELS L/G labels at most.
 
-    `work` [K] is that of all labels before each of `ends` [K], and grows. None where there are fewer labels than ranks,
-    and where ranges of equally many labels do about as well.
+    `work` [K] is the work of all labels before each of `ends` [K]. None if there are fewer labels than ranks, or if
+    ranges of equal numbers of labels are about as good.
     """
     labels = int(ends[-1])
     most_labels = -(-int(MOST_LABELS * labels) // ranks)

@@ -29,8 +29,8 @@ from trainer.tracking.tracker import Listener
 class Trainer:
     """One rank of a run of a recipe on DATA, writing RUN. Build with `start` or `resume`, on every rank of `group`.
 
-    Rank 0 decides what is to be decided, is the only one to report, and holds the `claim` on RUN, where there is one:
-    without, nobody else may write RUN.
+    Rank 0 makes decisions, is the only rank that reports, and holds the `claim` on RUN, if there is one: without a
+    claim, no other process may write RUN.
     """
 
     def __init__(self, parts: Parts, progress: Progress | None = None, mix: list[list[Any]] | None = None) -> None:
@@ -46,7 +46,7 @@ class Trainer:
         """Start a new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
-            raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+            raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
         threads = group.decide(lambda: min(torch.get_num_threads(), cores()))
         parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed(), threads)
         require_room_for_run(parts)
@@ -60,9 +60,9 @@ class Trainer:
     def resume(
         cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE, claim: Claim | None = None
     ) -> "Trainer":
-        """Go on with the run at RUN from its newest checkpoint, on as many ranks as there are now.
+        """Continue with the run at RUN from its newest checkpoint, on any number of ranks.
 
-        Without a checkpoint it begins anew, and may have another recipe; with one the shares of its sources may be
+        Without a checkpoint it begins again, and may have another recipe; with one the shares of its sources may be
         others, from the next epoch on. Raises InputError when RUN was made from other
         data or by another recipe, TableError.
         """
@@ -94,12 +94,12 @@ class Trainer:
             if started.data != recipe.data:
                 parts.claim.require()
                 _write_config(parts)
-                parts.say(f"other shares of the sources from epoch {progress.epoch + bool(progress.step)} on")
+                parts.say(f"the shares of the sources change from epoch {progress.epoch + bool(progress.step)} on")
         parts.tracker.start(progress.global_step)
         return cls(parts, progress, mix)
 
     def on_record(self, listener: Listener) -> None:
-        """Also give `listener` whatever is recorded from now on."""
+        """Also give `listener` all later records."""
         self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:

@@ -48,7 +48,7 @@ class Model:
     ) -> "Model":
         """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
-        A head that encodes labels reads them from `texts`; without, it can embed what it is given.
+        A head that encodes labels reads `texts`; without them it can only embed given inputs.
         """
 
         def encoder_of(seed: int) -> Encoder:
@@ -91,7 +91,7 @@ class Model:
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
         """Embed B queries as the vectors are scored against them, [B, D] (D + 1 with a bias), without a graph.
 
-        `labels`: these in the same way, by their own encoder where `head.shared` is false.
+        `labels`: the same for labels, with their own encoder if `head.shared` is false.
         """
         encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
@@ -103,14 +103,14 @@ class Model:
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return what a checkpoint holds besides rows of labels, by part."""
+        """Return the parts of a checkpoint other than rows of labels."""
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
         return parts
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Take the parameters of a checkpoint; with the state of the `optimizer` all that training goes on from.
+        """Take the parameters of a checkpoint; with the state of the `optimizer` all that training continues from.
 
         Raises TableError.
         """
@@ -118,7 +118,7 @@ class Model:
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
 
     def load_encoders(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Take the encoders' parameters alone, and the state of their `optimizer` too. Raises TableError."""
+        """Load only the encoders' parameters, and with `optimizer` its state. Raises TableError."""
         for name, encoder in self.encoders.items():
             encoder.load_tensors(checkpoint.tensors(name))
             if optimizer:
@@ -128,7 +128,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, its labels L, its vocabulary, sparse features and numbers of a dense vector; 0: it has none."""
+    """DATA's manifest, its number of labels L, vocabulary, sparse features and length of a dense vector; 0: none."""
 
     manifest: Manifest
     labels: int
@@ -138,7 +138,7 @@ class DataSizes:
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
-        """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
+        """Read DATA's manifests. Raises TableError if DATA is unfinished, or a part is not the one that it names."""
         table, parts = open_whole(data.root)
         manifest = table.manifest
         labels = parts.get("labels") or Table.open(data.labels, "labels")
@@ -159,7 +159,10 @@ def find_checkpoint(
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
     checkpoint = open_step(run, step)
     if checkpoint is None:
-        raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
+        raise InputError(
+            f"{run.root}: this run has no checkpoint yet. Wait for the first checkpoint, or resume the run with "
+            "--resume."
+        )
     return restore_recipe(config["recipe"], run.config), checkpoint
 
 
@@ -195,12 +198,12 @@ def load_model(
 
 
 def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
-    """Return the number of labels that have a trained vector; None where all can be scored, as by their texts."""
+    """Return the number of labels with a trained vector; None if all can be scored, as by their texts."""
     return checkpoint.labels if model.head.has_rows and checkpoint.labels < model.head.labels else None
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load the model of a checkpoint for embedding alone: without rows of labels, so memory does not grow with L.
+    """Load the model of a checkpoint only for embedding: without rows of labels, so memory does not grow with L.
 
     Raises as `find_checkpoint`.
     """
@@ -212,7 +215,7 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None
 
 
 def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
-    """Open what the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
+    """Open the label inputs of the recipe's head; None for a classifier. Raises InputError, TableError."""
     return open_label_texts(data, recipe.encoder.inputs) if recipe.encodes_labels else None
 
 
@@ -234,7 +237,7 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
-            f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} "
-            f"(digest {manifest.digest[:12]}…){' or a version before it' if earlier else ''}. "
-            "Pass the data it was made from, or choose another RUN."
+            f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} (digest "
+            f"{manifest.digest[:12]}…){' or a version before it' if earlier else ''}. Give the data that the run was "
+            "made from, or choose another RUN."
         )

@@ -30,10 +30,10 @@ class Progress:
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
-        """Return what a checkpoint keeps.
+        """Return the state for a checkpoint.
 
-        Seconds only where they decide something (`timed`), since no two runs have the same, and validations since the
-        best one only where these do (`patient`).
+        Seconds only if they decide something (`timed`), because they differ between runs, and validations since the
+        best only if they do (`patient`).
         """
         state = asdict(self)
         if not timed:
@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of an epoch. `epochs`: of the run, as far as is known."""
+    """Report of an epoch. `epochs`: epochs of the run, if known."""
 
     epoch: int
     epochs: int
@@ -70,14 +70,14 @@ class EpochReport:
 
 
 class LossWatch:
-    """Notices a loss that jumps: far above the largest of the last steps, whose batches may be of different sources."""
+    """Notices a loss that jumps: far above the largest of the last steps, whose sources may differ."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._high = 0  # losses in a row that are far above
 
     def jumped(self, loss: float) -> float | None:
-        """Take in the loss of a step; return the largest before where it jumped and stayed, and then begin anew."""
+        """Take in the loss of a step; if it jumped and stayed high, return the earlier maximum and begin again."""
         largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
         if loss <= _JUMP * largest:
             self._high = 0

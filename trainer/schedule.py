@@ -69,7 +69,7 @@ class ClusterSchedule(NamedTuple):
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Return the rows of a cluster in `epoch`: doubled as the schedule says, while twice as many divide `most`."""
+        """Return the rows of a cluster in `epoch`: doubled by the schedule, as long as they divide `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

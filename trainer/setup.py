@@ -79,7 +79,7 @@ def set_up(
 ) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError.
 
-    `threads`: of torch, where the recipe states none; 0: as many as there are.
+    `threads`: of torch, if the recipe states none; 0: one for each core.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -146,7 +146,7 @@ def set_up(
 
 
 def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
-    """Refuse, on all ranks, a rank of another release, one without the memory for its share, and two on one GPU.
+    """Refuse, on all ranks, a rank of a different release, one without the memory for its share, and two on one GPU.
 
     Raises InputError.
     """
@@ -163,15 +163,15 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.
         name = f"rank {rank} of {group.ranks}: " if group.ranks > 1 else ""
         if version != fleet[0][0]:
             raise InputError(
-                f"{name}it has Extremis {version}, and rank 0 has {fleet[0][0]}: draws and files of releases differ. "
-                "Install one release on all machines."
+                f"{name}this rank has Extremis {version}, but rank 0 has {fleet[0][0]}. Install the same version on "
+                "all machines."
             )
         if refused:
             raise InputError(name + refused)
         if gpu is not None and gpus.setdefault(gpu, rank) != rank:
             raise InputError(
-                f"ranks {gpus[gpu]} and {rank} of {group.ranks} are both on {gpu[2]} of {gpu[0]}: nccl joins ranks "
-                "that have a GPU each. Launch as many ranks as there are GPUs (torchrun --nproc-per-node), or set "
+                f"ranks {gpus[gpu]} and {rank} of {group.ranks} are both on {gpu[2]} of {gpu[0]}: each rank needs its "
+                "own GPU. Launch as many ranks as the machine has GPUs (torchrun --nproc-per-node), or set "
                 "train.device = 'cpu'."
             )
 
@@ -181,22 +181,22 @@ def require_whole_epochs(recipe: Recipe) -> None:
     if not recipe.data.by_parts or not any(recipe.table_epochs()):  # that of epoch 0 is of all rows
         return
     if recipe.clusters:
-        raise InputError("order.cluster deals the clusters of a whole split: leave out what names or weighs parts.")
+        raise InputError("order.cluster needs all rows of a split: leave out the keys that name or weigh parts.")
     if recipe.data.half_life or recipe.data.replay < 1:
         raise InputError(
-            "data.half_life and data.replay leave rows out of an epoch, so that no table of negatives can be mined of "
-            "its embeddings. Take negatives from the trainer's own index (refresh.source = 'in-trainer'), or at random "
+            "data.half_life and data.replay leave rows out of an epoch, so the embeddings of the epoch cannot be "
+            "mined. Use an index inside the trainer (refresh.source = 'in-trainer'), or random negatives only "
             "(negatives.hard = 0)."
         )
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
-    """Return what is dealt less often, as the run `train.start_from` had it. Raises InputError, TableError."""
+    """Return the rows to deal less often, by the run `train.start_from`. Raises InputError, TableError."""
     times, url = recipe.data.replay, recipe.train.start_from
     if times == 1:
         return None
     if not url:
-        raise InputError("data.replay is of a run that goes on from another one: name it with --from.")
+        raise InputError("data.replay needs an earlier run: name it with --from.")
     _, _, new = find_earlier(data, RunLayout(url))
     parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
@@ -232,15 +232,15 @@ def open_planner(
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
-    """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
+    """Open the sources of negatives that need embeddings. Raises InputError if they cannot be on several ranks."""
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
     stateful = [source.name for source in opened if source.stateful]
     if stateful and group.ranks > 1:
         raise InputError(
-            f"negatives.{stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
-            "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
+            f"negatives.{stateful[0]} on {group.ranks} ranks: this sampler works on a single rank only. Train on one "
+            "rank, or use negatives from tables or from the index inside the trainer (negatives.hard)."
         )
     return opened
 
@@ -283,7 +283,7 @@ def open_stream(
 
 
 def require_room_for_run(parts: Parts) -> None:
-    """Refuse to start a run whose checkpoints and dumps do not fit where it writes. Raises InputError."""
+    """Refuse to start a run if there is no room for its checkpoints and dumps. Raises InputError."""
     if not parts.group.first:
         return
     recipe, vectors = parts.recipe, parts.labels * label_bytes(parts.recipe).parameters
@@ -299,7 +299,7 @@ def require_room_for_run(parts: Parts) -> None:
 
 
 def initialise_model(parts: Parts) -> None:
-    """Give the model what it takes from the data and from another run. Raises InputError, TableError."""
+    """Give the model its start from the data and from another run. Raises InputError, TableError."""
     recipe, model = parts.recipe, parts.model
     if begin_with_run(model, parts.data, recipe, parts.say):
         return
@@ -319,22 +319,22 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
     waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
-            f"refresh.wait_seconds = {waits:g}: ranks take one that is silent for {SILENCE_SECONDS:g} seconds for "
-            "lost. Set it lower."
+            f"refresh.wait_seconds = {waits:g}: ranks treat a rank that is silent for {SILENCE_SECONDS:g} seconds as "
+            "lost. Set a lower value."
         )
     if None in {source.table.manifest.row_group_rows for source in sources}:
-        raise InputError(f"{data}: a training table without row groups cannot be streamed. Shard it again.")
+        raise InputError(f"{data}: this table has no row groups, which training needs. Shard the data again.")
 
 
 def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recipe, run: str) -> None:
-    """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs.
+    """Refuse to resume a run with a different recipe. Raises InputError that names what differs.
 
-    `started` is read from the options `saved`, which may be those of an earlier release.
+    `started` is read from the options `saved`, possibly those of an earlier release.
     """
     if lost := lost_options(saved, started):
         raise InputError(
-            f"{run}: this run was started with {', '.join(lost)}, which this release no longer has. Finish it with the "
-            "release that its config.toml names, or choose another RUN."
+            f"{run}: this run was started with {', '.join(lost)}, which this version no longer has. Finish the run "
+            "with the version that its config.toml names, or choose another RUN."
         )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
     same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may be others
@@ -351,5 +351,5 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
     if differing:
         raise InputError(
             f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
-            "Resume with the recipe and --set that it was started with, or choose another RUN."
+            "Resume with the recipe and --set of the start, or choose another RUN."
         )

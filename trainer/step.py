@@ -2,8 +2,8 @@
 
 The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The head is
 model-parallel: a rank scores the global batch against its own labels. The gradient on x that the labels of each rank
-give is summed over ranks and goes back through the encoder. One rank does the same alone. Global batches are gathered
-and planned ahead of the steps on them.
+give is summed over ranks and goes back through the encoder. A single rank does the same alone. Global batches are
+gathered and planned ahead of the steps on them.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
-    Of several ranks each has a thread that gathers them, over a group of its own, ahead of the steps, and `threads`
-    that plan them where `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
-    iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop, which it
-    tells the others with the next batch that is gathered.
+    With several ranks, each has a thread that gathers them, over a separate group, ahead of the steps, and `threads`
+    that plan them if `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
+    iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop, which it tells the
+    others with the next batch that is gathered.
     """
 
     stream: JoinedStream
@@ -82,7 +82,7 @@ class GlobalBatches:
 
 @dataclass
 class Clock:
-    """Seconds by what they went into."""
+    """Seconds by activity."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
@@ -117,7 +117,7 @@ class StepContext:
 class StepResult:
     """Result of `step` of the epoch on every rank: mean loss of the global batch, its row ids [B], and x [B, D].
 
-    The loss is a tensor [] on the device, float64: whoever reads it waits for the step.
+    The loss is a tensor [] on the device, float64: reading it waits for the step.
     """
 
     step: int
@@ -134,10 +134,10 @@ def take_step(
     hook: StepHook | None = None,
     update: bool = True,
 ) -> StepResult:
-    """Train on a global batch, or on that of which `batch` is this rank's part, at step `number` of the run.
+    """Train on a global batch, or one of which `batch` is this rank's part, at step `number` of the run.
 
-    `factor` scales every rate. Without `update` the head's rows learn, and the encoders keep their gradients, which are
-    still to be summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every rate. Without `update` the head's rows learn, and the encoders keep their gradients, not yet
+    summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
     model, group, clock = context.model, context.group, context.clock
     gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -25,7 +25,7 @@ from benchmarks.same_results.inputs import write_inputs
 from benchmarks.same_results.steps import SIZES, VOCABULARY, Step, select
 
 ROOT = Path(__file__).resolve().parents[2]
-UNKNOWN = re.compile("no such option|no such command|unknown key|no recipe", re.IGNORECASE)
+UNKNOWN = re.compile("no such option|no such command|unknown key|unknown recipe", re.IGNORECASE)
 
 
 def main() -> None:

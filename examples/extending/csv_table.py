@@ -1,4 +1,4 @@
-"""CSV with a header: train.csv (text, labels), labels.csv (key, text), and where there are any test.csv, val.csv."""
+"""CSV with a header: train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ class CsvTable(keyed.Keyed):
     """Label keys have `;` between them. A point without a column `key` is known by its row, as `train-17`."""
 
     name: str = "csv"
-    expects: str = "train.csv (text, labels), labels.csv (key, text), and where there are any test.csv, val.csv"
+    expects: str = "train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
         return "train.csv" in names

@@ -53,9 +53,9 @@ def run_auto(
     pretrained: str = "",
     **process: Any,
 ) -> dict[str, Any]:
-    """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
+    """Choose a recipe for DATA and train it into RUN; `minutes` limits the whole, 0: no limit.
 
-    `pretrained`: a model whose vectors of tokens are tried too, as `encoder.pretrained`.
+    `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
     `began`: when their time began, by `time.perf_counter`; None: now. `process`: options of the final run's training,
     as of `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
@@ -84,7 +84,7 @@ def run_auto(
                 say(line)
             recipe = resolved.recipe
         spent = time.perf_counter() - began
-        doing("fitting the linear ranker")
+        doing("fitting a linear ranker on words")
         training = epoch * recipe.train.epochs
         remaining.begin(epoch * _RANKER, lambda own: training + epoch * _FUSION)
         seconds = max(0.0, 60 * minutes - spent) * _OF_RANKER if minutes else math.inf
@@ -100,7 +100,7 @@ def run_auto(
         best = best_step(RunLayout(run))
         _tidy(RunLayout(run), best, claim)
         to_fit = FitOptions(step=best, device=recipe.train.device)
-        doing("fitting the weights of the scores")
+        doing("learning how to add up the scores")
         remaining.begin(epoch * _FUSION, lambda own: 0.0)
         fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
@@ -112,21 +112,23 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
     ranks = ranks_of_environment().ranks
     if ranks > 1:
         raise InputError(
-            f"auto tries recipes in one process, and {ranks} were launched. Run it without torchrun, then train "
-            f"{join(run, RECIPE)} with it into another RUN."
+            f"auto tries recipes in one process, but {ranks} were launched. Run auto without torchrun, then train its "
+            f"recipe {join(run, RECIPE)} with torchrun into another RUN."
         )
     if is_there and not resume:
-        raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+        raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
     if is_there and not storage.exists(join(run, REPORT)):
-        raise InputError(f"{run}: this run was not started by auto. Go on with its own recipe, or choose another RUN.")
+        raise InputError(
+            f"{run}: this run was not started by auto. Continue it with its own recipe, or choose another RUN."
+        )
 
 
 def _choose(
     data: str, run: str, survey: Survey, pretrained: str, overrides: Sequence[str], minutes: float, remaining: Remaining
 ) -> tuple[dict[str, Any], Resolved, float]:
-    """Try the contenders, then variations of the best: a report, the recipe of the winner, seconds of an epoch of it.
+    """Try the contenders, then variations of the best: return a report, the winning recipe, and seconds of its epoch.
 
-    Of `minutes` (0: no limit) trials have a share; contenders that find no time left are not tried.
+    Trials have a share of `minutes` (0: no limit); contenders without time left are not tried.
     """
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey, pretrained), rows, overrides)
@@ -137,11 +139,11 @@ def _choose(
     trials = list[Trial]()
 
     def epoch_of(seconds: float, recipe: Recipe) -> float:
-        """Estimate an epoch of `recipe` over all rows by that of its trial."""
+        """Estimate the seconds of an epoch of `recipe` over all rows from its trial."""
         return seconds * rows / trial_data.rows * _WIDER * (_MINED if recipe.table_epochs() else 1.0)
 
     def expect(contender: Contender, to_come: int) -> None:
-        """Begin the trial of `contender`, before so many others, and the final run of the best one."""
+        """Begin the trial of `contender`, before `to_come` other trials and the final run."""
 
         def after(own: float) -> float:
             one = statistics.median([own, *(trial.seconds for trial in trials)])
@@ -156,7 +158,7 @@ def _choose(
         for number, contender in enumerate(kinds):
             left = minutes * _OF_TRIALS - (time.perf_counter() - began) / 60
             if trials and minutes and left <= 0:
-                say(f"not tried: {contender.name}, for lack of time")
+                say(f"not tried, because the time is too short: {contender.name}")
                 continue
             best = best_of(trials, trial_data.queries) if trials else None
             to_come = len(kinds) - number - 1 + further
@@ -178,7 +180,7 @@ def _choose(
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
-    """Return the contenders that the overrides fit, each with its recipe. Raises InputError where they fit none."""
+    """Return the contenders that the overrides fit, each with its recipe. Raises InputError if they fit none."""
     fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in kinds:
         try:
@@ -208,10 +210,10 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
 
 
 def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
-    """Let training end where fusion still fits into `minutes`, of which so many seconds are `spent`.
+    """Let training end early enough for the fusion within `minutes`; `spent` seconds have passed.
 
-    Fusion embeds all rows once, and fits the ranker again, which took `of_ranker` seconds, where it has to. Says so
-    where two epochs, of about so many seconds, take longer: rates have to fall to their end.
+    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Says so if two epochs
+    take longer, because learning rates have to fall to their end.
     """
     if not minutes:
         return recipe
@@ -219,13 +221,16 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     left -= max(_OF_FUSION * left, _FUSION * epoch)
     needed = minutes + (2 * epoch - left) / 60
     if needed > _LATE * minutes:
-        say(f"--minutes {minutes:g} is too short: two epochs are trained, and all takes about {needed:.1f} minutes")
+        say(
+            f"--minutes {minutes:g} is too short: at least two epochs are trained, which takes about {needed:.1f} "
+            "minutes in all"
+        )
     left = max(0.1, left / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
 
 
 def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
-    """Remove what a finished run needs no more: dumps, tables of negatives but the newest, checkpoints but `best`."""
+    """Remove files that a finished run no longer needs: dumps, older tables, and checkpoints except `best`."""
     claim.require()
     storage.remove(run.dumps, recursive=True)
     drop_old_checkpoints(run, 0, best)
@@ -234,7 +239,7 @@ def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:
-    """Write what was chosen and why, in place of the trials; the recipe can be trained again as any other."""
+    """Write the choice and its reasons; the recipe can be trained again like any other."""
     claim.require()
     write_json(join(run, REPORT), report, indent=1)
     storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())

@@ -34,7 +34,7 @@ _NO_TEXTS = "data.label_texts=false"  # of labels that are queries too: each wou
 class Survey:
     """Figures of DATA, and the `inputs` that an encoder can read.
 
-    `texts`: share of the labels with a text. `symmetric`: share of these that are queries too.
+    `texts`: share of the labels with a text. `symmetric`: share of these texts that are also queries.
     """
 
     facts: Facts
@@ -59,16 +59,16 @@ class Survey:
 
     @property
     def labels_have_texts(self) -> bool:
-        """True where most labels can be encoded."""
+        """True if most labels can be encoded."""
         return self.texts > 0.5
 
     @property
     def is_symmetric(self) -> bool:
-        """True where most labels are queries too: a pair may then have its reverse, which an excerpt would not keep."""
+        """True if most labels are queries too: a pair may then have its reverse, which an excerpt would not keep."""
         return self.labels_have_texts and self.symmetric > 0.5
 
     def lines(self) -> Iterator[str]:
-        """Say what was seen, a line each."""
+        """Describe the survey, one fact a line."""
         facts = self.facts
         named = {"tokens": f"{facts.tokens:.0f} tokens", "features": "sparse features", "dense": "a dense vector"}
         read = " and ".join(named[part] for part in reads(self.inputs))
@@ -76,12 +76,12 @@ class Survey:
         each = facts.pairs / max(1, facts.queries)
         yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (
-            f", {self.symmetric:.0%} of these are queries too" if self.texts else ""
+            f", {self.symmetric:.0%} of these texts are also queries" if self.texts else ""
         )
 
 
 class Contender(NamedTuple):
-    """A recipe by name, and what is changed in it."""
+    """A recipe by name, and changes to it."""
 
     recipe: str
     changes: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Contender(NamedTuple):
 def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
     """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder.
 
-    Each is there twice where a model has `pretrained` vectors of the tokens: with these, and without.
+    Each comes twice if a model has `pretrained` token vectors: with and without them.
     """
     sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
     texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"

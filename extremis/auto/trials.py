@@ -1,8 +1,8 @@
 """Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees.
 
-From half of its epochs on a trial ends where the best one before it beats it at the same epoch. An excerpt is some
-labels with all of their training points, as a data set of its own: fewer rows of all labels would leave each label
-fewer points than it has, and recipes that need few would look best.
+After half of its epochs a trial ends if the best earlier trial is better at the same epoch. An excerpt is a data set of
+some labels with all of their training points: fewer rows of all labels would leave each label too few points, and
+favour recipes that need few.
 """
 
 import time
@@ -75,7 +75,7 @@ class Trial:
         return {**facts, "ended": True} if self.ended else facts
 
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
-        """Return whether `other` has lost by its `course` of so many `epochs`, on so many `queries`.
+        """Return whether `other` has lost by its `course` after so many `epochs`, on so many `queries`.
 
         A change of the same recipe has where it is behind after two epochs or more, another recipe where it is so by
         more than the interval. After one epoch of WordNet n-grams of full weight are 3.4 behind, after two 0.7 ahead.
@@ -126,8 +126,8 @@ class TrialData:
     def try_out(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
         """Train a contender without tables, in `minutes` at most (0: no limit), until it loses to `best`.
 
-        Its lines go to the log alone, but for one that begins with `title`. A trial that is there already is not run
-        again. Raises ExtremisError.
+        Its lines go to the log only, except lines that begin with `title`. An existing trial is not run again. Raises
+        ExtremisError.
         """
         place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
         if storage.exists(place):
@@ -149,7 +149,7 @@ class TrialData:
         seconds, epoch = round(time.perf_counter() - began, 1), outcome["epochs"][-1]["seconds"]
         trial = Trial(contender, metrics, course, ended, seconds, epoch)
         scores = "  ".join(f"{name} {metrics[name]:.2f}" for name in SHOWN)
-        say(f"{title}: {scores}  {trial.seconds:.0f} s{', ended: it had lost' if ended else ''}")
+        say(f"{title}: {scores}  {trial.seconds:.0f} s{', stopped early: behind the best trial' if ended else ''}")
         write_json(place, {name: value for name, value in vars(trial).items() if name != "contender"})
         return trial
 
@@ -178,17 +178,17 @@ class TrialData:
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
-    """Return the share of `rows` that is held out: `queries` of them, a twentieth at most; a tenth of few rows."""
+    """Return the share of `rows` to hold out: `queries` rows, a twentieth at most; a tenth of few rows."""
     most = min(0.1, max(0.05, _FEW / max(1, rows)))
     return float(f"{min(most, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
 
 
 def best_of(trials: Sequence[Trial], queries: int) -> Trial:
-    """Return the best, by so many `queries`, of the trials that were trained to their end; the first of equals.
+    """Return the best finished trial, measured on `queries` queries; the first if several are equal.
 
-    A dual encoder is, where no other is ahead by more than half of the interval, as all have the same queries: hard
-    negatives, which no trial has, lift it most. On 20,000 rows of YSO it ended at P@1 22.9, and a contender that was
-    0.2 ahead of it in a trial at 14.6.
+    A dual encoder wins unless another trial leads by more than half of the interval (all have the same queries),
+    because hard negatives, which trials lack, help it most. On 20,000 rows of YSO it reached P@1 22.9 in the end; a
+    contender that led by 0.2 in its trial reached 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
     best = max(trial.score for trial in finished)
@@ -250,7 +250,7 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
 
 
 def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
-    """Publish a table of the rows of `parts`, numbered anew in column `key`, in row groups as those of the whole."""
+    """Publish a table of the rows of `parts`, renumbered in column `key`, with the row-group size of the whole."""
     rows = pa.concat_tables(parts).combine_chunks()
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
@@ -259,5 +259,5 @@ def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parame
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters without what they say of versions: an excerpt is none."""
+    """Return parameters without those of versions: an excerpt has no version."""
     return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}

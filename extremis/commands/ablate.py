@@ -20,14 +20,14 @@ def ablate(
 ) -> dict[str, Any]:
     """Train several recipes on DATA under OUT and compare them.
 
-    A recipe that is finished already is not trained again, and one that was cut off continues. OUT gets ablation.json,
-    ablation.md and, with the extra report, ablation.html: metrics against time where recipes have a validation split.
-    In a checkout of Extremis, papers/ has the recipes of the papers, and measures their claims.
+    Finished runs are skipped, and interrupted runs continue. OUT gets ablation.json, ablation.md and, with the extra
+    report, ablation.html: metrics against time if recipes have a validation split. In a checkout of Extremis, papers/
+    has the recipes of the papers, and measures their claims.
 
     Options:
         recipes: Recipes to compare: names, TOML files, folders of them. Default: random,astra.
         split: Split to score.
-        retry: Continue what failed before.
+        retry: Also retry failed runs.
 
     Examples:
       extremis ablate data/ runs/ablation --recipes random,astra,renee --set train.epochs=20

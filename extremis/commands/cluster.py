@@ -30,9 +30,9 @@ def cluster(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Publish queries in the order of balanced clusters of their embeddings, so that a stream deals whole clusters.
+    """Group the training queries into balanced clusters by their embeddings, for batches of similar queries.
 
-    For recipes with order.cluster above 1, such as `ngame`. Everything after -- goes to Beam.
+    For recipes with order.cluster above 1, such as `ngame`. Options after -- go to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -54,7 +54,7 @@ def cluster(
         end_with_trainer()
         return {"run": run, "tables": clustering.watch(data, run, options, beam_options, progress=say_lines)}
     manifest = clustering.cluster(data, run, epoch, options, beam_options, say)
-    say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, for training from {run}")
+    say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, used from {run}")
     tables = RunLayout(run)
     newest = options.out or tables.clusters(numbered(tables.clusters_root)[-1], manifest.kind)
     say(f"next: extremis inspect {newest}")

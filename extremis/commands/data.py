@@ -10,11 +10,11 @@ from extremis.console import say, table
 
 @command()
 def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Progress = True) -> dict[str, Any]:
-    """List the versions of data, and exports, in the folders of a prefix; show one, or drop one that no other needs.
+    """List data versions and exports in a folder, show the parts of a version, or drop a version or an export.
 
-    list says for each what it adds, how many rows and labels it has with all that it needs, and what is gone; of
-    exports, which is current. show lists the parts of a version of data. drop removes a data set or an export; one that
-    another in the same folder needs, or that is current, is refused.
+    list shows for each version what it adds, its rows and labels in all, and missing files; for exports, which export
+    is current. show lists the parts of a data version. drop removes a data set or an export, but refuses if another in
+    the same folder needs its files, or if the export is current.
 
     Examples:
       extremis data list data/
@@ -44,14 +44,14 @@ def _list(root: str) -> dict[str, Any]:
     rows = []
     for each in versions:
         counts = [f"{count:,}" for count in (each["rows"].get("train", 0), each["labels"], each["retired"])]
-        needs = "what is gone: see show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        needs = "files are missing: see extremis data show" if each["fault"] else ", ".join(each["needs"]) or "nothing"
         rows.append([each["data"], str(each["version"]), each["part"], *counts, needs])
     if versions or not exports:
         table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
     rows = []
     for each in exports:
         name = f"{each['export']}{' (current)' if each['export'] == current else ''}"
-        needs = "what is gone: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing"
+        needs = "files are missing: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing"
         rows.append([name, each["part"], f"{each['labels']:,}", f"{each['bytes']:,}", needs])
     if exports:
         table(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows)
@@ -66,7 +66,7 @@ def _show(url: str) -> dict[str, Any]:
 
     listed = ListedData.find(url)
     if listed is None:
-        raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
+        raise InputError(f"{url}: no data set here. extremis data list shows the data sets in a folder.")
     places = {**listed.needs, listed.version.part: resolve(url, ".")}
     rows: dict[str, dict[str, int]] = {part: {} for part in places}
     for name in listed.table.parents:

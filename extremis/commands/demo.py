@@ -24,7 +24,7 @@ def demo(
     set: Settings = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Run the whole loop on the Tate collection: shard, choose a recipe, train, mine beside it, join, evaluate.
+    """Run the whole loop on the Tate collection: shard, choose a recipe, train with a miner, join, evaluate.
 
     Writes DIR (default: demo).
 
@@ -53,7 +53,7 @@ def demo(
     moments = [time.perf_counter()]
     shard(raw, data, options, (), say)
     moments.append(time.perf_counter())
-    say(f"2/3 train {source} into {run}, a miner beside it")
+    say(f"2/3 train {source} into {run}, with a miner")
     require_place(run, "trained")  # that of an earlier demo
     storage.remove(run, recursive=True)
     outcome = _train(data, run, source, overrides)
@@ -85,7 +85,11 @@ def _print(report: dict[str, Any], seconds: dict[str, float]) -> None:
     names = list(XR_LINEAR)
     ours = [f"{report['metrics'][name]:.2f}" for name in names]
     theirs = [f"{value:.2f}" for value in XR_LINEAR.values()]
-    table("beside a linear model (docs/results.md)", ["%", *names], [["this run", *ours], ["PECOS XR-Linear", *theirs]])
+    table(
+        "compared with a linear model (docs/results.md)",
+        ["%", *names],
+        [["this run", *ours], ["PECOS XR-Linear", *theirs]],
+    )
     results.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()))
 
 
@@ -95,6 +99,6 @@ def _example() -> str:
         if folder.is_dir():
             return str(folder)
     raise InputError(
-        f"{folder}: the Tate data set is not here. Install the project again, or run the demo from a checkout; "
-        "for data of your own use extremis shard, run and evaluate."
+        f"{folder}: the Tate data set is missing. Install Extremis again, or run the demo from a checkout. For your "
+        "own data use extremis shard, run and evaluate."
     )

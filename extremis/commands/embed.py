@@ -31,12 +31,12 @@ def embed(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Embed texts with any model of texts: MODEL INPUT OUT; or queries or labels of DATA with a run's: DATA RUN OUT.
+    """Embed texts with any text model (MODEL INPUT OUT), or queries or labels of DATA with a run (DATA RUN OUT).
 
     MODEL is a directory or a hub name: of sentence-transformers, transformers or Model2Vec, in safetensors. INPUT is
     text lines (.txt), JSON lines, CSV or Parquet with key and text, any number of files; DATA; or rows, in Python. OUT
-    has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT vectors are aligned with their table.
-    Everything after -- goes to Beam.
+    has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT the vectors are aligned with their
+    table. Options after -- go to Beam.
 
     Options:
         step: Of a run: step of the checkpoint. Default: as of evaluate, the one of the run's figures.
@@ -57,7 +57,9 @@ def embed(
         field = EmbedTextsOptions.model_fields.get(name)
         if stated[name] not in (None, field and field.default):
             form = "MODEL INPUT OUT" if of_run else "DATA RUN OUT"
-            raise InputError(f"--{name} belongs to `extremis embed {form}`. Leave it out, or give these.")
+            raise InputError(
+                f"--{name} works only with `extremis embed {form}`. Leave --{name} out, or give these arguments."
+            )
     from pipelines import embed as embedding
 
     if of_run:

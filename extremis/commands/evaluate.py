@@ -38,7 +38,8 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
-    RUN may be on a version before DATA: it predicts the labels that it knows, and later ones count as missed.
+    RUN may be trained on an earlier version of DATA. It predicts the labels that it knows; newer labels count as
+    missed.
 
     Options:
         split: A split of DATA, or holdout: the rows that the run held out.
@@ -81,12 +82,12 @@ def evaluate(
         _show_baselines(split, report)
     if calibrate:
         facts = report["calibration"]
-        say(describe_calibration(facts, f"of {split}, learned from {facts['queries']:,} queries of {facts['split']}"))
+        say(describe_calibration(facts, f"of {split}, learned on {facts['queries']:,} queries of {facts['split']}"))
     if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
-        say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
-    kept = "kept in the run; " if options.standard else ""
+        say("no PSP: this data set has no propensity constants (set them with extremis shard --propensity A,B)")
+    kept = "saved in the run; " if options.standard else ""
     say(f"{run}, step {report['step']:,}, scores {report['scores']}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
 
@@ -96,7 +97,7 @@ def _show_parts(report: dict[str, Any]) -> None:
     names = ("P@1", "P@5", "PSP@5")
     for key, title, counted, shown in (
         ("parts", "by part of the queries", "queries", names),
-        ("labels_by_part", "positives found, by part that brought their label", "positives", ("R@1", "R@5")),
+        ("labels_by_part", "positives found, by the part that added the label", "positives", ("R@1", "R@5")),
     ):
         parts = report.get(key, {})
         columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
@@ -116,27 +117,27 @@ def _show_seen(split: str, report: dict[str, Any]) -> None:
 
 
 def _show_baselines(split: str, report: dict[str, Any]) -> None:
-    """Print the model's metrics and those of the baselines on the same queries, and which of them are above it."""
+    """Print the metrics of the model and of the baselines on the same queries, and baselines that beat the model."""
     model = report["beside_baselines"]
     names = [name for name in ("P@1", "P@5", "PSP@5") if name in model["metrics"]]
     lines = {"this run": model["metrics"], **report["baselines"]}
     table(
-        f"beside baselines, on the first {model['queries']:,} queries of {split}",
+        f"compared with baselines, on the first {model['queries']:,} queries of {split}",
         ["%", *names],
         [[line, *(f"{metrics[name]:.2f}" for name in names)] for line, metrics in lines.items()],
     )
     for line, metrics in report["baselines"].items():
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
-            say(f"odd: {', '.join(above)} of this run: below {line}")
+            say(f"odd: {', '.join(above)} of this run is below that of {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:
     """Print the tables of `ZeroShot.report`."""
     labels, queries = f"{report['labels']:,}", report["queries"]
     if not queries:
-        say(f"no query of the split has one of the {labels} labels without a training point")
+        say(f"no query of the split has any of the {labels} labels without training points")
         return
-    title = f"{labels} zero-shot labels, {queries:,} queries that have one"
+    title = f"{labels} zero-shot labels, {queries:,} queries with such a label"
     table(f"{title}, ranked among themselves", *metric_grid(report["alone"]))
     table(f"{title}, ranked among all labels", *metric_grid(report["among_all"]))

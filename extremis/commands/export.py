@@ -32,24 +32,25 @@ def export(
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
+    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
 
     A transformer becomes a directory that sentence-transformers and transformers open, or an ONNX graph, which needs no
-    PyTorch. With --onto, OUT holds what has changed since an earlier export, and names the rest. See docs/export.md.
+    PyTorch. With --onto, OUT contains the changes since an earlier export, and refers to its other files. See
+    docs/export.md.
 
     Options:
-        form: Of a transformer: torch; onnx, a graph that gives PyTorch's embeddings (extra onnx); onnx-int8, in eight
+        form: Format of a transformer: torch; onnx, a graph with PyTorch's embeddings (extra onnx); onnx-int8, in eight
             bits. Default: as EXPORT of --onto, else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall that the index is tuned to.
-        precision: Precisions to make thresholds for.
-        threshold_split: Split that measures them, or none. Default: val where DATA has it.
-        calibrate: Learn probabilities of labels by their scores, on the split of the thresholds; without val, on what
-            RUN held out. Needs scikit-learn (extra fusion).
-        scores: sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.
-            Default: fused, where the checkpoint has a fusion.
-        onto: Earlier export, whose files are named where they stay; or its folder.
-        current: Make OUT the current one: `predict` and `load` open it by its folder.
+        precision: Precisions that get a threshold.
+        threshold_split: Split to measure thresholds on, or none. Default: val, if DATA has it.
+        calibrate: Learn probabilities from scores, on the split of the thresholds, or without val on the held-out rows
+            of RUN. Needs scikit-learn (extra fusion).
+        scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
+            Default: fused, if the checkpoint has a fusion.
+        onto: Earlier export that OUT refers to, or a folder of exports, for its current export.
+        current: Make OUT the current export of its folder: `predict` and `load` of the folder open OUT.
         overwrite: Replace an export made from something else.
 
     Examples:
@@ -84,9 +85,9 @@ def export(
     say(f"{out}: step {facts['step']:,}, scores {by}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
     if calibrate:
         split, measured = facts["thresholds"]["split"], facts["thresholds"]["calibration"]
-        say(describe_calibration(measured, f"of {split}, by halves of {measured['queries']:,} queries"))
+        say(describe_calibration(measured, f"of {split}, cross-checked on halves of {measured['queries']:,} queries"))
     if current:
-        say(f"{switch(out)}: names {out} now")
+        say(f"{switch(out)}: the current export is now {out}")
     say(f'next: echo "some text" | extremis predict {out} - -')
     shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

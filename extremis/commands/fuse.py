@@ -25,21 +25,21 @@ def fuse(
     device: Device = "auto",
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
+    """Learn to combine the scores of RUN with other scores, on queries that RUN was not trained on.
 
-    By weights: adds the scores of the labels' texts, the votes of each query's nearest training points, whose
-    embeddings are kept, and those of a linear ranker on words and pairs of words, which is fitted here. By tree:
-    NGAME's regression tree of depth 7 on the scores of the vectors and of the texts and on the label's frequency; it
-    needs the extra `fusion` (scikit-learn). The result is kept in RUN/fusion, in place of an earlier one.
+    By weights: add the scores of the labels' texts, the votes of each query's nearest training points (their embeddings
+    are kept), and the scores of a linear ranker on words and pairs of words, which this command fits. By tree: NGAME's
+    regression tree of depth 7 on the scores of vectors and texts and on the label's frequency; it needs the extra
+    `fusion` (scikit-learn). The result replaces an earlier result in RUN/fusion.
 
     Options:
-        by: Sum of scores, or NGAME's tree.
+        by: Weighted sum of scores, or NGAME's tree.
         step: Step of the checkpoint. Default: the best on validation, else the newest.
-        split: Queries that the run was not trained on. Default: those it held out, or val.
-        shortlist: Best labels per query that are ranked again.
-        queries: Queries to learn from, the first of the split.
-        memory: Limit of what the training points take in memory: codes of an index and labels.
-        linear: Limit of the rows that the linear ranker is fitted to; 0 for none.
+        split: Split to learn on, without training rows. Default: the held-out rows of RUN, or val.
+        shortlist: Number of best labels per query that are ranked again.
+        queries: Number of queries to learn from, the first of the split.
+        memory: Limit for the training points in memory: index codes and labels.
+        linear: Limit for the rows that the linear ranker learns from; 0: no linear ranker.
 
     Examples:
       extremis fuse data/ runs/1
@@ -53,10 +53,10 @@ def fuse(
     if by == "tree":
         manifest = fitting.fit_tree(data, run, fit_options)
         facts = manifest.parameters
-        pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
+        pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} correct"
         say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
     else:
         manifest = fitting.fit_weights(data, run, fit_options, parse_bytes(memory), parse_bytes(linear))
         say(fitting.describe_weights(manifest.parameters))
-    say(f"kept in {run}; next: extremis evaluate {data} {run}")
+    say(f"saved in {run}; next: extremis evaluate {data} {run}")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

@@ -18,9 +18,9 @@ def inspect(
     split: str | None = None,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Describe what is at URL (a table, a DATA, a RUN): kinds, rows, shards, parents, sizes, checks, some rows as text.
+    """Describe a table, a DATA or a RUN at URL: kinds, rows, shards, parents, sizes, checks, and some rows as text.
 
-    --key and --run take DATA for URL.
+    With --key or --run, URL is a DATA.
 
     Options:
         verify: Read every byte and compare checksums.

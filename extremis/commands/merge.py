@@ -26,12 +26,12 @@ def merge(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Merge tables of hard negatives of the same rows into one: each label once a row, positives never.
+    """Merge hard-negative tables of the same rows into one table, without repeated labels and without positives.
 
-    Everything after -- goes to Beam.
+    Options after -- go to Beam.
 
     Options:
-        others: Tables to merge with TABLE, for example that of BM25 or of another model.
+        others: Tables to merge with TABLE, for example that of BM25 or of a different model.
 
     Example:
       extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25
@@ -41,6 +41,6 @@ def merge(
 
     tables = [fspath(each) for each in (table, *others)]
     manifest = merging.merge(fspath(data), tables, out, options, beam_options, say)
-    say(f"{out}: {manifest.rows:,} rows of {manifest.parameters['width']} from {len(tables)} tables")
+    say(f"{out}: {manifest.rows:,} rows of {manifest.parameters['width']} negatives from {len(tables)} tables")
     say(f"next: extremis inspect {out}")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows, "counters": manifest.counters}

@@ -66,9 +66,9 @@ def mine(
 ) -> dict[str, Any]:
     """Make hard-negative tables from the dumps of RUN, or from vectors of any model.
 
-    In place of DATA and RUN stand the vectors of queries and of documents: .npy, safetensors, Parquet or Arrow, a file
-    or a folder of them, or in Python an array. The table is OUT/queries, its data set OUT/data. Everything after --
-    goes to Beam.
+    Instead of DATA and RUN you can give vectors of queries and vectors of documents: a file or a folder of .npy,
+    safetensors, Parquet or Arrow, or in Python an array. The table is then OUT/queries, its data set OUT/data. Options
+    after -- go to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -108,7 +108,7 @@ def mine(
 
 @contextlib.contextmanager
 def _as_files(*vectors: Any) -> Iterator[list[str]]:
-    """Yield where `vectors` can be read: a URL as it is, of an array a file that is there until the block ends."""
+    """Yield a place to read `vectors` from: a URL as it is; for an array, a file that exists until the block ends."""
     with tempfile.TemporaryDirectory(prefix="extremis-vectors-") as folder:
         urls = []
         for name, each in zip(("queries", "vectors"), vectors, strict=True):
@@ -131,7 +131,8 @@ def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))
     if found and flags:
         raise InputError(
-            f"{flags}: for dumps of a RUN, and vectors in files are mined here. Leave out one or the other."
+            f"{flags}: this option works only with the dumps of a RUN, and the input here is vectors in files. Leave "
+            "the option out, or give DATA and RUN."
         )
     return found
 
@@ -140,5 +141,5 @@ def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:
     recall = manifest.quality.get("recall_at_k")
     say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}"))
     if recall is not None and recall < target_recall:
-        say(f"{name}: below --target-recall {target_recall}: raise --nprobe or --refine, or leave both out")
+        say(f"{name}: recall is below --target-recall {target_recall}: raise --nprobe or --refine, or leave both out")
     return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}

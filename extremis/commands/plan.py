@@ -53,11 +53,10 @@ def plan(
     minutes: Annotated[float, Option(gt=0)] = 5,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Say what a run will take before it is started: bytes of every table, and memory of every step.
+    """Estimate the bytes of every table and the memory of every step of a run, before it starts.
 
-    With --rehearse one rank and one worker do their share of every stage on this machine, among peers that are faked,
-    so that time is known too.
-    What a recipe leaves to the data is set as the numbers here would decide.
+    --rehearse runs the share of one rank and one worker on this machine, with simulated peers, and measures time, too.
+    Settings that a recipe takes from the data are computed from the given numbers.
 
     Options:
         queries: N. Default: as many as DATA has.

@@ -34,14 +34,14 @@ def predict(
 ) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
 
-    Of a folder of exports, the current one is used (extremis export --current).
+    If EXPORT is a folder of exports, predict opens the current export (extremis export --current).
 
     INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text), CSV or Parquet, at any
     URL; - is standard input (text lines, or --form). OUT ends in .jsonl, .csv, .parquet, .trec (a run for trec_eval) or
-    .npz (scipy.sparse.load_npz); - is standard output (JSON lines, or --to). Rows without a key have their number.
+    .npz (scipy.sparse.load_npz); - is standard output (JSON lines, or --to). Rows without a key get their row number.
 
     Options:
-        data: DATA that the run was made from: predict for a split of it instead of INPUT.
+        data: DATA of the run: predict for one of its splits instead of INPUT.
         split: Split of --data.
         k: Labels per query.
         form: Form of INPUT. Default: by its name.
@@ -51,17 +51,17 @@ def predict(
         batch: Queries at a time.
         threshold: Leave out labels with a lower score.
         precision: Use the export's threshold for this precision.
-        exact: Score every label, even where there is an index.
-        embedder: Another place of the model that made the dense vectors of DATA. Default: its name there.
-        no_filter: With --data: keep the filter's pairs among the predictions.
-        safe_cells: In CSV: an apostrophe before cells that a spreadsheet would take for a formula.
+        exact: Score every label, even if the export has an index.
+        embedder: Path or hub name of the model that made the dense vectors of DATA. Default: the name in the export.
+        no_filter: With --data: do not remove the pairs of the filter files.
+        safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
         threads: Default: all cores.
-        overwrite: Replace predictions that are at OUT.
+        overwrite: Replace existing predictions at OUT.
 
-    A text without a known token gets the labels of the most training points, and known_tokens 0; a calibrated export
-    (extremis export --calibrate) gives probabilities.
+    A text without a known token gets the most frequent labels and known_tokens 0. A calibrated export (extremis export
+    --calibrate) also gives probabilities.
 
-    For texts at hand in Python there is `extremis.load(export).predict(texts)`.
+    In Python use `extremis.load(export).predict(texts)` for a list of texts.
 
     Examples:
       extremis predict exported/ queries.jsonl predictions.jsonl --k 5
@@ -74,9 +74,9 @@ def predict(
         expected = "OUT alone, with --data" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join([*inputs, out])}.")
     if out == "-" and present_output().tables == "stderr":
-        raise InputError("OUT - and --json both write to standard output. Give one of them.")
+        raise InputError("OUT - and --json both write to standard output. Give only one of the two.")
     if threshold is not None and precision is not None:
-        raise InputError("--threshold and --precision both set the lowest score. Give one of them.")
+        raise InputError("--threshold and --precision both set the lowest score. Give only one of the two.")
     from extremis.model import open_exported
     from extremis.predicting import rows_of_split, rows_of_texts, write_predictions
     from pipelines.formats.names import parse_fields

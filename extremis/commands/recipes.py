@@ -27,11 +27,11 @@ def recipes(
     set: Settings = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """List the recipes that ship with Extremis; show, copy or validate one.
+    """List the recipes that come with Extremis, or show, copy or validate a recipe.
 
-    `auto` states nothing itself: `extremis run auto` tries a few of them on the data, and trains the best.
-    show prints what RECIPE states, with what it extends; copy writes that as a TOML file OUT, to be changed; validate
-    checks a name or a file, with all that --set changes, as a run would.
+    `auto` is not a recipe: `extremis run auto` tries a few recipes on the data, and trains the best. show prints the
+    keys of RECIPE, including keys of the recipe that it extends. copy writes these keys to a TOML file OUT for you to
+    edit. validate checks a recipe by name or file, with changes by --set, as a run does.
 
     Examples:
       extremis recipes
@@ -42,7 +42,7 @@ def recipes(
     places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
     if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
         expected = {0: "nothing", 1: "RECIPE", 2: "RECIPE and OUT"}[len(places)]
-        raise InputError(f"recipes {action}: expected {expected} behind it.")
+        raise InputError(f"recipes {action}: expected {expected} after it.")
     if action == "list":
         return _list()
     if action == "validate":
@@ -56,7 +56,7 @@ def recipes(
 
 
 def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str, Any]:
-    """Print what `recipe` states as TOML, or write it at `out`. Raises InputError: something is there."""
+    """Print what `recipe` states as TOML, or write it at `out`. Raises InputError if the file exists."""
     import tomli_w
 
     from schemas import storage
@@ -70,7 +70,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
         return stated
     require_file(out, (), "Choose another name.")
     storage.write_bytes(out, text.encode())
-    say(f"{out}: {recipe}, to be changed; next: extremis recipes validate {out}")
+    say(f"{out}: a copy of {recipe} to edit; next: extremis recipes validate {out}")
     return {"out": out, "recipe": stated}
 
 

@@ -16,11 +16,11 @@ def report(
     predictions: bool = True,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
+    """Write one HTML page about runs, with a search, which opens from a disk and needs no network.
 
-    Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
-    hard negatives as text. Several runs of the same DATA, or of versions before it, are compared. Without DATA, the
-    queries are left out.
+    The page shows data, training, tables of negatives, metrics (from `extremis evaluate`), and queries with positives,
+    predictions and hard negatives as text. Several runs of the same DATA, or of versions before it, are compared.
+    Without DATA, the queries are left out.
 
     Options:
         out: URL of the page. Default: report.html in the first RUN.

@@ -1,4 +1,4 @@
-"""`extremis run`: training with a miner process beside."""
+"""`extremis run`: training with a miner process."""
 
 import time
 from os import fspath
@@ -32,13 +32,14 @@ def run(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any] | None:
-    """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
+    """Train RECIPE on DATA into RUN, and run a miner process next to the trainer.
 
-    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` looks at DATA, tries a few recipes on a part of it,
-    trains the best into RUN, and learns to add scores of the labels' texts and of near training points.
+    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` tries a few recipes on a part of DATA, trains the
+    best recipe into RUN, and learns to combine its scores with the labels' texts, near training points and a linear
+    ranker.
 
-    A table that is late is used from a later epoch, unless the recipe waits for it (refresh.stale = "wait"). Arguments
-    after -- are the miner's Beam options.
+    If a table of hard negatives is late, a later epoch uses it, unless the recipe waits for it (refresh.stale =
+    "wait"). Options after -- go to the miner's Beam pipeline.
 
     Options:
         minutes: With `auto`: time for all of it. Default: no limit.
@@ -58,16 +59,20 @@ def run(
     from trainer.config.load import applicable_overrides
 
     if deterministic and minutes is not None:
-        raise InputError("--minutes ends work by the clock, --deterministic leaves nothing to it. Give one of them.")
+        raise InputError(
+            "--minutes stops by the clock, so its result cannot be --deterministic. Give only one of the two."
+        )
     if source != "auto":
         if minutes is not None:
-            raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
+            raise InputError("--minutes works only with `extremis run auto`. For a recipe give --set train.minutes=10.")
         if pretrained is not None:
-            raise InputError("--pretrained is of `extremis run auto`: give --set encoder.pretrained=MODEL.")
+            raise InputError(
+                "--pretrained works only with `extremis run auto`. For a recipe give --set encoder.pretrained=MODEL."
+            )
         waits = applicable_overrides(source, [WAITS]) if deterministic else []
         return training.train_recipe(source, data, run, (*overrides, *waits), process, beam_options)
     if from_run is not None:
-        raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
+        raise InputError("--from needs a recipe, not auto. Give the recipe of RUN1: RUN1/recipe.toml, or its name.")
     from extremis.auto.run_auto import run_auto
 
     overrides = (*overrides, WAITS) if deterministic else overrides

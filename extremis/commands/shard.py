@@ -63,11 +63,11 @@ def shard(
 ) -> dict[str, Any]:
     """Tokenize and shard raw data: INPUT to DATA.
 
-    INPUT is a prefix with files of one of the forms of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
+    INPUT is a folder or URL with files in a format of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
     In Python it may be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a Hugging
     Face data set, or a dictionary of these by split ("train", "test", "labels").
-    Rows that cannot be used go to DATA/rejects; an empty text is kept, a missing one is not. Everything after -- goes
-    to Beam; without it all cores of this machine are used.
+    Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after
+    -- go to Beam. By default shard uses all cores of this machine.
 
     Options:
         propensity: Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.
@@ -98,7 +98,7 @@ def shard(
 
 @contextlib.contextmanager
 def as_source(data: Any) -> Iterator[str]:
-    """Yield where `data` can be read: a path or URL as it is, else a folder that is there until the block ends.
+    """Yield a place to read `data` from: a path or URL as it is, else a folder that exists until the block ends.
 
     data: rows (dictionaries, or pairs of text and label), an Arrow table, a pandas frame, a Hugging Face data set; or
     these by split: {"train": …, "test": …, "labels": …}. Raises InputError for anything else.

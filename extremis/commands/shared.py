@@ -36,9 +36,9 @@ Url = Annotated[Place, Option(metavar="URL")]
 Recipe = Annotated[Place, Option("A recipe's name or TOML file.", names=_recipe_names)]
 Positive = Annotated[int, Option(ge=1)]
 NotNegative = Annotated[int, Option(ge=0)]
-_STEP = "Step of the checkpoint. Default: that of the newest fusion, else the best on validation, else the newest."
+_STEP = "Step of the checkpoint. Default: the step of the newest fusion, else the best on validation, else the newest."
 Step = Annotated[int | str, Option(_STEP, metavar="N|newest", parse=_step)]
-Device = Annotated[str, DEVICE, Option("Where to compute. Default: auto, a GPU where there is one.")]
+Device = Annotated[str, DEVICE, Option("Where to compute. Default: auto, which takes a GPU if the machine has one.")]
 Size = Annotated[str, Option(metavar="SIZE")]  # "8GiB"
 Fields = Annotated[Mapping[str, str] | str, Option(metavar="NAME=NAME,...")]  # {"key": "id"}, or "key=id"
 Text = Literal["title+content", "title"]
@@ -49,9 +49,13 @@ Settings = Annotated[
 ]
 StartTimeout = Annotated[
     float,
-    Option("Seconds for the workers of Flink or Spark to answer before the start. Default: 60. 0: do not ask.", ge=0),
+    Option(
+        "Seconds to wait for an answer of the Flink or Spark workers before the job starts. Default: 60. 0: do not "
+        "ask.",
+        ge=0,
+    ),
 ]
-BeamOptions = Annotated[Sequence[str], Option("Words for Beam, which the command line has behind --.")]
+BeamOptions = Annotated[Sequence[str], Option("Options for Beam; on the command line they follow --.")]
 Names = Annotated[
     Sequence[str],
     Option(metavar="NAME,...", parse=comma_list(str, "names with commas between, for example astra,renee")),
@@ -59,6 +63,6 @@ Names = Annotated[
 
 
 def with_settings(changes: Sequence[str], **settings: Any) -> tuple[str, ...]:
-    """Return changes of a recipe with those that other options state; None: not stated."""
+    """Return the changes of a recipe, including those by other options; None: not given."""
     stated = {key.replace("__", "."): value for key, value in settings.items() if value is not None}
     return (*changes, *(f"{key}={json.dumps(value)}" for key, value in stated.items()))

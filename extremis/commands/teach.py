@@ -26,10 +26,10 @@ def teach(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Score the negatives of TABLE by the cross-encoder in the directory TEACHER: a table with a column `teacher`.
+    """Score the negatives of TABLE with a cross-encoder, and write a table with the column `teacher`.
 
-    With a margin, negatives that the teacher scores too near to a positive, or above it, are dropped. Queries and
-    labels need texts. Everything after -- goes to Beam.
+    TEACHER is a directory with a cross-encoder. With a margin, negatives are dropped if the teacher scores them near or
+    above a positive. Queries and labels need texts. Options after -- go to Beam.
 
     Examples:
       extremis teach data/ negatives/queries cross-encoder/ negatives/scored

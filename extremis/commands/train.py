@@ -11,18 +11,22 @@ from schemas.cores import share_cores
 from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
-_FROM = "Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id."
-_THREADS = "Threads to compute with, of the miner beside too. Default: the cores that this process may use."
+_FROM = "Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."
+_THREADS = "Threads to compute with; the miner uses as many. Default: the cores that this process may use."
 
 RecipeDevice = Annotated[
-    str, DEVICE, Option("Where to compute. Default: the recipe's, auto, a GPU where there is one.")
+    str,
+    DEVICE,
+    Option("Where to compute. Default: as the recipe says; most say auto, which takes a GPU if the machine has one."),
 ]
 FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
 Threads = Annotated[int, Option(_THREADS, ge=1)]
-Resume = Annotated[bool, Option("Continue from the newest checkpoint of RUN, or start if there is none.")]
-MetricsPort = Annotated[int, Option("Serve metrics for Prometheus. 0: a free port.", ge=0, le=65535)]
-Grace = Annotated[float, Option("Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once.", ge=0)]
-MetricsHost = Annotated[str, Option("Address that the port listens on.")]
+Resume = Annotated[
+    bool, Option("Continue from the newest checkpoint of RUN. Without a checkpoint, start from the beginning.")
+]
+MetricsPort = Annotated[int, Option("Port that serves metrics for Prometheus. 0: any free port.", ge=0, le=65535)]
+Grace = Annotated[float, Option("Seconds to save a checkpoint after SIGTERM or SIGHUP. 0: end at once.", ge=0)]
+MetricsHost = Annotated[str, Option("Address that the metrics port listens on.")]
 
 
 @command()
@@ -41,7 +45,7 @@ def train(
     metrics_host: MetricsHost = LOOPBACK,
     progress: Progress = True,
 ) -> dict[str, Any] | None:
-    """Train RECIPE on DATA into RUN, with the tables that a miner elsewhere publishes.
+    """Train RECIPE on DATA into RUN, without a miner; a miner may run elsewhere.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file.
 
@@ -57,7 +61,7 @@ def train(
 
 
 def overrides_of(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
-    """Return changes of the recipe, with those that other options state; `threads` are this process's from now on."""
+    """Return the changes of the recipe, including those by other options; sets `threads` of this process."""
     if threads is not None:
         share_cores(threads)
     start_from = from_run and fspath(from_run)
@@ -79,7 +83,7 @@ def train_recipe(
 ) -> dict[str, Any] | None:
     """Train on the ranks that torchrun launched; rank 0 returns the outcome.
 
-    `beam_options`: of the miner beside; None: no miner.
+    `beam_options`: options of the miner; None: no miner.
     """
     from trainer.config.load import check_keys
 
@@ -103,12 +107,12 @@ def train_recipe(
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """Give a refreshed run the fusion of the run before, where it has one. Raises ExtremisError."""
+    """Give a refreshed run the fusion of the run before, if it has one. Raises ExtremisError."""
     from trainer.evaluation.fitting import carry_fusion
     from trainer.evaluation.memory import FACTS, describe_memory
 
     fusion = carry_fusion(data, run, earlier, device)
     if fusion is not None:
         memory = fusion.parameters.get(FACTS)
-        own = f", with a memory of this run: {describe_memory(memory)}" if memory else ""
-        say(f"scores are fused as those of {earlier}{own}")
+        own = f", with the training points of this run: {describe_memory(memory)}" if memory else ""
+        say(f"scores are fused with the weights of {earlier}{own}")

@@ -27,17 +27,18 @@ def tuples(
     overwrite: bool = False,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Write the examples of a table of negatives to OUT, for the trainers of others.
+    """Write a table of negatives to OUT as training examples for other libraries.
 
-    TABLE is a table of negatives, the folder of a mining of arrays, or a RUN, whose newest table is taken. OUT ends in
-    .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder, which gets Parquet shards. Rows without a positive, or
-    with too few negatives, give no example.
+    TABLE is a table of negatives, the output folder of `extremis mine` on arrays, or a RUN (its newest table). OUT ends
+    in .jsonl, .jsonl.gz, .jsonl.bz2 or .jsonl.zst, or is a folder, which gets Parquet shards. Rows without a positive,
+    or with too few negatives, give no example.
 
     triplets: anchor, positive, negative. tuples: anchor, positive, negative_1, negative_2, ... pairs: anchor, other,
     label. lists: anchor, documents, labels. tevatron and flagembedding: the lines that these libraries read.
 
     Options:
-        data: DATA that the table was mined from. Default: that of the mining of arrays.
+        data: DATA that the table was mined from. Default: the data set in the output folder of `extremis mine` on
+            arrays.
         shuffle: Shuffle by --seed and --epoch. Default: in the order of the table.
         epoch: Epoch of the order, and of the choice of positives.
         shards: Shards of a folder. Default: from the number of examples.
@@ -65,7 +66,7 @@ def tuples(
             bar.update(written)
 
         manifest = write_tuples(stream, out, shuffle, shards, overwrite, show)
-    left = f"; {left_out:,} rows give none" if left_out else ""
+    left = f"; {left_out:,} rows give no example" if left_out else ""
     say(f"{out}: {examples:,} examples ({options.form}){left}")
     facts = {"out": out, "form": options.form, "examples": examples, "rows_left_out": left_out}
     return facts | ({} if manifest is None else {"digest": manifest.digest, "shards": len(manifest.shards)})

@@ -1,4 +1,4 @@
-"""Summary of a DATA for a person: what is in it, what was merged or left out, and what may be wrong with it."""
+"""Summary of a DATA for people: its content, merged and rejected rows, and possible problems."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +20,8 @@ _TRAIN = "train"
 def summarize(data: str) -> dict[str, Any]:
     """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
 
-    A split's counts: points, merged, labels (mentions), empty_texts, and but for train, where there are few enough
-    rows, in_train: its points whose text is that of a point of train. Raises TableError, StorageError.
+    Counts of a split: points, merged, labels (mentions), empty_texts; and in_train, its points whose text is also in
+    train, for small splits other than train. Raises TableError, StorageError.
     """
     whole = Table.open(data, "data").manifest
     tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
@@ -62,9 +62,9 @@ def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
 
 
 _SAID = {
-    "merged": "rows merged with others of the same text",
-    "empty_texts": "without a word, which are kept",
-    "in_train": "with a text that train has too: metrics on them flatter",
+    "merged": "rows merged into another row with the same text",
+    "empty_texts": "with an empty text (kept)",
+    "in_train": "with a text that is also in train: metrics on these are too high",
     "without_training_points": "without a training point",
 }
 
@@ -83,10 +83,10 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
-    """Return which queries of a split have the text of a point of train, bool [N]; None where they are not compared.
+    """Return which queries of a split have the text of a point of train, bool [N]; None if they are not compared.
 
-    These are the queries that a metric flatters. They are not compared where there are more than _COMPARED_ROWS, and
-    no text. Raises TableError, StorageError.
+    These are the queries that a metric flatters. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
+    StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
     if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():

@@ -33,7 +33,7 @@ def clean(text: str, longest: int | None = None) -> str:
 
 
 class TextDecoder:
-    """Decoder of texts by the tokenizer and the labels of DATA. Raises TableError where DATA is not finished."""
+    """Decoder of texts by the tokenizer and the labels of DATA. Raises TableError if DATA is not finished."""
 
     def __init__(self, data: DataLayout) -> None:
         self._data = data
@@ -42,7 +42,7 @@ class TextDecoder:
         self._tokenizer: Any = None
 
     def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
-        """Return the text of each of `rows` (queries or labels): the stored one, else that of its tokens."""
+        """Return the text of each of `rows` (queries or labels): the stored text, else the decoded tokens."""
         names = rows.column_names
         if "text" in names:
             texts = rows.column("text").to_pylist()
@@ -56,7 +56,7 @@ class TextDecoder:
         return [clean(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
-        """Map label ids to the labels' texts, or to keys where a text is empty. Ids below 0 are pads and left out."""
+        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are pads and left out."""
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
             for row in self.label_rows(ids)
@@ -112,7 +112,7 @@ def find_row(table: Table, key: str) -> int | None:
 
 
 def _likely_group(table: Table, key: str) -> list[int]:
-    """Find the row group that has the key if rows are in the order of its hash; empty where none can have it."""
+    """Find the row group that may contain the key if rows are in the order of its hash; empty if none can."""
     seed = table.parameters.get("seed")
     if not isinstance(seed, int):
         return []
@@ -148,12 +148,12 @@ class Example:
 
 
 def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
-    """List the splits of DATA, train first, or the split `only`. Raises InputError where it has none, TableError."""
+    """List the splits of DATA, train first, or the split `only`. Raises InputError if it has none, TableError."""
     parents = Table.open(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
     names.sort(key=lambda name: (name != "train", name))
     if only is not None and only not in names:
-        raise InputError(f"{data.root}: no split {only!r}; this data set has {', '.join(names)}.")
+        raise InputError(f"{data.root}: no split {only!r}; known splits: {', '.join(names)}.")
     return names if only is None else [only]
 
 
@@ -191,13 +191,12 @@ def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.n
             return name, np.asarray([row])
     raise InputError(
         f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
-        "Keys are those of the input (uid, _id, or a line's number); rows that were rejected are in "
-        f"{data.rejects}."
+        f"Keys come from the input (uid, _id, or the line number). Rejected rows are in {data.rejects}."
     )
 
 
 def require_run(run: str) -> RunLayout:
-    """Return the layout of the run at `run`. Raises TableError where there is none."""
+    """Return the layout of the run at `run`. Raises TableError if there is none."""
     layout = RunLayout(run)
     if not storage.exists(layout.config):
         raise TableError(f"{run}: no run here (no config.toml). Is the path right?")
@@ -209,7 +208,7 @@ def inspect_queries(
 ) -> dict[str, Any]:
     """Print the query of `key`, or the first `rows` of a split, with the negatives of `run`.
 
-    Returns {"queries": [...]}, or {} where DATA has no split or `rows` is 0. Raises InputError, TableError.
+    Returns {"queries": [...]}, or {} if DATA has no split or `rows` is 0. Raises InputError, TableError.
     """
     decoder = TextDecoder(data)
     if key is not None:
@@ -232,7 +231,7 @@ def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> No
     lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
     lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
     if run is not None and not example.negatives:
-        lines.append(f"  no table of labels of {run.root} is joined to the split {example.split}")
+        lines.append(f"  no hard negatives of {run.root} belong to the split {example.split}")
     results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
     for line in lines:
         results.print(line)

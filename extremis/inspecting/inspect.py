@@ -65,7 +65,7 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
     digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
     for name, digest in (data.parents if data is not None else {}).items():
         if name not in digests and name not in faults:
-            faults[name] = "missing, though the data's manifest names it: shard again"
+            faults[name] = "missing, but the data's manifest names it: shard again"
         elif name in digests and digests[name] != digest:
             had = f"digest {digests[name][:12]}…, the data's manifest names {digest[:12]}…"
             faults[name] = f"{had}: it was replaced; shard again"
@@ -123,7 +123,7 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
 
 
 def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
-    """Read the first rows; those of queries and labels with their text, where DATA has the tokenizer."""
+    """Read the first rows; for queries and labels with their text, if DATA has the tokenizer."""
     sample: list[dict[str, Any]] = []
     for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
         part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
@@ -136,7 +136,7 @@ def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
 
 
 def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
-    """Find the DATA that the table at `url` belongs to, by its place and by its tokenizer's digest."""
+    """Find the DATA of the table at `url`, by its place and the digest of its tokenizer."""
     depth = {"labels": 1, "queries": 2}.get(manifest.kind)
     if depth is None or "tokenizer" not in manifest.parents:
         return None
@@ -164,7 +164,7 @@ _DIRECTORY = "directory:"  # before the digest of a tokenizer that was read from
 def sharding_command(url: str, data: Manifest) -> str:
     """Return the `extremis shard` command that makes DATA at `url`.
 
-    No manifest keeps where its input was: INPUT stands for that place, DATA1 for that of the version before, and
+    Manifests do not record the place of their input: INPUT stands for that place, DATA1 for the earlier version, and
     TOKENIZER for a tokenizer's directory.
     """
     options, version = data.parameters["options"], Version.of(data)
@@ -190,7 +190,7 @@ def sharding_command(url: str, data: Manifest) -> str:
 def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
-    """Print and return what is at `url`. Raises InputError; TableError where there is no table, or a damaged one."""
+    """Print and return a description of `url`. Raises InputError; TableError if there is no table, or a damaged one."""
     url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
     layout = None if run is None else require_run(run)
     if key is not None or layout is not None:
@@ -203,7 +203,7 @@ def inspect_url(
 
 
 def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict[str, Any]:
-    """Print the tables below `url`, what is wrong with them, and the first queries of a DATA.
+    """Print the tables below `url`, their problems, and the first queries of a DATA.
 
     With `check`, verify every byte. Raises TableError.
     """
@@ -227,7 +227,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
         if data.parameters.get("options"):  # none where vectors in files were mined
-            results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}")
+            results.print(f"to make it again (INPUT is the place of the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         Table.open(url)  # raises: a DATA that was cut off; its parts are above
     if check:
@@ -243,7 +243,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
         body |= inspect_queries(DataLayout(url), rows, split)
     if mismatches and check:
-        raise TableError(f"{url}: {len(mismatches)} thing(s) are not as the manifests say; see above.")
+        raise TableError(f"{url}: {len(mismatches)} item(s) differ from the manifests; see above.")
     return body
 
 

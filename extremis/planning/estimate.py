@@ -45,7 +45,7 @@ _SAMPLE = 1 << 13  # rows of DATA that averages are taken over
 class Workload:
     """Size of the data, recipe and machines. Tokens, characters and labels are averages. Raises InputError.
 
-    `stored`: bytes of a row of queries and of labels, where there is a sample of both.
+    `stored`: bytes of a row of queries and of labels, if there is a sample of both.
     """
 
     queries: int
@@ -68,12 +68,16 @@ class Workload:
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1; got {getattr(self, name):,}.")
         if self.recipe.data.mix:
-            raise InputError("data.mix: a mix cannot be planned; plan with data.split and data.label_texts instead.")
+            raise InputError(
+                "data.mix: plan does not support data.mix. Plan with data.split and data.label_texts instead."
+            )
         for name in ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes"):
             if not 0 < getattr(self, name) < 1e6:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
         if self.labels_per_query > self.labels:
-            raise InputError(f"--labels-per-query {self.labels_per_query:g}: there are only {self.labels:,} labels.")
+            raise InputError(
+                f"--labels-per-query {self.labels_per_query:g}: expected at most {self.labels:,}, the number of labels."
+            )
 
     @property
     def columns(self) -> int:
@@ -82,7 +86,7 @@ class Workload:
 
     @property
     def searched(self) -> str:
-        """Name of the table whose vectors mining searches."""
+        """Name of the table with the vectors that mining searches."""
         return "embeddings of queries" if self.recipe.table_facts.get("by") == "points" else "vectors"
 
     @property
@@ -244,7 +248,7 @@ def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
 
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:
-    """Return the bytes of a checkpoint: the encoder's, which rank 0 writes, and those of the labels of a rank."""
+    """Return the bytes of a checkpoint: of the encoder, which rank 0 writes, and of the labels of a rank."""
     own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
     return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), own
 

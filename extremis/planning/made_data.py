@@ -70,7 +70,7 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
-    """Write vectors, or the embeddings of queries, around the same centres; none is linked."""
+    """Write vectors, or embeddings of queries, around the same centres, without links between them."""
     width, kept = schema.types[1].list_size, schema.types[1].value_type
     centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
 
@@ -84,7 +84,7 @@ def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int,
 def write(
     url: str, kind: str, rows: int, schema: pa.Schema, group: int, columns: Columns, linked: bool, **facts: Any
 ) -> Manifest:
-    """Write a table in shards of as many rows, but for the last; `facts` of its manifest. Raises StorageError."""
+    """Write a table in shards of equal size, except the last; `facts` of its manifest. Raises StorageError."""
     most = min(LINKED_ROWS, -(-rows // (MIN_SHARDS * group)) * group)
     count, shards = -(-rows // most), list[Shard]()
     for number in range(count):

@@ -52,19 +52,21 @@ ENGINES = {
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; averages are those of DATA, and so are numbers that are None. Raises InputError, TableError."""
+    """Make a workload; averages, and numbers that are None, come from DATA. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
         labels = labels or Table.open(layout.labels, "labels").rows
     if queries is None or labels is None:
-        raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
+        raise InputError(
+            "plan needs the size of the data. Give --queries N and --labels L, or --data DATA for a similar data set."
+        )
     stated = Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
     return stated if data is None else stated.like(data)
 
 
 def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
-    """Derive what the recipe `source` leaves to the data from the workload's numbers; `data`: a sample of it.
+    """Compute the settings that the recipe `source` takes from the data; `data`: a sample of it.
 
     Raises InputError: as `resolve`; TableError.
     """
@@ -96,18 +98,18 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
 
 
 def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with a stream for each of `ranks` at least; it is said where they are others."""
+    """Return the recipe with at least one stream for each of `ranks`; a note if that changes it."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
         return recipe
-    say(f"order.streams = {streams} ({ranks} ranks: a run wants it set)")
+    say(f"order.streams = {streams} (a run on {ranks} ranks needs this setting)")
     return recipe.model_copy(update={"order": recipe.order.model_copy(update={"streams": streams})})
 
 
 def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any] | None = None) -> dict[str, Any]:
     """Estimate sizes as one JSON object.
 
-    `engine`: where the pipelines run, if not on this machine. `rehearsal`: of the workload, which says seconds.
+    `engine`: where the pipelines run, if not on this machine. `rehearsal`: measured seconds of the workload.
     Raises InputError: too little memory for mining.
     """
     sizes = estimate(workload)
@@ -142,7 +144,7 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
 
 
 def plan_memory(workload: Workload) -> dict[str, Any]:
-    """Return what the memory of the training points takes that `extremis fuse` keeps, and all points would."""
+    """Return the size of the memory of training points of `extremis fuse`, as limited and for all points."""
     sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
     settled = settle(*sizes)
     return {
@@ -156,7 +158,7 @@ def plan_memory(workload: Workload) -> dict[str, Any]:
 
 
 def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
-    """Return what the pipelines take on the engine `name`: `memory` of each step's process.
+    """Return the needs of the pipelines on the engine `name`: `memory` of each step's process.
 
     `tables`: bytes of queries and labels. Raises InputError: no machine of Dataflow that is large enough.
     """
@@ -166,7 +168,7 @@ def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: i
     machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
     if machine is None and name == "dataflow":
         most = ", ".join(_MACHINES)
-        raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} have. Lower --memory.")
+        raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} offer. Lower --memory.")
     return {
         "engine": name,
         "workers": workload.workers,
@@ -203,25 +205,26 @@ def show(plan: dict[str, Any]) -> None:
     all_points = kept["points"] == plan["workload"]["queries"]
     results.print(
         f"fusion: {kept['points']:,} points, index {kept['index']}, {size} in memory, {stored} stored, about "
-        f"{kept['milliseconds']:.2g} ms a query of many{'' if all_points else f'; all points take --memory {of_all}'}"
+        f"{kept['milliseconds']:.2g} ms a query in large "
+        f"batches{'' if all_points else f'; all points take --memory {of_all}'}"
     )
     if plan["on_engine"]:
         _show_engine(plan["on_engine"])
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
-    verdict = f"no go: {over}" if over else "go: every step fits"
+    verdict = f"does not fit: {over}" if over else "every step fits"
     results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}")
 
 
 def _show_engine(plan: dict[str, Any]) -> None:
-    """Print what the pipelines take on an engine."""
+    """Print the needs of the pipelines on an engine."""
     results.print(f"the pipelines on {plan['engine']}, {plan['workers']:,} worker(s)")
     worker, slot, staging, network, source = (
         say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
     )
     results.print(f"  memory: {worker} a worker, {slot} a slot with it")
     read = f"{network} read and written by shard, for about {source} of input"
-    results.print(f"  storage: {staging} of staging at most; {read}")
-    results.print(f"  behind --: {plan['options']}")
+    results.print(f"  storage: at most {staging} of temporary files; {read}")
+    results.print(f"  options after --: {plan['options']}")
 
 
 def say_time(seconds: float | None) -> str:

@@ -59,7 +59,7 @@ def train(task: Task) -> list[Stage]:
 
 
 def first_epoch(recipe: Recipe) -> int:
-    """Return the first epoch with hard negatives from tables; 0 where none has any."""
+    """Return the first epoch with hard negatives from tables; 0 if there is none."""
     return next(iter(recipe.table_epochs()), 0)
 
 
@@ -68,12 +68,12 @@ def _run(task: Task) -> RunLayout:
 
 
 def _alone(recipe: Recipe) -> tuple[Recipe, str]:
-    """Return the recipe without what needs other runs, services or splits, on the CPU where its GPU is not; a note."""
+    """Return the recipe without parts that need other runs, services, splits or a missing GPU; and a note."""
     train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
     try:
         open_device(recipe.train.device)
     except InputError:
-        train["device"], note = "cpu", f"of this CPU: the time of {recipe.train.device} is not known here"
+        train["device"], note = "cpu", f"on this CPU; the time on {recipe.train.device} was not measured"
     sections: dict[str, dict[str, Any]] = {
         "logging": {"tensorboard": False, "wandb": "", "mlflow": ""},
         "validation": {"split": ""},
@@ -98,7 +98,7 @@ class _Rank:
     tables: list[Source] = field(default_factory=list)
 
     def start(self) -> Iterator[Stage]:
-        """Build the model; adopt the table that is there."""
+        """Build the model; adopt the existing table."""
         recipe, run, began = self.recipe, _run(self.task), time.perf_counter()
         parts = set_up(DataLayout(f"{self.task.folder}/data"), run, recipe, lambda line: None, self.group, Unclaimed())
         initialise_model(parts)
@@ -130,7 +130,7 @@ class _Rank:
         yield Stage("train", "stream", seconds / steps, storage=a_row * rows / steps, note=f"{rows:,} rows")
 
     def plan(self) -> Iterator[Stage]:
-        """Plan the candidates of global batches, where that needs no model."""
+        """Plan the candidates of global batches, if that needs no model."""
         spent, planner = [0.0], self.trainer.parts.step.planner
         if not self.trainer.parts.batches.plans:
             return
@@ -170,7 +170,7 @@ class _Rank:
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:
-        """Write a dump: a part of its embeddings where there is no time for all, and all vectors of the rank."""
+        """Write a dump: part of its embeddings if time is short, and all vectors of the rank."""
         if not (epoch := first_epoch(self.recipe)):
             return
         epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks

@@ -1,8 +1,8 @@
-"""Rehearsal of a run: the true share of one rank or worker of every stage, on this machine, beside what is planned.
+"""Rehearsal of a run: the real share of one rank or worker of every stage, on this machine, next to the plan.
 
-Labels, steps, windows and row groups have their true sizes. Where `minutes` are over, a part of the steps, of a dump's
-rows, of a block or of the input is done, and what it took is scaled. Each process of a run is one here, too; what
-they write lies in one folder, which is removed.
+Labels, steps, windows and row groups have their true sizes. If `minutes` are over, a stage does part of its steps,
+rows, block or input, and scales the measured time. Each process of a run is also a process here; they write to one
+folder, which is removed.
 """
 
 import os
@@ -52,7 +52,7 @@ class Rehearsal:
         return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
 
     def sizes(self, rows: int) -> Sizes:
-        """Return what the stages are told, of a workload of so many rows."""
+        """Return the tasks of the stages for a workload of so many rows."""
         values: dict[str, Any] = {of.name: getattr(self.workload, of.name, of.default) for of in fields(Sizes)}
         values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width}
         if blocks := self.planned.blocks:
@@ -66,14 +66,14 @@ def parse_speed(text: str) -> float:
     """Parse `10Gbit` or `400Mbit` a second to bytes. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])bit(?:/s)?\s*", text, re.IGNORECASE)
     if match is None or not float(match[1]):
-        raise InputError(f"{text!r} is no speed of a network: expected bits a second, for example 10Gbit or 400Mbit.")
+        raise InputError(f"{text!r}: expected bits a second, for example 10Gbit or 400Mbit.")
     return float(match[1]) * 1000.0 ** (1 + "KMGT".index(match[2].upper())) / 8
 
 
 def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
-    """Go through all stages; return them, what the whole run takes, and its limits, as JSON values.
+    """Run all stages; return them, the totals of the whole run, and its limits, as JSON values.
 
-    Raises InputError: a rank that is none, too little memory or room, rows that cannot be made up; TableError.
+    Raises InputError: an impossible rank, too little memory or space, rows that cannot be made up; TableError.
     """
     dumped = min(1.0, work.minutes * _A_MINUTE / work.embeddings)
     _check(work, dumped)
@@ -101,16 +101,17 @@ def _check(work: Rehearsal, dumped: float) -> None:
 
     workload, recipe = work.workload, work.workload.recipe
     if work.rank >= workload.ranks:
-        raise InputError(f"--rank {work.rank}: the ranks of --ranks {workload.ranks} count from 0. Choose a lower one.")
+        raise InputError(f"--rank {work.rank}: expected a rank below --ranks {workload.ranks}; ranks count from 0.")
     if recipe.encoder.inputs != "tokens" or recipe.clusters or (workload.dumps and workload.searched != "vectors"):
         raise InputError(
-            "--rehearse: rows are made up of tokens, in no clusters. Leave out encoder.inputs, clusters or memory."
+            "--rehearse: the rehearsal makes up rows of tokens, without clusters. Leave out encoder.inputs, clusters "
+            "or memory."
         )
     need, free = work.planned.memory["train"], free_memory()
     if free is not None and need > free:
         raise InputError(
             f"rank {work.rank} of {workload.ranks} needs {say_bytes(need)} of memory, and {say_bytes(free)} are free. "
-            "Plan more --ranks or a lower --dimension, or rehearse on a larger machine."
+            "Plan with more --ranks or a lower --dimension, or rehearse on a larger machine."
         )
     needs = {
         "a dump and its scratch file": int(2 * dumped * work.embeddings),
@@ -187,7 +188,7 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
 
 
 def show(body: dict[str, Any]) -> None:
-    """Print the stages, and what the whole run would take."""
+    """Print the stages, and the totals of the whole run."""
     rows = [
         [
             row["name"],
@@ -204,7 +205,7 @@ def show(body: dict[str, Any]) -> None:
     title = f"rank {body['rank']} of {body['ranks']}, measured / planned; {speeds}"
     table(title, ["stage", *_MEASURES, "time", "times", "in all", "done, bound by"], rows)
     whole = say_time(sum(body["seconds"].values()))
-    results.print(f"the whole run: {whole}; it meets first {', then '.join(body['limits'][:3])}")
+    results.print(f"the whole run: {whole}; the first limits are {', then '.join(body['limits'][:3])}")
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Stages of a rehearsal: what they are told and tell, and the process of its own that each runs in."""
+"""Stages of a rehearsal: their tasks and results, and the process in which each runs."""
 
 import contextlib
 import multiprocessing
@@ -43,7 +43,7 @@ class Sizes:
 class Task:
     """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`.
 
-    `seconds` are those of all stages, about; `dumped`: the share of a dump's embeddings that is written.
+    `seconds`: approximate time of all stages; `dumped`: the share of a dump's embeddings that is written.
     """
 
     folder: str
@@ -57,9 +57,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage of a `step` took: seconds; bytes of its process, read or written, and sent, in so many messages.
+    """Measurements of a stage or `step`: seconds; bytes of memory, of storage, and of messages, with their number.
 
-    None: not counted. `note`: how much was done of it.
+    None: not counted. `note`: how much of the stage was done.
     """
 
     step: str
@@ -78,14 +78,14 @@ def size_of(folder: str) -> int:
 
 
 def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
-    """Return `stages(task)`, run in a process of its own. Raises what it raises, and ExtremisError where it died."""
+    """Return `stages(task)`, run in a new process. Raises its errors, and ExtremisError if the process died."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
         try:
             return process.submit(stages, task).result()
         except BrokenProcessPool:
             raise ExtremisError(
-                "a process of the rehearsal was killed: the system may have had no memory left for it."
+                "a process of the rehearsal was killed, perhaps because the machine ran out of memory."
             ) from None
 
 

@@ -23,7 +23,7 @@ _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 
 def shard(task: Task) -> list[Stage]:
-    """Shard two samples of the input: what the larger one takes more goes with the bytes, the rest comes once."""
+    """Shard two samples of the input: the difference grows with the bytes, the rest is constant."""
     sizes, took = task.sizes, list[tuple[int, float, int]]()
     group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
     options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
@@ -40,7 +40,7 @@ def shard(task: Task) -> list[Stage]:
 
 
 def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
-    """Write so many rows of the input, and their part of the labels, as lines of JSON; return the bytes."""
+    """Write so many rows of the input, and their part of the labels, as JSON lines; return the bytes."""
     draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
     letters, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
     words = np.array(["".join(word) for word in letters.tolist()], object)
@@ -73,7 +73,7 @@ def make_dump(task: Task) -> list[Stage]:
 
 
 def mine(task: Task) -> list[Stage]:
-    """Mine that dump: one whole block takes more by the products of its search, and a merge by its rows and blocks."""
+    """Mine that dump: the cost of a whole block grows with the products of its search, a merge with rows and blocks."""
     whole, few, run = task.sizes, _sample(task), RunLayout(f"{task.folder}/mined")
     asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)

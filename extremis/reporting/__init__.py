@@ -1,1 +1,1 @@
-"""`extremis report`: one HTML page about runs, made from what they left in storage."""
+"""`extremis report`: one HTML page about runs, made from their files in storage."""

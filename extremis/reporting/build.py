@@ -1,7 +1,7 @@
 """`extremis report`: gathers the facts, draws the page, and publishes it.
 
-The page is one HTML file that opens from a disk, without a network, and holds what it needs. Texts reach it in two
-ways: through Jinja2, which escapes them, and as JSON that the script puts on the page as text. A content security
+The page is one HTML file that opens from a disk, without a network, and contains everything it needs. Texts reach it in
+two ways: through Jinja2, which escapes them, and as JSON that the script puts on the page as text. A content security
 policy lets only the page's own script run, and nothing load.
 """
 
@@ -93,7 +93,7 @@ def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
     """Refuse to write a page over anything but a page. Raises InputError, StorageError."""
     if not storage.is_within(out, own):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
-        require_file(out, reads, "It is no report; choose another place.", is_page)
+        require_file(out, reads, "The file is not a report; choose another place.", is_page)
 
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
@@ -101,9 +101,11 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
     data = DataLayout(first) if is_published(first) and Table.open(first).kind == "data" else None
     places = list(urls[1:] if data is not None else urls)
     if not places:
-        raise InputError(f"{first}: a DATA alone has no report. Name the runs: extremis report DATA RUN [RUN…].")
+        raise InputError(
+            f"{first}: a report needs a run, and this is a DATA. Name the runs: extremis report DATA RUN [RUN…]."
+        )
     if len(set(places)) < len(places):
-        raise InputError(f"the same run is named twice: {' '.join(places)}.")
+        raise InputError(f"a run is named twice: {' '.join(places)}.")
     manifest = None if data is None else Table.open(data.root, "data").manifest
     runs = [open_run(url, name, manifest) for url, name in zip(places, names_of(places), strict=True)]
     for run in runs:
@@ -113,49 +115,49 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
 
 
 TERMS = {
-    "P@k": "precision: of the first k predictions, the share that is right, on average over the queries",
-    "nDCG@k": "like precision, but a right prediction counts more the earlier it stands; 100 is the best order",
-    "R@k": "recall: of a query's true labels, the share that is among the first k predictions",
+    "P@k": "precision: the share of correct labels among the first k predictions, averaged over the queries",
+    "nDCG@k": "like precision, but a correct label counts more at an earlier rank; 100 is the best order",
+    "R@k": "recall: the share of a query's true labels that are among the first k predictions",
     "PSP@k": "precision in which a rare label counts more than a frequent one, by the propensity constants of the data",
-    "baseline": "a ranking without a model, on the first queries of the split: what a model should be above",
+    "baseline": "a ranking without a model, on the first queries of the split; a model should do better",
     "popular labels": "the most frequent labels of training, the same for every query",
-    "linear ranker": "a vector a label over words and pairs of words",
+    "linear ranker": "one vector for each label, over words and pairs of words",
     "nearest queries by TF-IDF": "labels of the training queries whose words are most like those of the query",
     "nearest label texts by TF-IDF": "labels whose own texts have words most like those of the query",
     "±": "half of the 95 % interval, by drawing queries again and again (bootstrap)",
-    "seen": "queries whose text is that of a training point: a model can know their labels by heart",
-    "unseen": "queries whose text no training point has",
-    "found": "true labels among the first 5 predictions; of several queries with one text, all that were found",
-    "scores": "what labels are ranked by: the classifier, or its score and others fused (extremis fuse)",
-    "ECE %": "expected calibration error: how far probabilities of predicted labels are from the share that is right",
-    "Brier": "mean squared distance of probabilities from 1 for what is right and 0 for what is wrong",
-    "none of these %": "queries whose best label is less likely right than wrong",
+    "seen": "queries whose text is also in train: a model can know their labels by heart",
+    "unseen": "queries whose text is not in train",
+    "found": "true labels among the first 5 predictions; queries with the same text are counted together",
+    "scores": "the score that ranks labels: that of the classifier, or a fusion of several scores (extremis fuse)",
+    "ECE %": "expected calibration error: how far predicted probabilities are from the share of correct labels",
+    "Brier": "mean squared difference between a label's probability and 1 if the label is correct, 0 if not",
+    "none of these %": "queries whose best label has a probability below one half",
     "fused": "the scores of vectors, labels' texts, training points and a linear ranker, added up by learned weights",
-    "vectors": "scores of the vectors alone, as they were trained",
-    "Trials": "short trainings on an excerpt of the data, by which extremis run auto chooses a recipe",
-    "ended": "trained to half time: by then the trial had lost to the best one before it",
+    "vectors": "scores of the trained vectors alone",
+    "Trials": "short trainings on an excerpt of the data; extremis run auto chooses a recipe by their scores",
+    "ended": "the trial was stopped at half time, because it was behind the best earlier trial",
     "step": "batches trained until the checkpoint that was scored",
     "epoch": "one pass over all training points; the first is 0",
-    "loss": "mean of what training lowers; comparable between runs of one loss alone",
-    "split": "a part of the data: train is learned from, test and val are scored",
-    "shards": "files that a table is divided into",
-    "truncated": "points whose text was cut off at the greatest number of tokens",
-    "merged": "rows of the input that were put together with another of the same key or text",
-    "in train": "points with a text that train has too: metrics on them flatter",
+    "loss": "mean training loss; comparable only between runs with the same loss",
+    "split": "a part of the data: a model learns from train, and is scored on test and val",
+    "shards": "files that make up a table",
+    "truncated": "points whose text was cut at the maximum number of tokens",
+    "merged": "rows of the input that were merged into another row with the same key or text",
+    "in train": "points with a text that is also in train: metrics on these are too high",
     "K": "hard negatives that a table has for each query",
-    "hard negative": "a wrong label that the model scores high, so that learning from it is worth most",
+    "hard negative": "a wrong label with a high score, from which a model learns most",
     "table": "hard negatives of every query, mined from the vectors of one epoch for a later one",
     "recall": "share of the true nearest labels that the index found, measured on a sample by exact search",
-    "overlap": "share of the negatives that the table before had too",
+    "overlap": "share of the negatives that were also in the previous table",
     "above a positive": "share of queries whose hardest negative scores above their weakest true label",
     "padded rows": "queries with fewer than K negatives left after filters",
-    "index": "how near labels were looked for; exact compares with every label",
+    "index": "how the nearest labels were searched; exact compares with every label",
 }
 _AT = re.compile(r"@\d+$")
 
 
 def explain(name: str) -> Markup:
-    """Return `name` as HTML, with its meaning where it is a term (P@5 is P@k)."""
+    """Return `name` as HTML, with its explanation if it is a term (P@5 is P@k)."""
     meaning = TERMS.get(_AT.sub("@k", name))
     if meaning is None:
         return escape(name)
@@ -165,7 +167,7 @@ def explain(name: str) -> Markup:
 def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     """Render the page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
 
-    Raises InputError where the `report` extra is not installed, or the page would be larger than LARGEST.
+    Raises InputError if the `report` extra is not installed, or the page would be larger than LARGEST.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -207,15 +209,15 @@ def _asset(name: str) -> str:
 
 
 def explain_choice(report: Mapping[str, Any]) -> str:
-    """Say by which figures `auto` chose its recipe; `report`: what it recorded."""
+    """Say which figures made `auto` choose its recipe; `report`: its record."""
     finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
     chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
     text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries held out of the trials"
     other = next((trial for trial in finished if trial is not chosen), None)
     if other is None:
-        return f"{text}; no other trial went to its end."
-    text += f"; the best of the others, {_name(other)}, had {other[METRIC]:.2f}"
-    unclear = ", which is not clearly more: hard negatives, which no trial has, lift a dual encoder most"
+        return f"{text}; no other trial was finished."
+    text += f"; the second best, {_name(other)}, had {other[METRIC]:.2f}"
+    unclear = ", a difference within the noise: hard negatives, which no trial has, improve a dual encoder most"
     return f"{text}{unclear if other[METRIC] > chosen[METRIC] else ''}."
 
 

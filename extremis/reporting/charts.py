@@ -1,7 +1,7 @@
-"""Charts of the report, as Plotly figures without colours and margins: the page adds those of its theme.
+"""Charts of the report, as Plotly figures without colours and margins, which the page adds from its theme.
 
 A chart is a dict: `id`, `title`, `note` and `figure`, which has Plotly's `data` and `layout`. A trace's `meta` is the
-number of its colour, the same for one run in all charts. A chart of one dot a line has `said` in place of a figure.
+number of its colour, the same for one run in all charts. A chart of one dot a line has `said` instead of a figure.
 """
 
 import html
@@ -61,7 +61,7 @@ def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw loss, rates, throughput and validation of all runs, and for each run where the time of a step goes."""
+    """Draw loss, rates, throughput and validation of all runs, and for each run the parts of a step's time."""
     rates = {"encoder_lr": "encoder", "classifier_lr": "classifier"}
     charts = [
         _curves("loss", "Loss of a step", runs, "train", {"loss": ""}, "step", "loss"),
@@ -98,7 +98,7 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         epochs = sorted(rows.keys() & seconds.keys())
         ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
         traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
-    note = "seconds of epochs: mining beside the training is in them where it takes the same cores"
+    note = "seconds of epochs; a miner on the same cores slows them down"
     identity = f"time-to-{name.replace('@', '-')}"
     return draw_chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
 
@@ -112,7 +112,7 @@ def _step_times(number: int, run: Run, several: bool) -> Chart:
         _trace("bar", part.removeprefix("seconds_"), color, x=epochs, y=[row.get(part, 0.0) for row in rows])
         for color, part in enumerate(parts)
     ]
-    title = f"Where the time goes: {run.name}" if several else "Where the time goes"
+    title = f"Time by activity: {run.name}" if several else "Time by activity"
     return draw_chart(f"time-{number}", title, traces, "epoch", "seconds", barmode="stack")
 
 
@@ -123,7 +123,7 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
     ranks = {"rank_p10": "10 %", "rank_p50": "median", "rank_p90": "90 %"}
     charts = [
         _quality("recall", "Recall of the table against exact search", runs, "recall_at_k"),
-        _quality("overlap", "Share of negatives that the table before had too", runs, "overlap_with_previous"),
+        _quality("overlap", "Share of negatives that were also in the previous table", runs, "overlap_with_previous"),
         _quality(
             "above", "Rows whose hardest negative beats their weakest positive", runs, "top1_above_weakest_positive"
         ),
@@ -137,7 +137,7 @@ def table_charts(runs: Sequence[Run]) -> list[Chart]:
             suffix = f" ({source})" if source != "queries" else ""
             suffix += f": {run.name}" if len(runs) > 1 else ""
             charts.append(_scores(f"scores-{number}-{source}", f"Scores{suffix}", tables))
-            charts.append(_fates(f"funnel-{number}-{source}", f"What became of the candidates{suffix}", tables))
+            charts.append(_fates(f"funnel-{number}-{source}", f"Candidates kept and dropped{suffix}", tables))
     return _drawn(charts)
 
 
@@ -155,7 +155,7 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
 
 
 def _ages(runs: Sequence[Run]) -> Chart:
-    """Draw the epochs between a table's dump and the epoch that trained on it; it jumps where a table is late."""
+    """Draw the epochs between a table's dump and the epoch that trained on it; the line jumps if a table is late."""
     traces = []
     for number, run in enumerate(runs):
         rows = [row for row in run.records.get("epoch", []) if row.get("table_age") is not None]
@@ -180,7 +180,7 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw candidates per row by their fate."""
+    """Draw candidates per row: kept, or dropped by which filter."""
     epochs = [table.epoch for table in tables]
     traces = []
     for color, (field, label) in enumerate(FATES.items()):
@@ -206,7 +206,7 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 0, points: bool = False) -> Trace:
-    """Make a line, with a marker at each point where `points`."""
+    """Make a line, with a marker at each point if `points`."""
     style = {"width": 2, "dash": _DASHES[dash % len(_DASHES)]}
     mode = "lines+markers" if points else "lines"
     return {**_trace("scatter", name, color, x=x, y=y), "mode": mode, "line": style, "marker": {"size": 6}}
@@ -235,17 +235,17 @@ def draw_chart(
 
 
 def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
-    """Name a line of a run; alone on the page it is its label, if it has one."""
+    """Name a line of a run; if it is the only run, by its label."""
     return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
 
 
 def _drawn(charts: list[Chart]) -> list[Chart]:
-    """Leave out charts of nothing, and put those of one dot a line as sentences."""
+    """Leave out empty charts, and turn charts with one dot a line into sentences."""
     return [_said(chart) or chart for chart in charts if chart["figure"]["data"]]
 
 
 def _said(chart: Chart) -> Chart | None:
-    """Return a chart with the sentence of its dots; None where a line has more than one, or it has no lines."""
+    """Return a chart with the sentence of its dots; None if a line has more than one, or it has no lines."""
     traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
     if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
         return None
@@ -279,19 +279,19 @@ _OF_QUERIES = ("P@1", "P@5", "PSP@5")
 
 
 def drift_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics of queries by their part, of positives by their label's part, and of versions, for every split."""
+    """Draw metrics of queries by part, of positives by the part of their label, and of versions, for every split."""
     charts = []
     for split in evaluated_splits(runs):
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {split} by part", traces, "part", "%", note))
-        note += "; a run that was made before a part knows none of its labels"
+        note += "; a run from before a part does not know the labels of that part"
         traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
-        title = f"True labels of {split} found, by the part that brought them"
+        title = f"True labels of {split} found, by the part that added them"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])
-        note = "each run on the version that it was evaluated on"
+        note = "each run on the version of its evaluation"
         title = f"Metrics on {split} over versions"
         charts.append(draw_chart(f"versions-{split}", title, traces, "version", "%", note))
     for chart in charts:  # names of parts may look like numbers or dates
@@ -315,7 +315,7 @@ def _by_part(
 
 
 def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
-    """Draw a line a metric over versions, where there are several."""
+    """Draw a line for each metric over versions, if there are several."""
     versions = {body["version"]["number"]: body for body in bodies}
     if len(versions) < 2:
         return []

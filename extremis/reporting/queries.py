@@ -1,4 +1,4 @@
-"""Queries and labels as text: a sample beside what each run makes of them, and what a run does worst."""
+"""Queries and labels as text: a sample with the output of each run, and the worst queries of a run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ Near: TypeAlias = dict[int, list[tuple[int, float]]]  # the nearest labels, with
 
 
 class Label(NamedTuple):
-    """A label's text (its key where it has none), key and training points; `shared`: others here have this text."""
+    """A label's text (or its key), key and training points; `shared`: other labels here have the same text."""
 
     text: str
     key: str
@@ -71,7 +71,7 @@ class Label(NamedTuple):
 
 
 def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
-    """Name labels by id: text and key differ for any two, the text alone unless it is shared. Raises TableError."""
+    """Name labels by id, all different: by text, with the key if the text is shared. Raises TableError."""
     named = {row["label_id"]: (clean(str(row["key"])), row) for row in decoder.label_rows(ids)}
     texts = {label: clean(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
     labels = Counter(texts.values())
@@ -80,7 +80,7 @@ def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Queries, labels by id, the nearest labels by run and label, and notes on what is missing."""
+    """Queries, labels by id, the nearest labels by run and label, and notes on missing parts."""
 
     queries: list[dict[str, Any]]
     labels: dict[int, Label]
@@ -109,7 +109,7 @@ def sample(
 ) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    The first query of each group in `tables`, as of `weakest`, is among them, and their labels are named too. A run
+    It contains the first query of each group in `tables`, as of `weakest`, and names their labels. A run
     that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
@@ -150,7 +150,7 @@ def sample(
 def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]) -> tuple[Scores, Near]:
     """Fill in predictions; return the scores of each positive and negative, and the labels nearest to those `asked`.
 
-    All are by the run's own checkpoint, predictions and scores by its own scores.
+    All come from the run's own checkpoint, predictions and scores from its own scores.
     """
     from trainer.evaluation.fusion_files import open_fused
     from trainer.evaluation.ranking import nearest_labels, score_rows

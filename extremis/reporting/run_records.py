@@ -30,7 +30,7 @@ _BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linea
 
 
 class Standing(NamedTuple):
-    """The step and the scores that stand for a run; `fusion`: facts of the fitting, where they are fused."""
+    """The step and the scores that represent a run; `fusion`: facts of the fitting, if scores are fused."""
 
     step: int
     scores: str
@@ -38,21 +38,21 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "Standing":
-        """Read what stands for a run on its own data, or on a `later` version of it. Raises TableError."""
+        """Read the evaluations that represent a run, on its own data or on a `later` version. Raises TableError."""
         scores = "classifier" if later else scores_of(run.root, checkpoint.step)
         fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
         return cls(checkpoint.step, scores, fusion)
 
     @property
     def formula(self) -> str:
-        """Say what is added up."""
+        """Describe the parts of the sum."""
         weights = [(self.fusion.get(field), name) for field, name in _BESIDE.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """Facts of the page about a run; it is named by its path and recipe."""
+    """Facts about a run for the page; its name is its path and recipe."""
 
     name: str
     layout: RunLayout
@@ -79,7 +79,7 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
     """Read the run at `url`, with its evaluations on `data`, by default those on its own; its recipe joins its `name`.
 
-    Raises TableError where there is none, or its config cannot be read.
+    Raises TableError if there is none, or its config cannot be read.
     """
     layout = require_run(url)
     config = load_config(layout.config)
@@ -103,7 +103,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
 
 
 def names_of(urls: Sequence[str]) -> list[str]:
-    """Make a short name for each run: the last parts of its URL, two or as many as differ from the others."""
+    """Make a short name for each run: the last parts of its URL, two or as many as are needed to differ."""
     parts = [redact(url).rstrip("/").split("/") for url in urls]
     for length in range(2, max(2, *map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
@@ -129,7 +129,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
 
 
 def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return the evaluation of each split: that of the checkpoint that stands for the run, else the newest."""
+    """Return the evaluation of each split: of the checkpoint that represents the run, else the newest."""
 
     def rank(body: dict[str, Any]) -> tuple[bool, int]:
         return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
@@ -149,10 +149,10 @@ def evaluated_splits(runs: Iterable[Run]) -> list[str]:
 
 
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Make a table per evaluated split, test first: a row a run, and the best value of each metric, where runs differ.
+    """Make a table for each evaluated split, test first: a row for each run, and the best value of each metric.
 
     A row is the run's evaluation with its name and the number of its color. Baselines come last, without a color, on
-    the first queries of the split alone. `parts`: run, name, and evaluation of seen and of unseen queries.
+    the first queries of the split only. `parts`: run, name, and evaluation of seen and of unseen queries.
     """
     tables = []
     for split in evaluated_splits(runs):

@@ -1,1 +1,1 @@
-"""Mining of vectors in files, of any model: they become tables, which are mined as those of a run are."""
+"""Mining of vectors in files, from any model: they become tables, which are mined like those of a run."""

@@ -38,7 +38,7 @@ Places = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Names:
-    """Name of each field in files with columns; that of vectors also among tensors, and empty where none are read."""
+    """Name of each field in files with columns; that of vectors also applies to tensors, and may be empty."""
 
     key: str = KEY
     text: str = TEXT
@@ -62,7 +62,7 @@ class RowFile:
     order: Literal["<", ">"] = "<"  # of bytes
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked and as they are stored."""
+        """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked, in the stored types."""
         columns = {role: name for role, name in self.columns.items() if role in wanted}
         for first, rows in (self._batches if self.names else self._matrices)(start, stop, step, [*columns.values()]):
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
@@ -121,7 +121,9 @@ class RowFile:
         sizes = pc.list_value_length(lists).fill_null(-1).to_numpy()
         for row in np.flatnonzero(sizes != self.dimension)[:1]:
             had = f"{sizes[row]:,} numbers" if sizes[row] >= 0 else "nothing"
-            raise self.fault(first + row, f"a vector of {had}, where others have {self.dimension:,}. Write as many.")
+            raise self.fault(
+                first + row, f"a vector of {had} numbers, expected {self.dimension:,} as in the other rows."
+            )
         return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
 
     def _vectors(self, first: int, x: np.ndarray, cosine: bool) -> pa.Array:
@@ -149,7 +151,7 @@ class RowFiles:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """First row of each file, and N behind them."""
+        """First row of each file, and N at the end."""
         return offsets_of(np.array([file.rows for file in self.files]))
 
     @property
@@ -197,15 +199,15 @@ def urls_of(source: str) -> list[str]:
 
 
 def open_files(source: str, names: Names) -> RowFiles:
-    """Open the files at `source`: their vectors, keys and texts, or the latter alone.
+    """Open the files at `source`: vectors, keys and texts, or keys and texts only.
 
-    Raises InputError: no such files, of no known form, damaged, or not all of one dimension, dtype and columns.
+    Raises InputError: no such files, an unknown or damaged format, or different dimensions, dtypes or columns.
     """
     urls = urls_of(source)
     if not urls:
         raise InputError(
-            f"{source}: no vectors here; found: {listed(storage.list_names(source))}. Expected a file whose name ends "
-            "in .npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
+            f"{source}: no vectors here; found: {listed(storage.list_names(source))}. Expected a file that ends in "
+            ".npy, .safetensors, .parquet, .arrow or .feather, or a folder of such files."
         )
     with ThreadPoolExecutor() as pool:
         files = tuple(file for file in pool.map(lambda url: _open(url, names), urls) if file.rows)
@@ -215,12 +217,15 @@ def open_files(source: str, names: Names) -> RowFiles:
         of_first, own = getattr(files[0], what), getattr(file, what)
         if own != of_first:
             own, of_first = (", ".join(each) if what == "columns" else each for each in (own, of_first))
-            raise InputError(f"{file.url}: {what} {own}, but {of_first} in {files[0].url}. Write all files alike.")
+            raise InputError(
+                f"{file.url}: {what} {own}, but {of_first} in {files[0].url}. Write all files with the same columns "
+                "and types."
+            )
     return RowFiles(source, files)
 
 
 def _open(url: str, names: Names) -> RowFile:
-    """Open one file. Raises InputError: not of the form that its name says, or without what is read from it."""
+    """Open one file. Raises InputError if the format is not that of its name, or fields are missing."""
     form = url.rpartition(".")[2]
     try:
         if form == "parquet":
@@ -231,19 +236,21 @@ def _open(url: str, names: Names) -> RowFile:
             if form in ("arrow", "feather"):
                 return _open_arrow(url, stream, names)
             if not names.vector:
-                raise InputError(f"{url}: has no columns of keys and texts. Write them as Parquet or Arrow.")
+                raise InputError(
+                    f"{url}: this format has no columns for keys and texts. Write keys and texts as Parquet or Arrow."
+                )
             return _open_npy(url, stream) if form == "npy" else _open_safetensors(url, stream, names)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{url}: not a .{form} file, or a damaged one: {reason}. Write it again.") from None
+        raise InputError(f"{url}: not a .{form} file, or damaged: {reason}. Write the file again.") from None
 
 
 def _open_npy(url: str, stream: IO[bytes]) -> RowFile:
     dtype, shape, by_column = npz.read_header(stream)
     if dtype.hasobject:
-        raise InputError(f"{url}: an array of Python objects, which are never unpickled. {_FLOATS}")
+        raise InputError(f"{url}: an array of Python objects; Extremis does not unpickle objects. {_FLOATS}")
     if by_column and len(shape) == 2 and min(shape) > 1:
-        raise InputError(f"{url}: stored column by column. Save it as numpy.ascontiguousarray(array).")
+        raise InputError(f"{url}: the array is stored column by column. Save numpy.ascontiguousarray(array) instead.")
     return _of_matrix(url, shape, dtype.name, stream.tell(), dtype.newbyteorder("<").str == dtype.str)
 
 
@@ -257,14 +264,16 @@ def _open_safetensors(url: str, stream: IO[bytes], names: Names) -> RowFile:
     name = fitting[0] if len(fitting) == 1 and names.vector not in tensors else names.vector
     if name not in fitting:
         found = listed([f"{each} ({dtype} {list(shape)})" for each, (dtype, shape) in tensors.items()])
-        raise InputError(f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Name it: --fields vector=NAME.")
+        raise InputError(
+            f"{url}: no tensor {name!r} [N, D] of floats; found: {found}. Give the name with --fields vector=NAME."
+        )
     dtype, shape = tensors[name]
     return _of_matrix(url, shape, _TENSORS[dtype], 8 + size + int(header[name]["data_offsets"][0]), True)
 
 
 def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little: bool) -> RowFile:
     if dtype not in _STORED or len(shape) != 2 or shape[1] < 1:
-        raise InputError(f"{url}: an array of {dtype} {list(shape)}, where rows of numbers [N, D] are read. {_FLOATS}")
+        raise InputError(f"{url}: expected rows of numbers [N, D], got an array of {dtype} {list(shape)}. {_FLOATS}")
     item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     if storage.size(url) < place + shape[0] * shape[1] * item:
         raise ValueError(f"too short for {shape[0]:,} × {shape[1]:,} numbers")
@@ -272,7 +281,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
 
 
 def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
-    """Note where each record batch lies: of a file with a footer, or of a stream, as Hugging Face `datasets` saves."""
+    """Find the place of each record batch, in a file with a footer or in a stream, as `datasets` saves."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
         place = stream.tell()
@@ -307,7 +316,7 @@ def _of_columns(
     if name not in fitting:
         found = listed([f"{each.name} ({each.type})" for each in schema])
         raise InputError(
-            f"{url}: no column {name!r} of lists of floats; found: {found}. Name it: --fields vector=NAME."
+            f"{url}: no column {name!r} of lists of floats; found: {found}. Give the name with --fields vector=NAME."
         )
     dimension = (some and pc.list_value_length(some.column(name))[0].as_py()) or 0
     if rows and not dimension:

@@ -47,7 +47,7 @@ _REMEDY = "Give another --out, or --overwrite to replace it."
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, or the documents as `labels` among `of` of them: files of vectors, with keys and texts or beside such.
+    """Queries, or the documents as `labels` (of `of` labels): files of vectors, and of their keys and texts.
 
     Below OUT, `table` has its rows and `embeddings` their vectors.
     """
@@ -129,14 +129,14 @@ def mine_arrays(
 ) -> dict[str, Manifest]:
     """Mine negatives of each vector at `queries` among those at `documents`: the manifest of the table at OUT/queries.
 
-    Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT of the same
-    content and options is returned as it is; what was cut off is gone on from. Raises InputError (bad input: file, row
-    and remedy; OUT holds something else; wrong options), StorageError; a table is there whole or not.
+    Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT with the
+    same content and options is returned; an interrupted run resumes. Raises InputError (bad input: file, row and
+    remedy; OUT contains something else; wrong options), StorageError; a table is complete or absent.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
     if options.out is None:
-        raise InputError("--out: say where the tables of these vectors go, with --out URL.")
+        raise InputError("--out is missing: give the place for the tables with --out URL.")
     out = options.out
     choose_runner(beam_options)  # refuses wrong options before anything is read
     require_place(out, "mined", [queries, documents, options.query_texts, options.document_texts, options.positives])
@@ -146,8 +146,8 @@ def mine_arrays(
     dimensions = [side.vectors.dimension for side in sides]
     if len({*dimensions}) > 1:
         raise InputError(
-            f"{queries}: vectors of {dimensions[0]} dimensions, and those of {documents} have {dimensions[1]}. "
-            "Embed both with one model."
+            f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors of {documents} have {dimensions[1]}. "
+            "Embed both with the same model."
         )
     stated: dict[str, Any] = {
         side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
@@ -170,17 +170,21 @@ def mine_arrays(
 
 
 def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
-    """Open vectors, and keys and texts beside them. Raises InputError: not as many rows, or no column of a name."""
+    """Open vectors, and separate files of keys and texts. Raises InputError: unequal rows, or a missing column."""
     vectors = open_files(source, names)
     beside = open_files(texts, replace(names, vector="")) if texts else None
     if beside and beside.rows != vectors.rows:
-        raise InputError(f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give as many.")
+        raise InputError(
+            f"{texts}: {beside.rows:,} rows, but {vectors.rows:,} vectors in {source}. Give one row for each vector."
+        )
     found = beside or vectors
     for role in (KEY, TEXT):
         name = getattr(names, role)
         if name != role and not found.has(role):
             there = ", ".join(found.files[0].names) or "vectors alone"
-            raise InputError(f"--fields {role}={name}: no such column in {found.source}; found: {there}. Fix the name.")
+            raise InputError(
+                f"--fields {role}={name}: {found.source} has no such column; found: {there}. Fix the name."
+            )
     return vectors, beside
 
 
@@ -202,7 +206,7 @@ def _import(
 ) -> None:
     """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
-        raise InputError(f"{out}: holds hard negatives that were mined from something else. {_REMEDY}")
+        raise InputError(f"{out}: holds hard negatives that were mined from other input. {_REMEDY}")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"

@@ -1,6 +1,6 @@
 """Positives as pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
 
-A pair names its rows by key, or by number where no key is so called. Keys and pairs are held as 64-bit numbers.
+A pair names its rows by key, or by number if there is no such key. Keys and pairs are held as 64-bit numbers.
 """
 
 import csv
@@ -30,7 +30,7 @@ _USUAL = (
     ("document", "label_key", "label", "corpus-id", "corpus_id", "doc_id", "docid", "pid", "positive"),
     ("score", "relevance", "weight"),
 )
-_EXPECTED = "Expected a query, a document and maybe a score in each row, or TREC's four columns."
+_EXPECTED = "Expected a query, a document and optionally a score in each row, or TREC's four columns."
 _NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _ROW = r"^(0|[1-9]\d{0,17})$"
 
@@ -46,7 +46,7 @@ class Keys:
 
     @classmethod
     def of(cls, files: RowFiles, seed: int = 0) -> "Keys":
-        """Read all keys, if there are any. Raises InputError that names both rows of a key that is there twice."""
+        """Read all keys, if there are any. Raises InputError that names both rows of a repeated key."""
         if not files.has(KEY):
             return cls(files)
         parts = [hash_strings(rows.column(KEY), seed) for rows in files.read(0, files.rows, _BLOCK_ROWS, {KEY})]
@@ -58,11 +58,13 @@ class Keys:
             if a != b:  # different keys of one hash
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.place, rows)
-            raise file.fault(row, f"the key {a!r} is that of row {there:,} of {other.url}. Give each row its own.")
+            raise file.fault(
+                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row a key of its own."
+            )
         return cls(files, hashes, order, seed)
 
     def find(self, named: pa.Array) -> np.ndarray:
-        """Return the row of each of `named` [B] strings, int64; -1: there is none."""
+        """Return the row of each of `named` [B] strings, int64; -1: unknown."""
         if self.hashes is None or self.order is None:
             is_row = pc.fill_null(pc.match_substring_regex(named, _ROW), False)
             rows = pc.if_else(is_row, named, "-1").cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -72,7 +74,7 @@ class Keys:
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
     def for_names(self, named: pa.Array) -> "Keys":
-        """Return these, or the numbers of rows where no one of `named` is a key and all are such numbers."""
+        """Return these rows, or row numbers if none of `named` is a key and all are numbers."""
         numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 
@@ -80,7 +82,7 @@ class Keys:
 def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -> Ragged:
     """Return the documents of each query, ascending and each once: rows int64 of N lists.
 
-    Pairs with a score of 0 or less are left out. Raises InputError: an unknown key, no pairs, or no such form.
+    Pairs with a score of 0 or less are left out. Raises InputError: an unknown key, no pairs, or an unknown format.
     """
     stride, codes = documents.files.rows, [np.empty(0, np.int64)]
     for url in files_of(source):
@@ -94,7 +96,7 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
                     among = "the keys" if keys.hashes is not None else f"the {keys.files.rows:,} rows"
                     raise InputError(
                         f"{url}, row {first + row:,}: the {what} {named[row].as_py()!r} is not among {among} of "
-                        f"{keys.files.source}. Take the pair out, or add the row."
+                        f"{keys.files.source}. Remove the pair, or add the row."
                     )
             good = _scores(url, first, columns[2]) > 0 if len(columns) > 2 else slice(None)
             codes.append((rows[0] * stride + rows[1])[good])
@@ -104,7 +106,7 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
         by = " and ".join("row number" if keys.hashes is None else "key" for keys in sides)
         say(f"{url}: {count:,} pairs by {by}")
     pairs = np.unique(np.concatenate(codes))
-    say(f"{source}: {len(pairs):,} different pairs with a score above 0, or without one")
+    say(f"{source}: {len(pairs):,} different pairs with a score above 0, or without a score")
     return Ragged.from_counts(pairs % stride, np.bincount(pairs // stride, minlength=queries.files.rows))
 
 
@@ -114,7 +116,7 @@ def files_of(source: str) -> list[str]:
 
 
 def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
-    """Yield (first row, columns of strings: query, document, and a score where there is one)."""
+    """Yield (first row, columns of strings: query, document, and a score if there is one)."""
     if url.endswith(".parquet"):
         row, chosen = 0, _choose(url, column_names(url) or [])
         for batch in read_parquet(url, _BLOCK_ROWS, chosen):
@@ -143,12 +145,12 @@ def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int,
 
 
 def _choose(url: str, names: Sequence[str]) -> list[str]:
-    """Return the columns of query, document and score: by their usual names, or else by their places."""
+    """Return the columns of query, document and score: by their usual names, or by position."""
     usual = [next((name for name in names if name.lower() in some), "") for some in _USUAL]
     if usual[0] and usual[1]:
         return [name for name in usual if name]
     if not 2 <= len(names) <= 4:
-        raise InputError(f"{url}: the columns {listed(names)}. {_EXPECTED}")
+        raise InputError(f"{url}: unexpected columns: {listed(names)}. {_EXPECTED}")
     return [names[0], *names[-2:]] if len(names) == 4 else list(names)
 
 
@@ -156,5 +158,5 @@ def _scores(url: str, first: int, column: pa.Array) -> np.ndarray:
     column = pc.utf8_trim_whitespace(column)
     good = pc.fill_null(pc.match_substring_regex(column, _NUMBER), False)
     for row in np.flatnonzero(~good.to_numpy(zero_copy_only=False))[:1].tolist():
-        raise InputError(f"{url}, row {first + row:,}: the score {column[row].as_py()!r} is no number. {_EXPECTED}")
+        raise InputError(f"{url}, row {first + row:,}: the score {column[row].as_py()!r} is not a number. {_EXPECTED}")
     return column.cast(pa.float64()).to_numpy()

@@ -5,8 +5,8 @@ O(N D log(N / C)). No sum depends on threads.
 
 More points than fit into memory are divided into parts first, by a tree that is grown on a sample. The part of a point
 depends on nothing but the point, so shards are divided in any order and anywhere. Parts are equal in the sample and
-about equal beyond; the clusters within are equal all the same, because any number of points n >= C (C - 1) is a sum of
-C and C - 1.
+about equal in all rows; the clusters within are equal all the same, because any number of points n >= C (C - 1) is a
+sum of C and C - 1.
 """
 
 import itertools
@@ -24,7 +24,7 @@ def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int
     """Return the cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
 
     Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: 2 i and its neighbours are near.
-    A function of (vectors, size, seed) alone. Raises ValueError for a size below 1.
+    Depends on (vectors, size, seed) only. Raises ValueError for a size below 1.
     """
     order, starts = balanced_order(vectors, size, size, seed, rounds)
     clusters = np.empty(len(vectors), np.int64)
@@ -37,7 +37,7 @@ def balanced_order(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return points cluster after cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
 
-    Clusters of ceil(N / K) points come before those of one less. Within each, halves are laid out as the tree would
+    Clusters of ceil(N / K) points come before smaller clusters. Within each, halves are laid out as the tree would
     divide it further, down to `smallest` points: part i of m equal ones is [i n // m, (i + 1) n // m) of its n points.
     """
     if size < 1 or smallest < 1:
@@ -135,7 +135,7 @@ class PartTree:
 def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
     """Grow the tree with `parts` leaves, a power of two, whose parts of `sample` [S, D] are equal within one.
 
-    Each node is balanced 2-means, as the levels below are. Raises ValueError where `parts` is no power of two.
+    Each node is balanced 2-means, as the levels below are. Raises ValueError if `parts` is not a power of two.
     """
     if parts < 1 or parts & (parts - 1):
         raise ValueError(f"{parts} parts; expected a power of two")
@@ -161,7 +161,7 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
 def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
     """Find the part of each of `vectors` [n, D], which are points [first, first + n) of all: [0, parts), int64 [n].
 
-    Where a point lies on the border, a bit of its number decides: points that are all the same spread over the parts.
+    On the border, a bit of the point's number decides, so equal points spread over the parts.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
     node = np.zeros(len(vectors), np.int64)

@@ -1,4 +1,4 @@
-"""Inputs of one clustering: query embeddings, and the queries that they embed, in whatever order these are."""
+"""Inputs of one clustering: query embeddings, and the table of queries that they belong to, in any order."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ SOURCE = "queries"  # of a run: one split, which is what clusters are made of
 class ClusterInputs:
     """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's own table of them.
 
-    `epoch` is the dump's, None without one; `out` is where the table goes.
+    `epoch`: the epoch of the dump, or None; `out`: the place of the table.
     """
 
     source: Source
@@ -38,7 +38,7 @@ class ClusterInputs:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Parents by digest; `order` is the table in another cluster order whose rows these are, where there is one."""
+        """Parents by digest; `order` is the digest of the table in another cluster order, if rows come from one."""
         rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
         return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
@@ -46,12 +46,14 @@ class ClusterInputs:
 def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOptions) -> ClusterInputs:
     """Open the dump of `epoch` (the newest by default), or the options' embeddings, with the rows that they embed.
 
-    Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
-    other data, or not aligned with its queries.
+    Raises InputError: no dump, or no place to publish; TableError: unfinished, damaged, made from other data, or not
+    aligned with its queries.
     """
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
-        raise InputError(f"--epoch {epoch}: with --queries nothing is read from a dump. Leave one out.")
+        raise InputError(
+            f"--epoch {epoch} chooses a dump, but --queries replaces the dump. Leave out --epoch or --queries."
+        )
     if queries is None:
         epoch = _newest(run) if epoch is None else epoch
         queries = layout.embeddings(epoch, SOURCE)
@@ -61,13 +63,13 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError("--queries: say where the table goes, with --for-epoch E or --out URL.")
+        raise InputError("--queries needs the place of the table: give --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:
-    """Map epoch to digest of the embeddings, for every dump of `run` that is to be clustered, oldest first."""
+    """Map epoch to digest of the embeddings, for every dump of `run` that has to be clustered, oldest first."""
     layout = RunLayout(run)
     digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
@@ -82,9 +84,9 @@ def _newest(run: str) -> int:
     epochs = [epoch for epoch in numbered(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
     if not epochs:
         raise InputError(
-            f"{layout.dumps}: no embeddings of queries to cluster. A run with order.cluster > 1 writes the first at "
-            "the end of the epoch two before refresh.start; is the path of the run right? Or give --queries URL, by "
-            "`extremis embed DATA RUN URL --split train`."
+            f"{layout.dumps}: no query embeddings to cluster. A run with order.cluster > 1 writes the first embeddings "
+            "two epochs before refresh.start. Is the path of the run right? Or make embeddings with `extremis embed "
+            "DATA RUN URL --split train`, and give --queries URL."
         )
     return epochs[-1]
 
@@ -92,7 +94,7 @@ def _newest(run: str) -> int:
 def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
     """Return the rows of `embeddings`, DATA's or the run's in cluster order; and the digest of DATA's.
 
-    Raises TableError where they are neither.
+    Raises TableError if they are neither.
     """
     rows = Table.open(DataLayout(data).queries(str(embeddings.parameters.get("split", "train"))), "queries")
     embedded = embeddings.parents.get("queries")
@@ -103,7 +105,7 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, st
         if clustered and clustered.digest == embedded and clustered.parents.get("queries") == rows.digest:
             return clustered, rows.digest
     raise TableError(
-        f"{embeddings.url}: embeddings of other queries (digest {str(embedded)[:12]}…) than {rows.url} (digest "
-        f"{rows.digest[:12]}…) or any table under {layout.clusters_root}. Point at the data and the run "
-        "that they were made from."
+        f"{embeddings.url}: these embeddings belong to queries with digest {str(embedded)[:12]}…, but {rows.url} has "
+        f"digest {rows.digest[:12]}…, and no table under {layout.clusters_root} matches. Give the data and the run "
+        "that the embeddings were made from."
     )

@@ -51,14 +51,14 @@ class Layout:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """First row of each shard, those of C rows a cluster before the others, and N behind: int64 [shards + 1]."""
+        """First row of each shard, shards with clusters of C rows first, and N at the end: int64 [shards + 1]."""
         full, short = sum(self.full) * self.rows, sum(self.short) * (self.rows - 1)
         clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # of C - 1, in a shard
         edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
         return np.array([*edges[0], *edges[1], full + short])
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (shard, row within it) int64 [n] of the rows of a part, cluster after cluster, those of C first."""
+        """Return (shard, row within it) int64 [n] of a part's rows, cluster after cluster, those of C rows first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         short = sum(self.full) * self.rows + short * (self.rows - 1)
@@ -68,7 +68,7 @@ class Layout:
 
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places of clusters among their like, part after part: of those of C rows, and of the others."""
+        """Places of clusters of the same size, part after part: first clusters of C rows, then the others."""
         draw = generator(self.seed, Purpose.SAMPLE)
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
@@ -77,7 +77,7 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
     """Lay out parts with so many `points` each, in clusters of at most `size`, equal within one over all parts.
 
     `row_group_rows` and `shard_rows` of the table that is reordered: the new one is cut about alike. Raises InputError
-    where a part has too few points for clusters that are as equal as those of the others.
+    if a part has too few points for clusters as equal as the others.
     """
     counts = [-(-count // size) for count in points]
     rows = max((-(-count // clusters) for count, clusters in zip(points, counts, strict=True) if clusters), default=1)
@@ -140,7 +140,7 @@ class ClusterPlan:
         return {**kept, CLUSTERS: clusters, "step": embeddings.get("step")}
 
     def finished_table(self, options: ClusterOptions, run: str) -> Manifest | None:
-        """Return the table if it is made; None where it is to be made. Raises InputError where another is there."""
+        """Return the table if it is made; None if it is to be made. Raises InputError if a different table is there."""
         epoch = self.inputs.epoch
         return find_reusable(
             self.inputs.out,
@@ -155,7 +155,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan whose parts have been counted: the place of every cluster, and the columns of its rows."""
+    """A plan with counted parts: the place of every cluster, and the columns of its rows."""
 
     plan: ClusterPlan
     layout: Layout
@@ -166,17 +166,16 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
     """Plan a clustering. Raises InputError: no size, a wrong size, or a memory that is too small; TableError."""
     size = options.size or inputs.requested.get("size")
     if size is None:
-        raise InputError(
-            f"{inputs.source.embeddings.url}: no trainer asked for clusters of a size here. Give --size C."
-        )
+        raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
     smallest = options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _halved(size)
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
         raise InputError(
-            f"--smallest {smallest}: clusters of {size} are halved, so expected {size} divided by a power of two."
+            f"--smallest {smallest}: clusters of {size} are halved repeatedly, so expected {size} divided by a power "
+            "of two."
         )
     rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit(inputs, options.memory)
     if not rows:
-        raise InputError(f"{inputs.source.queries.url}: no queries to cluster.")
+        raise InputError(f"{inputs.source.queries.url}: this table has no queries to cluster.")
     parts = 1
     while parts * part_rows < rows:
         parts *= 2
@@ -188,12 +187,12 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
-    """Estimate what a worker takes of `memory` for `queries` of `stored` bytes each on storage, in parts if need be."""
+    """Estimate a worker's need of `memory` for `queries` of `stored` bytes each on storage, in parts if necessary."""
     return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """Estimate a query's bytes: its vector as it is read, ordered, and in float64 for means; the row itself."""
+    """Estimate a query's bytes: its vector as read, ordered, and in float64 for means; and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 
@@ -211,7 +210,7 @@ def _fit(inputs: ClusterInputs, memory: int) -> int:
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         raise InputError(
-            f"--memory {say_bytes(memory)}: a worker takes {say_bytes(_PROCESS)} and {each:,.0f} bytes a query. "
+            f"--memory {say_bytes(memory)}: a worker needs {say_bytes(_PROCESS)} and {each:,.0f} bytes for each query. "
             f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
         )
     return rows

@@ -1,4 +1,4 @@
-"""Work beside a trainer: on each dump as it is completed, until the run is finished."""
+"""Work next to a trainer: on each dump as it is completed, until the run is finished."""
 
 import time
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def watch_dumps(
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 
-    `make` tells whether there was anything to make; returns how many times there was. A dump that the trainer takes
-    back meanwhile (it resumed from an earlier checkpoint) is left and taken up again when it is complete; one that
-    another process works on is left to it. Storage that fails or has no room is waited for, and a dump whose work
-    fails is tried again, RETRIES times in a row. Raises what `make` raises.
+    `make` tells whether there was anything to make; returns how many times there was. If the trainer takes a dump back
+    meanwhile (it resumed from an earlier checkpoint), the work waits for its completion; dumps of another process are
+    left to it. If storage fails or has no room, it waits; if the work on a dump fails, it retries, RETRIES times in a
+    row. Raises what `make` raises.
     """
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
-    for wait in waiting(f"a run at {run}", say, every=pause, until="it is stopped, or the run is finished"):
+    for wait in waiting(f"a run at {run}", say, every=pause, until="the process is stopped, or the run is finished"):
         epoch, digest = None, ""
         try:
             while time.monotonic() >= again:
@@ -39,13 +39,15 @@ def watch_dumps(
                 new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
                 if not new:
                     failures = 0
-                    wait.change(f"a dump of {run}{after}" if storage.exists(layout.config) else f"a run at {run}")
+                    wait.change(
+                        f"the next dump of {run}{after}" if storage.exists(layout.config) else f"a run at {run}"
+                    )
                     break
                 epoch, digest = new[0]
                 count += make(epoch)
                 seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
-            wait.change(f"another process, which works on the dump of epoch {epoch} of {run},")
+            wait.change(f"another process that works on the dump of epoch {epoch} of {run},")
         except ExtremisError as error:
             lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
             if lasts and epoch is not None and complete().get(epoch) != digest:
@@ -53,14 +55,14 @@ def watch_dumps(
             failures += 1
             if lasts or failures > RETRIES:
                 raise
-            say(f"{error} Trying again ({failures} of {RETRIES}).")
+            say(f"{error} Retry {failures} of {RETRIES}.")
             again = time.monotonic() + pause * 2**failures
-            wait.change(f"attempt {failures + 1} at the dumps of {run}")
+            wait.change(f"attempt {failures + 1} to read the dumps of {run}")
     return count
 
 
 def require_unused(run: str, url: str, manifest: Manifest) -> None:
-    """Raise InputError where a trainer reads this table: until it adopts the next, and again when it is resumed."""
+    """Raise InputError if a trainer reads this table: until it adopts the next table, and again when it is resumed."""
     layout = RunLayout(run)
     if storage.exists(layout.finished):
         return
@@ -68,6 +70,6 @@ def require_unused(run: str, url: str, manifest: Manifest) -> None:
         record = read_json(join(layout.adoptions, name))
         if manifest.digest in record["digests"].values():
             raise InputError(
-                f"{url}: epoch {record['epoch']} of this run trains on this table, and the run is not finished, so it "
-                "is not replaced. Publish the new one elsewhere with --out, or take a newer dump."
+                f"{url}: epoch {record['epoch']} of this run trains on this table, and the run has not finished, so "
+                "the table cannot be replaced. Publish the new table elsewhere with --out, or use a newer dump."
             )

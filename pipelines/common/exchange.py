@@ -1,10 +1,10 @@
 """Exchange of bulk data between two stages, so that a runner groups small references, not rows.
 
 The runner of this machine keeps everything it groups in the launching process, and on Flink and Spark a group is one
-element in memory. There a worker writes what it has for all destinations as one file in staging, and sends where each
-destination's message lies. Dataflow, with a shuffle service of its own, gets the messages themselves. A message is an
-Arrow IPC stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded. What one
-flow leaves for the next is in files whatever the runner, and where it lies is in a file as well.
+element in memory. There a worker writes its messages for all destinations as one file in staging, and sends the place
+of each message. Dataflow, which has its own shuffle service, gets the messages themselves. A message is an Arrow IPC
+stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded. On every runner, data
+for the next flow is in files, and so are its places.
 """
 
 import uuid
@@ -84,7 +84,7 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
-    """Return the exchange called `name`, or else the one that suits a runner that `shuffles` by itself, or not."""
+    """Return the exchange called `name`, or the default for a runner that `shuffles`, or does not."""
     return Shuffle() if (name == "shuffle" if name else shuffles) else Files(prefix)
 
 
@@ -100,7 +100,7 @@ def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.
 
 
 def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches behind `packets`, one each, in their order; or of each the columns with the numbers `fields`.
+    """Yield the batches of `packets`, in order; or of each only the columns with the numbers `fields`.
 
     Raises StorageError: gone, or damaged for good.
     """
@@ -112,9 +112,9 @@ def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> I
 
 
 def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of all packets in the order of their arrival; none where there are no packets.
+    """Return the rows of all packets in order of arrival; none if there are no packets.
 
-    columns: those of `schema` that are decoded; None: all.
+    columns: columns of `schema` to decode; None: all.
     """
     fields = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
     if fields is not None:
@@ -123,13 +123,13 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
 
 
 def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
-    """Return where packets in files lie, in an order of their own, as rows."""
+    """Return the places of packets in files as rows, in a fixed order."""
     places = sorted(packet for packet in packets if not isinstance(packet, bytes))
     return pa.RecordBatch.from_pylist([dict(zip(_PLACES.names, place, strict=True)) for place in places], _PLACES)
 
 
 def read_places(packet: Packet | None) -> list[Packet]:
-    """Return the packets whose `places_of` lie at `packet`; none without it. Raises StorageError."""
+    """Return the packets at the places in `packet`; none without it. Raises StorageError."""
     batches = receive([] if packet is None else [packet])
     return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 
@@ -145,7 +145,8 @@ def _read(url: str, start: int, size: int, checksum: int) -> bytes:
         return storage.read_range(url, start, start + size, checksum=checksum)
     except FileNotFoundError:
         raise StorageError(
-            f"{url}: this staged data is gone, as if another command had cleared it. Run the same command again."
+            f"{url}: these temporary files are missing; perhaps another command removed them. Run the same command "
+            "again."
         ) from None
 
 

@@ -5,7 +5,7 @@
     parsed = raw.group("By block").map("Parse", parse_block, plan)
 
 A function and its arguments are sent to workers, so it stands at the top of a module. Its results are small elements,
-such as places of bulk data (`pipelines.common.exchange`), never rows. Collections are added up with `+`.
+such as places of bulk data (`pipelines.common.exchange`), not rows. Collections are added up with `+`.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ class Output(NamedTuple):
 class Work:
     """A function over elements: called with each (`map`: returns one, `flat_map`: yields some), or with all (`over`).
 
-    arguments: those behind the element.
+    arguments: arguments after the element.
     """
 
     way: Way
@@ -46,7 +46,7 @@ class Work:
     arguments: tuple[Any, ...] = ()
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
-        """Yield what the function makes of `elements`."""
+        """Yield the results of the function for `elements`."""
         if self.way == "over":
             yield from self.function(elements, *self.arguments)
             return
@@ -60,9 +60,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a flow: elements that are given, a function over those of `reads`, or their grouping by key.
+    """A stage of a flow: given elements, a function over the elements of `reads`, or their grouping by key.
 
-    sides: places among the work's arguments, and the outputs of pairs (key, value) that stand there as a dictionary.
+    sides: positions among the work's arguments, and the outputs of pairs (key, value) that are passed there as a
+    dictionary.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Collection:
         return Collection(self.flow, self.outputs + other.outputs)
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(element, *arguments)`, which returns one element; a Collection among these is a dictionary."""
+        """Call `function(element, *arguments)`, which returns one element; a Collection becomes a dictionary."""
         return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
@@ -124,7 +125,7 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)`, which yields elements, with those that one worker gets at a time."""
+        """Call `function(elements, *arguments)`, which yields elements, with the elements of one worker at a time."""
         return self._add(name, "over", function, arguments)[MAIN]
 
     def split(
@@ -151,7 +152,7 @@ def sum_of(collections: Sequence[Collection]) -> Collection:
 
 
 def by_tag(made: Iterable[Any], tags: Iterable[str]) -> Outputs:
-    """Sort what a stage's work yields by its tag."""
+    """Sort the results of a stage's work by tag."""
     outputs: Outputs = {tag: [] for tag in tags}
     for element in made:
         if isinstance(element, Tagged):

@@ -1,7 +1,7 @@
 """Progress of a pipeline: rows and bytes by step, counted on the workers, shown by the launching process.
 
-A worker leaves what it has counted in a file in staging, now and then: the job servers of Flink and Spark tell nothing
-of Beam's metrics before a job has ended. The last word has the runner: what its workers answer, or Beam's metrics, in
+A worker writes its counts to a file in staging from time to time, because the job servers of Flink and Spark report
+Beam's metrics only at the end of a job. The last word has the runner: what its workers answer, or Beam's metrics, in
 which work that was done again counts once.
 """
 
@@ -204,7 +204,7 @@ class Watch:
     def expect(self, totals: Mapping[str, int | None]) -> None:
         """Name the steps of the next flow in their order, and the rows of each, about; None: not known.
 
-        A step of an earlier flow goes on: its rows are those of all flows.
+        A step of the same name in an earlier flow continues: its rows are summed over all flows.
         """
         self._totals |= totals
         self._over = {name: count for name, count in self._over.items() if name not in totals}
@@ -254,7 +254,7 @@ class Watch:
         return sum_counts(processes) | self._over
 
     def _settle(self, counts: Mapping[str, Count]) -> None:
-        """Keep the counts of a finished flow: the runner's, or what the workers told where it has none."""
+        """Keep the counts of a finished flow: from the runner, or from the workers if the runner has none."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
         self._over |= counts

@@ -25,9 +25,9 @@ SHOWN = 5  # rejects in a message
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """Rows of one raw block in staging: `sampled` holds those that a sample is drawn from first, `rest` the others.
+    """Rows of one raw block in staging: `sampled` holds the candidates of a sample, `rest` the others.
 
-    mentions: the label keys that the block's points name, each once (forms with keys only).
+    mentions: the label keys of the block's points, each once (formats with keys only).
     """
 
     table: str
@@ -56,12 +56,12 @@ class Patched:
 
 @dataclass(frozen=True)
 class Summary:
-    """Shards and counters by table, the first rejects of all, and what lies in staging.
+    """Shards and counters by table, the first rejects, and the contents of staging.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
-    of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
-    version has already. kept: by collection and key, where a later flow finds the places of its packets.
-    label_sizes: labels of each shard.
+    of each input file by its URL. features: one more than the largest feature id of any row. patched: changes to rows
+    of earlier versions. kept: by collection and key, the places of packets for a later flow. label_sizes: labels of
+    each shard.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Summary:
 
     @classmethod
     def sum_of(cls, summaries: Iterable["Summary"]) -> "Summary":
-        """Return all as one, whatever their order and grouping."""
+        """Return all as one, independent of order and grouping."""
         many = list(summaries)
         kept: dict[str, dict[int, Packet]] = {}
         shards: dict[str, tuple[Shard, ...]] = {}
@@ -111,7 +111,7 @@ class Summary:
         return sorted(block for block in self.blocks if block.table == table)
 
     def count(self, table: str, name: str) -> int:
-        """Return a counter of a table that is made; 0 where nothing was counted."""
+        """Return a counter of a new table; 0 if nothing was counted."""
         return int(self.counters.get(table, Counter())[name])
 
     def count_input(self, table: str, name: str) -> int:
@@ -140,7 +140,7 @@ def _write_summary(element: tuple[int, Iterable[Summary]], url: str) -> None:
 
 
 def read_summary(url: str) -> Summary:
-    """Read the summary at `url`; none was written where a flow had nothing to do. Raises StorageError."""
+    """Read the summary at `url`; an empty summary if a flow had nothing to do. Raises StorageError."""
     try:
         return _AS_JSON.validate_json(storage.read_sealed(url))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def describe(
     table: str = "",
     **more: Any,
 ) -> Manifest:
-    """Return the manifest of the table of `request`, whose shards and counters `summary` has by `table`, or its kind.
+    """Return the manifest of the table of `request`; `summary` has its shards and counters under `table`, or its kind.
 
     more: other fields of the manifest.
     """
@@ -174,6 +174,6 @@ def describe(
 
 
 def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:
-    """Return the columns that the first shard of `table` at `out` has: its workers alone know the dimension."""
+    """Return the columns of the first shard of `table` at `out`: only its workers know the dimension."""
     with open_shard(out, summary.shards_of(table)[0]) as first:
         return first.schema_arrow

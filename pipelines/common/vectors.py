@@ -1,4 +1,4 @@
-"""Vectors of tables, as search reads them: blocks of labels, and points beside their embeddings.
+"""Vectors of tables, as search reads them: blocks of labels, and points with their embeddings.
 
 A block is labels [start, stop) of [0, L), the unit that is indexed, searched and discarded.
 """
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Points that get negatives: `queries`, or `labels` where label texts are training points."""
+    """Points that get negatives: `queries`, or `labels` if label texts are training points."""
 
     name: str
     queries: Table
@@ -41,7 +41,7 @@ class Source:
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
 
-        Raises TableError: damaged, embeddings that are not those of these rows, or that are not finite.
+        Raises TableError: damaged, not finite, or embeddings of other rows.
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
@@ -66,7 +66,7 @@ class Source:
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read row groups of shard `shard` with a column `vector`, and `columns` of the points, or all.
 
-        Raises TableError: damaged, or embeddings that are not those of these rows.
+        Raises TableError: damaged, or embeddings of other rows.
         """
         columns = [name for name in self.queries.columns if columns is None or name in columns]
         for point, embedding in self.queries.aligned_with(self.embeddings, shard, columns):
@@ -74,7 +74,7 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Return `embeddings` beside their rows. Raises TableError: of other data, or not aligned."""
+    """Return `embeddings` with their rows. Raises TableError: of other data, or not aligned."""
     embeddings.require_aligned(queries, "Make the embeddings again.")
     return Source(name, queries, embeddings)
 
@@ -98,7 +98,7 @@ def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[i
 def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: bool = False) -> np.ndarray:
     """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], two row groups at a time.
 
-    Columns beyond the table's D are zeros; with `drop_bias` its last one, which meets a constant 1, is, too. Raises
+    Columns after the table's D are zeros; with `drop_bias` also its last column, which multiplies a constant 1. Raises
     TableError: damaged, or vectors that are not finite.
     """
     block = np.zeros((stop - start, dimension), np.float32)
@@ -126,6 +126,6 @@ def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
         return
     row = first_row + int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
     raise TableError(
-        f"{url}: the vector of row {row} is not finite, so it has no nearest neighbours. "
-        "The training that wrote it has diverged: lower its learning rate and resume from an earlier checkpoint."
+        f"{url}: the vector of row {row} is not finite, so it has no nearest neighbours. The training has diverged: "
+        "lower the learning rate, and resume from an earlier checkpoint."
     )

@@ -22,23 +22,24 @@ FORMATS: tuple[Format, ...] = (
     Beir(),
 )
 _TEXTS = (
-    " Texts alone do not say which labels they have: write each text beside its label or labels, as in train.csv with "
-    "the header text,label."
+    " The labels of the texts are missing: write each text with its label or labels, as in train.csv with the header "
+    "text,label."
 )
 
 
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
-    """Return the form called `name`, or else the one that the names at `source` look like.
+    """Return the format called `name`, or the format that fits the names at `source`.
 
-    fields: what its fields are called in the data, as in `key=id,text=query`; None: as usual.
-    Raises InputError. Two forms at one source are refused, not guessed at.
+    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError. Two forms
+    at one source are refused, not guessed at.
     """
     form = by_name(name) if name is not None else _recognise(source)
     if fields is None:
         return form
     if not isinstance(form, Keyed):
         raise InputError(
-            f"--fields are for data with string keys; {source} is read as {form.name}, whose names are set."
+            f"--fields works only with formats that have named fields; {source} is read as {form.name}, which has "
+            "fixed names."
         )
     named, of_labels = parse_fields_by_table(fields, form.fields)
     return replace(form, fields=named, label_fields=of_labels)
@@ -51,12 +52,12 @@ def _recognise(source: str) -> Format:
         return similar[0]
     if similar:
         several = " and ".join(form.name for form in similar)
-        raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
+        raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Choose one with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
-    present = "one file, whose name does not say its kind" if not names and storage.exists(source) else listed(names)
+    present = "one file with an unknown ending" if not names and storage.exists(source) else listed(names)
     texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
     hint = _TEXTS if texts else ""
-    raise InputError(f"{source}: no known input form here; found: {present}.{hint} Expected one of:{forms}")
+    raise InputError(f"{source}: no known input format here; found: {present}.{hint} Expected one of:{forms}")
 
 
 def by_name(name: str) -> Format:
@@ -64,4 +65,4 @@ def by_name(name: str) -> Format:
     for form in FORMATS:
         if form.name == name:
             return form
-    raise InputError(f"no input form {name!r}; there are {', '.join(form.name for form in FORMATS)}.")
+    raise InputError(f"unknown input format {name!r}; known formats: {', '.join(form.name for form in FORMATS)}.")

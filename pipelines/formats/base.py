@@ -1,6 +1,6 @@
-"""Interface of every input form: its files, raw blocks of them, and normalised columns with their rejects.
+"""Interface of every input format: its files, raw blocks of them, and normalised columns with their rejects.
 
-Parsers never raise over a bad row: it becomes a Reject. They raise InputError only for what makes a file unusable.
+Parsers never raise over a bad row: it becomes a Reject. They raise InputError only if a file is unusable.
 Rejects have an order that does not depend on the workers.
 """
 
@@ -64,10 +64,11 @@ PAIRS = "pairs/"  # a table `pairs/train` holds (query_key, label_key) of the sp
 
 @dataclass(frozen=True)
 class Holds:
-    """What the rows of a part with string keys hold.
+    """Content of the rows of a part with string keys.
 
-    keys: or a point's key is a hash of its text. labels: or they are in a file of pairs. single: a row names one label.
-    derived: of a part of labels, which are those that its points name. dense: numbers of a row's vector; 0: none.
+    keys: a row has a key, else the key is a hash of its text. labels: a row has labels, else a file of pairs has them.
+    single: a row names one label. derived: for a part of labels, its labels come from the points. dense: numbers of a
+    row's vector; 0: none.
     """
 
     features: bool = False
@@ -97,10 +98,10 @@ class Part:
 class Inputs:
     """Files of one data set at a source.
 
-    keyed: labels are named by string keys and the pipeline makes the ids; else a label is its 0-based line, as in XC.
-    shared_points: the splits share their files of points, and a point without a pair belongs to another split.
-    labels, features: how many there are where a header says so; None: counted (labels), or there are no features.
-    filters: by split, URL of a file of pairs `row label` (0-based lines of the split's only part).
+    keyed: string keys name labels and the pipeline makes the ids; else a label is its 0-based line, as in XC.
+    shared_points: the splits share their files of points, and a point without a pair belongs to another split. labels,
+    features: their numbers if a header states them; None: counted (labels), or there are no features. filters: by
+    split, URL of a file of pairs `row label` (0-based lines of the split's only part).
     """
 
     format: str
@@ -131,7 +132,7 @@ class Parsed:
 
 
 class RawRows:
-    """Rows of a raw block on their way to columns; those that are left out are noted with their first reason."""
+    """Rows of a raw block on their way to columns; rejected rows are noted with their first reason."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         self.raw, self.first_row, self.file = raw, first_row, file
@@ -144,7 +145,7 @@ class RawRows:
         return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
     def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
-        """Leave out the 0-based `row` of the block, for what is in `file` behind so many lines of a header."""
+        """Reject the 0-based `row` of the block, because of `file`, whose header has so many lines."""
         self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
 
     def skip(self, rows: np.ndarray) -> None:
@@ -152,11 +153,11 @@ class RawRows:
         self._left_out |= dict.fromkeys(rows.tolist())
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
-        """Mark those of `rows` that are not left out."""
+        """Mark the accepted rows among `rows`."""
         return pa.array(~np.isin(rows, list(self._left_out)))
 
     def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema) -> Parsed:
-        """Return the columns of all rows but those that are left out, and the rejects."""
+        """Return the columns of all accepted rows, and the rejects."""
         batch = pa.record_batch(list(columns), schema=schema)
         if self._left_out:
             batch = batch.filter(self.good(np.arange(self.raw.num_rows)))
@@ -189,17 +190,17 @@ class Format(Protocol):
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         """Parse a raw block that starts at 0-based row `first_row` of its part: points, labels or pairs, as its table.
 
-        In a form without keys every label has to come out, or the data set is refused; such a form has no pairs.
+        In a format without keys every label must be valid, or the data set is refused; such a format has no pairs.
         """
 
 
 def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Schema:
     """Return the columns of normalised points.
 
-    row: 0-based row in the part. key: unique within the data set where rows are not duplicates. text: empty where the
-    form has none. labels is `label_ids` (>= 0; the upper end is checked later, when the labels are counted) or
-    `label_keys`, sorted and unique both, or None: labels come from pairs. merged: labels that the point named again.
-    features: feature_ids sorted and unique, feature_values beside them. dense: numbers of the column of vectors, or 0.
+    row: 0-based row in the part. key: unique within the data set if rows are not duplicates. text: empty if the format
+    has none. labels is `label_ids` (>= 0; the upper end is checked later, when the labels are counted) or `label_keys`,
+    both sorted and unique, or None: labels come from pairs. merged: labels that the point repeats. features:
+    feature_ids sorted and unique, with feature_values. dense: numbers of the column of vectors, or 0.
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
     of_labels = [] if labels is None else [pa.field(labels, named)]
@@ -207,7 +208,7 @@ def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Sche
 
 
 def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
-    """Return the columns of normalised labels, as those of points."""
+    """Return the columns of normalised labels, as for points."""
     kinds = {"row": pa.int64(), "key": pa.string(), "text": pa.string()}
     if features:
         kinds |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
@@ -222,7 +223,7 @@ def pairs_schema() -> pa.Schema:
 
 
 def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.StringArray:
-    """Return a binary column without nulls as text; where a value is not UTF-8, "", and `note(row, byte)` gets told."""
+    """Return a binary column without nulls as text; for a value that is not UTF-8, "" and `note(row, byte)`."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

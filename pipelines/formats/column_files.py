@@ -30,7 +30,7 @@ csv.field_size_limit(lines.MAX_LINE_BYTES)
 
 
 def column_names(url: str) -> list[str] | None:
-    """Return the names of the columns of a file that has some, as its name says; None: it has none.
+    """Return the names of the columns of a file, if its name shows a format with columns; else None.
 
     Raises InputError: not such a file, or a column twice in a header; StorageError.
     """
@@ -44,7 +44,7 @@ def column_names(url: str) -> list[str] | None:
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
-    """Raise InputError where a file of columns has none of one of the groups `required`; types are for later.
+    """Raise InputError if a file lacks all columns of one of the groups `required`; types are checked later.
 
     example: of --fields, for the message.
     """
@@ -53,13 +53,13 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
         if names is not None and not set(group) & set(names):
             present = ", ".join(records.shown(name) for name in names[:20])
             raise InputError(
-                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
-                f"so with --fields, as in --fields {example}."
+                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another name, "
+                f"give it with --fields, as in --fields {example}."
             )
 
 
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of `block_rows` rows (the last may be shorter) of those of `columns` that are there.
+    """Yield blocks of `block_rows` rows (the last may be shorter) of the existing columns among `columns`.
 
     Class labels are their names. Raises InputError: no Arrow stream, or a damaged one; StorageError.
     """
@@ -74,7 +74,7 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the names of the classes of each column whose numbers are class labels."""
+    """Return the class names of each column whose numbers are class labels."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -103,12 +103,12 @@ def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
                 yield stream
         except (pa.ArrowException, OSError) as error:
-            fault = f"not an Arrow stream, or a damaged one: {str(error)[:200]}"
+            fault = f"not an Arrow stream, or damaged: {str(error)[:200]}"
             raise InputError(f"{url}: {fault}. Save the data set again.") from None
 
 
 def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of exactly `block_rows` rows (the last may be shorter) of those of `columns` that are there.
+    """Yield blocks of exactly `block_rows` rows (the last may be shorter) of the existing columns among `columns`.
 
     Raises InputError: not Parquet, or damaged; StorageError.
     """
@@ -127,25 +127,25 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; with a `buffer_size` no column chunk is in memory whole.
 
-    Raises InputError, from within the block too: there is none, or a damaged one; StorageError.
+    Raises InputError, also within the block: a missing or damaged file; StorageError.
     """
     try:
         length = storage.size(url)
     except FileNotFoundError:
-        raise InputError(f"{url}: no such file.") from None
+        raise InputError(f"{url}: file not found.") from None
     source = storage.RangeReader(url, length)
     try:
         with pq.ParquetFile(source, pre_buffer=not buffer_size, buffer_size=buffer_size) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:200]
-        raise InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.") from None
+        raise InputError(f"{url}: not a Parquet file, or damaged: {reason}. Copy the file again.") from None
 
 
 def too_large(url: str, rows: int) -> InputError:
     return InputError(
-        f"{url}: a batch of {rows:,} rows does not fit into memory: a few bytes of it stand for very many. Write it "
-        "again with shorter values, or give more memory."
+        f"{url}: a batch of {rows:,} rows does not fit into memory: its values are much larger after decompression. "
+        "Write the file with shorter values, or give more memory."
     )
 
 
@@ -157,7 +157,7 @@ def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[p
 
 
 def is_csv(url: str) -> bool:
-    """Tell whether the name of a file is that of a CSV or TSV."""
+    """Return whether the name of a file is that of a CSV or TSV."""
     return re.search(rf"\.{CSV}$", url) is not None
 
 
@@ -202,7 +202,7 @@ def _listed(text: str | None) -> list[str]:
 def _header(url: str, records: Iterator[list[str]]) -> list[str]:
     names = [name.strip() for name in next(records, [])]
     if len({*names}) < len(names):
-        raise InputError(f"{url}: a column is named twice in its header: {', '.join(names)[:200]}. Rename one.")
+        raise InputError(f"{url}: the header names a column twice: {', '.join(names)[:200]}. Rename one of the two.")
     return names
 
 
@@ -214,13 +214,15 @@ def _records(url: str) -> Iterator[list[str]]:
         delimiter, rows = "\t" if tabs else max(_DELIMITERS, key=header.count), chain([header], text)
         yield from csv.reader(rows, delimiter=delimiter, strict=not tabs, quoting=csv.QUOTE_NONE if tabs else 0)
     except csv.Error as error:
-        raise InputError(f"{url}: not CSV: {error}. Are its quotes closed? Write it again.") from None
+        raise InputError(f"{url}: not CSV: {error}. Check that all quotes are closed.") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{url}: not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.") from None
+        raise InputError(
+            f"{url}: not UTF-8 text ({error.reason} at byte {error.start}). Save the file as UTF-8."
+        ) from None
 
 
 def _text_lines(url: str) -> Iterator[str]:
-    """Yield the lines of a text in UTF-8 with their ends, which may be CR alone, and without a byte order mark."""
+    """Yield the lines of a UTF-8 text with their ends (CR alone is also an end), and without a byte order mark."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
     pending = ""
     for chunk in lines.content(url):

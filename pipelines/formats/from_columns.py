@@ -34,7 +34,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Parse a raw block to pairs; those of a weight that is not above 0 are left out."""
+    """Parse a raw block to pairs; pairs with a weight of 0 or less are left out."""
     rows = _Rows(raw, first_row, file)
     columns = [rows.numbers, rows.key(fields.query_key), rows.key(fields.label_key)]
     if fields.weight not in raw.schema.names:
@@ -59,7 +59,7 @@ class _Rows(RawRows):
     def key(self, name: str) -> pa.Array:
         """Return a column of keys: strings that are not empty, or whole numbers as their digits."""
         column = self._strings(name, "a string or a whole number", numbers=True)
-        self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} holds an empty key")
+        self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} contains an empty key")
         return column
 
     def text(self, shape: Shape) -> pa.Array:
@@ -118,7 +118,9 @@ class _Rows(RawRows):
             values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
         limit = np.finfo(np.float32).max
         wrong = ~(np.abs(values) <= limit)
-        self._reject_owners(owner[wrong], Reason.MALFORMED, f"{fields.feature_values} holds no 32-bit float")
+        self._reject_owners(
+            owner[wrong], Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold"
+        )
         beyond = ~((number >= 0) & (number < 1 << 31))
         self._reject_owners(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
         good = ~(wrong | beyond)
@@ -126,7 +128,7 @@ class _Rows(RawRows):
         return feature_columns(SparseRows(*safe, offsets))
 
     def vector(self, name: str, dense: int) -> pa.Array:
-        """Return the column of vectors [dense], of which each row has one."""
+        """Return the column of vectors [dense], one for each row."""
         vectors, counts = np.zeros((self.raw.num_rows, dense), np.float64), np.zeros(self.raw.num_rows, np.int64)
         missing = pa.array(np.ones(self.raw.num_rows, bool))
         if name in self.raw.schema.names:

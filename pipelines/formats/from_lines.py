@@ -62,7 +62,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Parse raw lines to pairs; those of a weight that is not above 0 are left out."""
+    """Parse raw lines to pairs; pairs with a weight of 0 or less are left out."""
 
     def read(record: Record, row: int) -> tuple[str, str, bool]:
         weight = record.get(fields.weight, 1)
@@ -80,7 +80,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 def _key(value: Any, name: str) -> str:
     key = records.key(value, name)
     if not key:
-        raise Bad(Reason.MALFORMED, f"{name} holds an empty key")
+        raise Bad(Reason.MALFORMED, f"{name} contains an empty key")
     return key
 
 
@@ -111,7 +111,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
     if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
         raise Bad(Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31), got {records.shown(ids)}")
     if any(not abs(value) <= _LARGEST for value in values):
-        raise Bad(Reason.MALFORMED, f"{fields.feature_values} holds a value beyond what a 32-bit float holds")
+        raise Bad(Reason.MALFORMED, f"{fields.feature_values} contains a value that a 32-bit float cannot hold")
     return ids, values
 
 
@@ -134,7 +134,7 @@ def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
 
 
 def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Read raw lines [B] to points with key, text and labels; None unless every line is a valid one of these alone."""
+    """Read raw lines [B] to points of only key, text and labels; None unless every line is valid."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
@@ -167,7 +167,7 @@ def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa
 
 
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
-    """Parse raw lines to pairs; those of a weight that is not above 0 are left out, blank lines are nothing."""
+    """Parse raw lines to pairs; pairs with a weight of 0 or less and blank lines are left out."""
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
@@ -192,7 +192,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
     weighted = np.flatnonzero(good & (count == 3))
     weights = _numbers(fields.take(pa.array(first[weighted] + 2)))
     for row in weighted[np.isnan(weights)].tolist():
-        reject(row, Reason.MALFORMED, "the weight is no number: ")
+        reject(row, Reason.MALFORMED, "the weight is not a number: ")
     good[weighted[~(weights > 0)]] = False
     left_out = int(np.count_nonzero(weights <= 0))
     rows = np.flatnonzero(good)
@@ -208,7 +208,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
 
 
 def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
-    """Read the number in each field, NaN where it is none: float64 [B]."""
+    """Read the number in each field, NaN if it is not a number: float64 [B]."""
     values = np.full(len(fields), np.nan)
     good = pc.match_substring_regex(fields, _NUMBER)
     numbers = fields.filter(good).cast(pa.string())

@@ -1,8 +1,8 @@
 """Forms with string keys: which files at a source hold which table, how a file is read, and how its rows become points.
 
-A reader turns a file into blocks of lines or columns (`lines`, `column_files`), by the end of its name; a
-mapping turns a block into points, labels or pairs (`from_lines`, `from_columns`), by the names of fields. The forms
-differ in the kind of their files alone, and in whether labels may be those that points name.
+A reader turns a file into blocks of lines or columns (`lines`, `column_files`), by the end of its name; a mapping turns
+a block into points, labels or pairs (`from_lines`, `from_columns`), by the names of fields. The formats differ only in
+the kind of their files, and in whether labels may come from the points.
 """
 
 import re
@@ -43,7 +43,7 @@ class Keyed:
         return (own and self.label_fields) or self.fields
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield blocks with a column `line`, or of files of columns these as they are."""
+        """Yield blocks with a column `line`; for files of columns, unchanged blocks."""
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.holds.dense or name != fields.vector]
         if is_csv(url) and not part.table.startswith(PAIRS):
@@ -81,9 +81,9 @@ class KeyedFiles(Keyed):
     """Form of files called `train`, `test`, `val`, `labels` that end in `kind`; each may be many files
     (`train-00000-of-00016.parquet`, `train/*.parquet`), and data may be a single one.
 
-    Pairs may be in files of their own (`pairs_train.jsonl`, `.tsv`, `.parquet`), and then the points of all splits in
-    one `queries` file. derives: labels are those that points name, where no file has any. alone: names of train files
-    in a folder without splits. not_beside: a name that shows another form.
+    Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
+    `queries` file. derives: without a file of labels, labels come from the points. alone: names of train files in a
+    folder without splits. not_beside: a name that shows another format.
     """
 
     name: str = ""
@@ -114,22 +114,24 @@ class KeyedFiles(Keyed):
             return self._tables(source, root, names)
         files = {split: _table(names, _STEMS[split], self.kind) for split in SPLITS}
         if not files["train"]:
-            raise InputError(f"{source}: no train here; found: {listed(names)}. Expected {self.expects}.")
+            raise InputError(f"{source}: no training data here; found: {listed(names)}. Expected {self.expects}.")
         return self._whole(root, files, _table(names, _STEMS[LABELS], self.kind))
 
     def _tables(self, source: str, root: str, names: Sequence[str]) -> Inputs:
-        """Find a data set of points, pairs and labels, each table in files of its own."""
+        """Find a data set of points, pairs and labels, each table in its own files."""
         fields, parts = self.fields, list[Part]()
         shared = _table(names, "queries", self.kind)
         paired = [split for split in SPLITS if _pairs(names, split)]
         for split in SPLITS:
             files = _table(names, _STEMS[split], self.kind)
             if files and shared and split in paired:
-                raise InputError(f"{source}: both {files[0]} and {shared[0]} hold points of {split}. Remove one.")
+                raise InputError(
+                    f"{source}: both {files[0]} and {shared[0]} contain points of {split}. Remove one of the two."
+                )
             of_split = files or (shared if split in paired else [])
             if split in paired and not of_split:
                 pairs = _pairs(names, split)[0]
-                raise InputError(f"{source}: {pairs} has no points beside it. Expected {self.expects}.")
+                raise InputError(f"{source}: {pairs} has no points. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
             parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
@@ -143,7 +145,7 @@ class KeyedFiles(Keyed):
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
-        """Find a data set in `files` by split, whose labels are those of `of_labels`, or else those that points name.
+        """Find a data set in `files` by split; its labels come from `of_labels`, or from the points.
 
         Raises InputError: columns that are missing.
         """
@@ -166,14 +168,14 @@ class KeyedFiles(Keyed):
 
 @dataclass(frozen=True)
 class Beir(Keyed):
-    """`corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`), `qrels/train.tsv`, and where there are
-    any `qrels/dev.tsv`, `qrels/test.tsv` (query-id, corpus-id, score).
+    """`corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`), `qrels/train.tsv`, and optionally
+    `qrels/dev.tsv`, `qrels/test.tsv` (query-id, corpus-id, score).
 
     The points of a split are the queries that its qrels name; a score that is not above 0 is no relevance.
     """
 
     name: str = "beir"
-    expects: str = "corpus.jsonl, queries.jsonl, qrels/train.tsv, and where there are any qrels/dev.tsv, qrels/test.tsv"
+    expects: str = "corpus.jsonl, queries.jsonl, qrels/train.tsv, and optionally qrels/dev.tsv, qrels/test.tsv"
     fields: Fields = field(default_factory=lambda: Fields(key="_id"))
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
@@ -200,20 +202,20 @@ class Beir(Keyed):
 # JSON lines: a point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`.
 JSON_LINES = KeyedFiles(
     name="jsonl",
-    expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and where there are any test.jsonl, ...",
+    expects="train.jsonl (key, text, labels) and labels.jsonl (key, text), and optionally test.jsonl, ...",
     kind=JSONL,
     not_beside="corpus.jsonl",
 )
 # Parquet: the same columns; `key` and `text` strings, `labels` a list of strings.
 PARQUET_FILES = KeyedFiles(
     name="parquet",
-    expects="train.parquet (key, text, labels) and labels.parquet (key, text), and where there are any others",
+    expects="train.parquet (key, text, labels) and labels.parquet (key, text), and optionally other splits",
     kind=PARQUET,
 )
 # CSV and TSV: `text`, and `label` (a row names one) or `labels` (with | or ; between them); `key` is optional.
 CSV_FILES = KeyedFiles(
     name="csv",
-    expects="train.csv (text, label), and where there are any test.csv, labels.csv (key, text); or one such file",
+    expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or one such file",
     kind=CSV,
     derives=True,
 )
@@ -244,7 +246,7 @@ def features_in(urls: Sequence[str], fields: Fields) -> bool:
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector among the first rows of files; 0: there is none. Raises InputError."""
+    """Return the length of the first vector among the first rows of files; 0 if there is none. Raises InputError."""
     name = fields.vector
     for url in urls:
         if is_csv(url) or name not in field_names(url):
@@ -257,22 +259,24 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
             elif getattr(first[name].type, "value_type", None):  # of a list
                 lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
         if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
-            raise InputError(f"{url}: a vector of {length:,} numbers; there can be {MOST_DENSE:,}. Shorten it.")
+            raise InputError(
+                f"{url}: a vector of {length:,} numbers; expected at most {MOST_DENSE:,}. Use shorter vectors."
+            )
         if length:
             return length
     return 0
 
 
 def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return parts whose vectors are all as long as those of the first."""
+    """Return parts whose vectors are all as long as the first vector."""
     dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
     return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
 
 
 def field_names(url: str) -> Sequence[str]:
-    """Return the names of the fields of a file, of JSON lines those of its first records.
+    """Return the field names of a file; for JSON lines, those of its first records.
 
-    First are those of the first MiB, or the first one after. Raises InputError, StorageError.
+    First records are those in the first MiB, or the first record after it. Raises InputError, StorageError.
     """
     columns = column_files.column_names(url)
     if columns is not None:
@@ -285,7 +289,7 @@ def field_names(url: str) -> Sequence[str]:
 
 
 def _require_points(url: str, fields: Fields) -> Holds:
-    """Return what the rows of a file of points with their labels hold. Raises InputError: no texts, or no labels."""
+    """Return the content of a file of points with labels. Raises InputError: no texts, or no labels."""
     names = field_names(url)
     featured, dense = fields.feature_ids in names, vector_length([url], fields)
     of_labels = in_use(fields.label, fields.labels)
@@ -303,8 +307,8 @@ def _require_points(url: str, fields: Fields) -> Holds:
         ]
         example = ",".join(stated)
         raise InputError(
-            f"{url}: {' and '.join(problems)} in it; found: {shown}. Expected rows of a text with one label or a list "
-            f"of them, below a header. If they are called otherwise, say so, as in --fields {example[:100]}"
+            f"{url}: {' and '.join(problems)} in it; found: {shown}. Expected a header, and rows with a text and one "
+            f"label or a list of labels. If the columns have other names, give them, as in --fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)
@@ -327,7 +331,7 @@ def _parts(
     for name in names:
         same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
         if same != name:
-            raise InputError(f"{root}: both {same} and {name} are here, for the same thing. Remove one.")
+            raise InputError(f"{root}: both {same} and {name} are here, with the same content. Remove one of the two.")
     urls = [join(root, name) for name in names]
     pairs = table.startswith(PAIRS)
     dense = 0 if pairs else vector_length(urls, fields)

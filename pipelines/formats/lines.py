@@ -34,9 +34,9 @@ SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 class Blocks:
     """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
 
-    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out.
-    `ended`, once they are read: whether the last line had its end, which that of a file that was cut off seldom has.
-    Raises InputError (not what its suffix says, cut off, no lines, a line beyond MAX_LINE_BYTES), StorageError.
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. `ended`, once they
+    are read: whether the last line had a line end, which an incomplete file seldom has. Raises InputError (wrong format
+    for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
     """
 
     def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
@@ -68,7 +68,7 @@ def first_line(url: str) -> bytes:
 
 
 def identify(url: str) -> tuple[int, str]:
-    """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
+    """Return (bytes, SHA-256) of the stored file. Raises InputError, StorageError."""
     with open_file(url) as file:
         try:
             digest = storage.stream_sha256(file)
@@ -82,11 +82,11 @@ def _batch(lines: list[bytes]) -> pa.RecordBatch:
 
 
 def open_file(url: str) -> IO[bytes]:
-    """Open an input file as it is stored. Raises InputError: there is none; StorageError."""
+    """Open an input file without decompressing it. Raises InputError: no such file; StorageError."""
     try:
         return storage.open_read(url)
     except FileNotFoundError:
-        raise InputError(f"{url}: no such file.") from None
+        raise InputError(f"{url}: file not found.") from None
 
 
 def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
@@ -97,7 +97,7 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
         chunk = pending + chunk
         *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
-            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Are the line ends there?")
+            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Check the line ends.")
         if empty and whole:
             empty, whole[0] = False, _without_mark(url, whole[0])
         yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
@@ -106,7 +106,7 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
     if pending:
         yield [pending.removesuffix(b"\r")], False
     elif empty:
-        raise InputError(f"{url}: empty: it holds no line. Copy it again, or remove it.")
+        raise InputError(f"{url}: the file is empty. Copy it again, or remove it.")
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
@@ -129,8 +129,8 @@ def content(url: str) -> Iterator[bytes]:
                 unpacked += len(chunk)
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
-                        f"{url}: {file.tell():,} bytes of it unpack to more than {unpacked:,}, as no text does. "
-                        f"Expected at most {MAX_RATIO} times as many; if it is meant so, unpack it before."
+                        f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
+                        f"Expected at most {MAX_RATIO} times as many. If this is intended, unpack the file first."
                     )
                 yield chunk
         except EOFError:
@@ -151,11 +151,11 @@ def _lost(url: str, after: int, error: OSError) -> StorageError:
 
 
 def _cut_off(url: str, name: str, after: int) -> InputError:
-    return InputError(f"{url}: cut off: the {name} stream stops after {after:,} bytes without its end. Copy it again.")
+    return InputError(f"{url}: incomplete: the {name} stream stops after {after:,} bytes. Copy the file again.")
 
 
 def _damaged(url: str, name: str, error: Exception) -> InputError:
     return InputError(
-        f"{url}: not a {name} file, or a damaged one ({error}). Expected {name} of lines, as its name says; compress a "
-        f"plain file with `{name}`, copy a damaged one again."
+        f"{url}: not a {name} file, or damaged ({error}). The name of the file says {name}: compress a plain file with "
+        f"`{name}`, and copy a damaged file again."
     )

@@ -1,4 +1,4 @@
-"""Names in the data: of the usual files at a source, and of the fields in forms with string keys."""
+"""Names in the data: of the usual files at a source, and of the fields in formats with string keys."""
 
 import dataclasses
 import difflib
@@ -28,10 +28,12 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Find the one of the `usual` names that is at `source`; None: none. Raises InputError: two, or none `required`."""
+    """Find which of the `usual` names is at `source`; None if none is. Raises InputError: two, or none `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
-        raise InputError(f"{source}: both {present[0]} and {present[1]} are here, for the same thing. Remove one.")
+        raise InputError(
+            f"{source}: both {present[0]} and {present[1]} are here, with the same content. Remove one of the two."
+        )
     if not present and required:
         raise one_missing(source, names, usual, expected)
     return present[0] if present else None
@@ -54,7 +56,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def single_file(source: str, kind: str) -> bool:
-    """Tell whether `source` is one file whose name ends in the pattern `kind`, and no folder or pattern."""
+    """Return whether `source` is a single file whose name ends in the pattern `kind`, not a folder or pattern."""
     wild = "*" in source or "?" in source
     return not wild and re.search(rf"\.{kind}$", source) is not None and not storage.list_names(source)
 
@@ -62,8 +64,8 @@ def single_file(source: str, kind: str) -> bool:
 def listing(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
 
-    Of a prefix: the names directly under it and those in its folders, as `folder/name`. Of a pattern: the names that
-    match it, below the folders that it spells out.
+    For a prefix: the names directly under it and in its folders, as `folder/name`. For a pattern: the matching names,
+    below the fixed folders of the pattern.
     """
     parts = source.split("/")
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -123,7 +125,7 @@ Named = TypeVar("Named", bound="DataclassInstance")  # as Fields: names of field
 
 
 def in_use(*names: str) -> list[str]:
-    """Return those of the names of fields that are in use."""
+    """Return the field names in use."""
     return [name for name in names if name != ABSENT]
 
 
@@ -145,12 +147,12 @@ class Shape(NamedTuple):
 
 
 def text_key(text: str) -> str:
-    """Return the key of a point that has none: a hash of its text, so that rows of one text are one point."""
+    """Return the key of a point without a key: a hash of its text, so rows with the same text are one point."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
-    """Read `key=id,labels.key=code`: the names in points and pairs, and those in the table of labels.
+    """Read `key=id,labels.key=code`: the names in points and pairs, and the names in the table of labels.
 
     The latter are the former, changed by what begins with `labels.`; None: the same. Raises as `parse_fields`.
     """
@@ -163,8 +165,8 @@ def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Na
 def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
     """Read `key=id,text=query`, the names that differ from the usual ones.
 
-    A column is one field: what is stated takes it from a field that is called so as usual. A key alone may be the text
-    as well. Raises InputError: no such field or name, or one name for two fields.
+    A column is one field: a stated name takes the column away from the field that usually has this name. Only a key may
+    also be the text. Raises InputError: no such field or name, or one name for two fields.
     """
     names = [field.name for field in dataclasses.fields(usual)]
     changes = dict[str, str]()
@@ -173,7 +175,7 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"--fields: no field {name!r}; {meant}There are {', '.join(names)}.")
+            raise InputError(f"--fields: unknown field {name!r}; {meant}known fields: {', '.join(names)}.")
         if not equals or not value or name in changes:
             raise InputError(f"--fields: expected {name}=NAME once, got {item!r}. For example: key=id,text=query.")
         changes[name] = value
@@ -182,6 +184,8 @@ def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[a
         same = name != other and changed[name] == changed[other] and (name in _OF_PAIRS) == (other in _OF_PAIRS)
         if same and {name, other} != {"key", "text"}:
             if other in changes:
-                raise InputError(f"--fields: {name} and {other} are both {changed[name]!r}. Name a column once.")
+                raise InputError(
+                    f"--fields: {name} and {other} both name the column {changed[name]!r}. Use each column once."
+                )
             changed[other] = ABSENT
     return dataclasses.replace(usual, **changed)

@@ -43,7 +43,7 @@ def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
             raise _damaged(
                 url,
                 f"indptr, indices and data have {indptr.length:,}, {indices.length:,} and {data.length:,} entries, "
-                f"which is no matrix of {rows:,} rows",
+                f"which do not form a matrix of {rows:,} rows",
             )
         start = int(indptr.take(1)[0])
         if start != 0:
@@ -52,11 +52,11 @@ def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
             ends = indptr.take(min(block_rows, rows - first)).astype(np.int64)
             offsets = np.concatenate([[start], ends])
             if (np.diff(offsets) < 0).any() or offsets[-1] > indices.length:
-                raise _damaged(url, f"indptr descends, or points beyond the end, in rows {first} and following")
+                raise _damaged(url, f"indptr decreases, or points past the end, from row {first} on")
             count = int(offsets[-1]) - start
             if count > _MOST_ENTRIES:
                 raise _damaged(
-                    url, f"rows {first} and following have {count:,} entries; at most {_MOST_ENTRIES:,} are read"
+                    url, f"the rows from {first} on have {count:,} entries; expected at most {_MOST_ENTRIES:,}"
                 )
             named = indices.take(count).astype(np.int64)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -64,7 +64,7 @@ def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
             wrong = np.flatnonzero((named < 0) | (named >= columns))
             if len(wrong):
                 row = first + int(np.searchsorted(offsets - start, wrong[0], "right")) - 1
-                raise _damaged(url, f"row {row} has column {named[wrong[0]]} of {columns:,}")
+                raise _damaged(url, f"row {row} has column {named[wrong[0]]}, but there are {columns:,} columns")
             yield SparseRows(named, values, offsets - start)
             start = int(offsets[-1])
         if start != indices.length:
@@ -96,16 +96,16 @@ class _Array:
             with _naming_damage(self.url):
                 part = self.stream.read(min(missing, 1 << 24))
             if not part:
-                raise _damaged(self.url, f"the array {self.name} stops before its end")
+                raise _damaged(self.url, f"the array {self.name} is incomplete")
             parts.append(part)
             missing -= len(part)
         return np.frombuffer(b"".join(parts), self.dtype)
 
     def end(self) -> None:
-        """Read to the stream's end, where its checksum is compared."""
+        """Read to the end of the stream, which compares its checksum."""
         with _naming_damage(self.url):
             if self.stream.read(1):
-                raise _damaged(self.url, f"the array {self.name} goes on beyond its end")
+                raise _damaged(self.url, f"the array {self.name} is too long")
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def _open(url: str) -> Iterator[dict[str, _Array]]:
             with _naming_damage(url):
                 zipped = stack.enter_context(zipfile.ZipFile(file))
                 if f"{name}.npy" not in zipped.namelist():
-                    raise InputError(f"{url}: no array {name} in it: not a CSR matrix of SciPy. {_REMEDY}")
+                    raise InputError(f"{url}: no array {name} in the file: not a CSR matrix of SciPy. {_REMEDY}")
                 stream = stack.enter_context(zipped.open(f"{name}.npy"))
                 arrays[name] = _Array(url, name, stream, *_header(url, name, stream))
         yield arrays
@@ -126,26 +126,28 @@ def _open(url: str) -> Iterator[dict[str, _Array]]:
 def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
     kind, shape = arrays["format"], arrays["shape"]
     if kind.dtype.kind not in "SU" or kind.length != 1 or kind.dtype.itemsize > _SMALL:
-        raise InputError(f"{url}: the array format is no name: not a CSR matrix of SciPy. {_REMEDY}")
+        raise InputError(f"{url}: the array format is not a string: not a CSR matrix of SciPy. {_REMEDY}")
     name = kind.take(1)[0]
     name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
     if name != "csr":
         raise InputError(f"{url}: a matrix in {name[:20]!r} order; expected 'csr'. {_REMEDY}")
     for array, kinds in (("shape", "iu"), ("indptr", "iu"), ("indices", "iu"), ("data", "biuf")):
         if arrays[array].dtype.kind not in kinds or len(arrays[array].shape) != 1:
-            raise InputError(f"{url}: the array {array} has the type {arrays[array].dtype}: no CSR matrix. {_REMEDY}")
+            raise InputError(
+                f"{url}: the array {array} has the type {arrays[array].dtype}, so this is not a CSR matrix. {_REMEDY}"
+            )
     if shape.length != 2:
-        raise InputError(f"{url}: a shape of {shape.length} numbers; expected rows and columns. {_REMEDY}")
+        raise InputError(f"{url}: the shape has {shape.length} numbers; expected rows and columns. {_REMEDY}")
     rows, columns = (int(size) for size in shape.take(2))
     if rows < 0 or columns < 0:
-        raise InputError(f"{url}: a shape of {rows} × {columns}. {_REMEDY}")
+        raise InputError(f"{url}: unusable shape {rows} × {columns}. {_REMEDY}")
     return rows, columns
 
 
 def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Read (dtype, shape, whether it lies column by column) from a `.npy` stream, a header of `most` bytes.
+    """Read (dtype, shape, whether it is in column order) from a `.npy` stream with a header of at most `most` bytes.
 
-    Raises ValueError, whose text follows the array's name.
+    Raises ValueError with a text that follows the array's name.
     """
     magic = stream.read(8)
     width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
@@ -169,7 +171,7 @@ def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tupl
     except ValueError as error:
         raise _damaged(url, f"the array {name} {error}") from None
     if dtype.kind not in "SUbiuf" or not dtype.itemsize or (by_column and len(shape) > 1):
-        raise InputError(f"{url}: the array {name} is not of plain numbers (pickled?). {_REMEDY}")
+        raise InputError(f"{url}: the array {name} does not contain plain numbers (pickled?). {_REMEDY}")
     return dtype, shape
 
 
@@ -178,12 +180,12 @@ def _naming_damage(url: str) -> Iterator[None]:
     try:
         yield
     except _BAD_ZIP as error:
-        raise _damaged(url, str(error).rstrip(".") or "it ends too early") from None
+        raise _damaged(url, str(error).rstrip(".") or "the file is incomplete") from None
     except OSError as error:
         if error.errno == errno.EINVAL:  # a position before the start of the file
-            raise _damaged(url, "its directory points nowhere") from None
+            raise _damaged(url, "the directory of the archive is damaged") from None
         raise StorageError(f"could not read {url}: {error}; run the same command again.") from error
 
 
 def _damaged(url: str, fault: str) -> InputError:
-    return InputError(f"{url}: not a NumPy .npz file, or a damaged one: {fault}. Copy it again. {_REMEDY}")
+    return InputError(f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again. {_REMEDY}")

@@ -52,7 +52,7 @@ def each(
 
 
 def field_names(line: bytes) -> list[str]:
-    """Return the names of the fields of a raw line; none where it holds no record, good or with a number like NaN."""
+    """Return the field names of a raw line; empty if it is not a record, or has a number like NaN."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -78,7 +78,7 @@ def string(value: Any, name: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise Bad(Reason.NOT_UNICODE, f"{name} holds half a surrogate pair at character {error.start}") from None
+            raise Bad(Reason.NOT_UNICODE, f"{name} contains half a surrogate pair at character {error.start}") from None
     return value
 
 
@@ -88,7 +88,7 @@ def key(value: Any, name: str) -> str:
         return string(value, name)
     if type(value) is float or not -(1 << 63) <= value < 1 << 64:
         bits = value.bit_length() if isinstance(value, int) else 0
-        got = f"one of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no very long number
+        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no very long number
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
     return str(value)
 

@@ -1,7 +1,7 @@
-"""Sparse text: lines of `index:value` fields, or of indices alone, to ragged arrays, without a Python loop over them.
+"""Sparse text: lines of `index:value` fields, or of indices only, to ragged arrays, without a Python loop over them.
 
-Where a block holds a line that is malformed, a careful pass names it and the fast one reads the rest, so that a good
-line gives the same arrays whatever stands beside it.
+If a block has a malformed line, a careful pass names it and the fast pass reads the rest, so a good line gives the same
+arrays in any block.
 """
 
 import re
@@ -26,7 +26,7 @@ _INDEX = re.compile(rb"[0-9]{1,18}")
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
     """Read lines [B] of fields `index:value` that spaces or tabs separate: (rows [B], the fault of each bad line).
 
-    A line that is wrong gives an empty row. Order and repetitions inside a row stay as they are.
+    A line that is wrong gives an empty row. Order and repetitions inside a row do not change.
     """
     ragged, wrong = _parse(lines, _pairs, _wrong_pair)
     finite, beyond = only_finite(ragged)
@@ -46,11 +46,11 @@ def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
     rows = ragged.row_of()
     wrong = np.unique(rows[~finite])
     kept = ragged.keep(~np.isin(rows, wrong))
-    return kept, dict.fromkeys(wrong.tolist(), "a value is beyond what a 32-bit float holds")
+    return kept, dict.fromkeys(wrong.tolist(), "a value does not fit into a 32-bit float")
 
 
 def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-    """Cut each line [B] into what stands before its first space and what stands behind it, if only nothing."""
+    """Split each line [B] at its first space."""
     cut = pc.split_pattern(lines, " ", max_splits=1)
     first = cut.offsets[:-1]
     second = pc.if_else(pc.equal(cut.value_lengths(), 2), pc.add(first, 1), None)
@@ -107,12 +107,12 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
 
 
 MOST_HALF = float(np.finfo(np.float16).max)  # of a dense vector's numbers
-WRONG_LENGTH = "{} has {:,} numbers, expected {:,}, as others have"
-NOT_HALF = "{} holds a value that no finite 16-bit float holds"
+WRONG_LENGTH = "{} has {:,} numbers, expected {:,} as in the other rows"
+NOT_HALF = "{} contains a value that a finite 16-bit float cannot hold"
 
 
 def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    """Return the column of dense vectors [B, d]; numbers beyond MOST_HALF, of rows that are rejects, are zeros."""
+    """Return the column of dense vectors [B, d]; numbers above MOST_HALF, in rejected rows, become zeros."""
     kept = np.where(np.abs(vectors) <= MOST_HALF, vectors, 0).astype(np.float16)
     return parquet.matrix_array(kept, pa.float16())
 
@@ -155,8 +155,10 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 
 @dataclass(frozen=True)
 class _Fields:
-    """Runs of field bytes: `text` [F] strings, `start` [F] and `lengths` [F] in the data, `first` int64 [B + 1] where
-    each line's begin, `kind` [F] the byte before each (0 a line's start, else its class), `marks` how many of all."""
+    """Runs of field bytes: `text` [F] strings, `start` [F] and `lengths` [F] in the data, `first` int64 [B + 1] the
+    first run of each line, `kind` [F] the byte before each (0 at a line's start, else its class), `marks` their
+    number.
+    """
 
     text: pa.StringArray
     start: np.ndarray
@@ -167,7 +169,7 @@ class _Fields:
 
 
 def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fields | None:
-    """Find the fields of lines; None where a byte belongs to no class."""
+    """Find the fields of lines; None if a byte belongs to no class."""
     kinds = classes[data]
     if kinds.max(initial=0) == _OTHER:
         return None
@@ -235,7 +237,7 @@ def _wrong_index(line: bytes) -> str | None:
 
 
 def whole_numbers(line: bytes) -> list[int]:
-    """Read the whole numbers that spaces separate in `line`; none where anything else is in it."""
+    """Read the whole numbers that spaces separate in `line`; empty if it contains anything else."""
     fields = line.split()
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 

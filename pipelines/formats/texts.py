@@ -33,7 +33,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files. `form` None: by their names; `title_only` as in `extremis shard --text title`."""
+    """Rows from files. `form` None: by name; `title_only` as in `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -43,9 +43,9 @@ class Texts:
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield `key`, `text`, and with `features` `feature_ids` and `feature_values`, up to `rows` rows at a time.
 
-        `dense`: also the column of vectors of so many numbers.
+        `dense`: also the column of vectors, with so many numbers.
 
-        Raises InputError at the first wrong row, and where there is no row at all; StorageError.
+        Raises InputError at the first wrong row, and if there are no rows; StorageError.
         """
         if self.source == STANDARD:
             with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
@@ -57,7 +57,9 @@ class Texts:
         for url, form in self.files():
             if form == "text" and (features or dense):
                 read = "sparse features" if features else "vectors"
-                raise InputError(f"{url}: lines of text, but this encoder reads {read}. Give JSON lines or Parquet.")
+                raise InputError(
+                    f"{url}: these are lines of text, but this encoder reads {read}. Give JSON lines or Parquet."
+                )
             keyless = form == "text" or self.fields.key not in field_names(url)
             holds = Holds(features, keys=not keyless, labels=False, dense=dense)
             for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, holds):
@@ -68,14 +70,14 @@ class Texts:
                 if batch.num_rows:
                     yield batch
         if not seen:
-            raise InputError(f"{self.source}: nothing to read: no row in it.")
+            raise InputError(f"{self.source}: the input has no rows.")
 
     def places(self) -> list[str]:
-        """List the URLs of all files; standard input by its number. Raises InputError as `files` does."""
+        """List the URLs of all files; standard input by its file descriptor. Raises InputError as `files` does."""
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
-        """List (URL, form) of every file, by name. Raises InputError: none there, or one of unknown form."""
+        """List (URL, form) of every file, by name. Raises InputError: no files, or a file of unknown format."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
         root, names = listing(self.source)
@@ -83,9 +85,9 @@ class Texts:
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
         if not kept:
             raise InputError(
-                f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, Parquet (.parquet) or "
-                "Arrow (.arrow)."
+                f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern: text "
+                "lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), all of these also compressed, Parquet (.parquet) "
+                "or Arrow (.arrow)."
             )
         urls = [join(root, name) for name in kept]
         return [(url, self._form_of(url)) for url in urls]
@@ -93,14 +95,14 @@ class Texts:
     def _form_of(self, url: str) -> str:
         form = self.form or next((form for form, end in _ENDS.items() if re.search(end, url)), None)
         if form is None:
-            raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
+            raise InputError(f"{url}: unknown file ending. Give the form with --form {'|'.join(_ENDS)}.")
         return form
 
     def _read_lines(self, url: str, rows: int) -> Iterator[pa.RecordBatch]:
         first = 0
 
         def refuse(row: int, byte: int) -> None:
-            raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save it as UTF-8.")
+            raise InputError(f"{url}, line {first + row + 1:,}: byte {byte} is not UTF-8. Save the file as UTF-8.")
 
         for block in lines.Blocks(url, rows):
             text = decode_column(block["line"], refuse)
@@ -114,7 +116,9 @@ class Texts:
         there = {fields.feature_ids: not holds.features or features_in([url], fields)}
         there[fields.vector] = not holds.dense or vector_length([url], fields) > 0
         for name in (name for name, is_there in there.items() if not is_there):
-            raise InputError(f"{url}: no {name}, which this encoder reads. Add them, or see --fields.")
+            raise InputError(
+                f"{url}: no column {name}, which this encoder needs. Add it, or give its name with --fields."
+            )
         # As a point whose labels are elsewhere: only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, holds=holds)
         first = 0
@@ -122,18 +126,18 @@ class Texts:
             parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
             if parsed.rejects:
                 reject = parsed.rejects[0]
-                raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix it, or leave the row out.")
+                raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix the row, or leave it out.")
             first += raw.num_rows
             kept = ("key", "text", "feature_ids", "feature_values", "dense")
             yield parsed.batch.select([name for name in kept if name in parsed.batch.schema.names])
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:
-    """Copy standard input to a file in `folder`, whose name says its form. Raises InputError: Parquet is no stream."""
+    """Copy standard input to a file in `folder`, named by its format. Raises InputError: Parquet is no stream."""
     if form not in _NAMES:
-        raise InputError(f"--form {form}: standard input holds {', '.join(_NAMES)}. Name a file instead.")
+        raise InputError(f"--form {form}: standard input can be {', '.join(_NAMES)}. Give a file instead.")
     if sys.stdin is None:
-        raise InputError("standard input is closed. Give the texts there, or name a file.")
+        raise InputError("standard input is closed. Open it, or give a file.")
     path = Path(folder) / _NAMES[form]
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

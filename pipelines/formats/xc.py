@@ -1,4 +1,4 @@
-"""XC forms, where a label is its 0-based line: raw JSON, files aligned row by row, the old single file."""
+"""XC formats, where a label is its 0-based line: raw JSON, files aligned row by row, the old single file."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,12 +62,12 @@ def _targets(record: Record, key: str) -> tuple[list[int], int]:
     ids = sorted(set(target))
     if ids[0] < 0 or ids[-1] >= 1 << 63:
         wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise Bad(Reason.LABEL_OUT_OF_RANGE, f"the label {records.shown(wrong)} does not exist")
+        raise Bad(Reason.LABEL_OUT_OF_RANGE, f"unknown label {records.shown(wrong)}")
     return ids, len(target) - len(ids)
 
 
 def _key(record: Record, row: int) -> str:
-    """Return the uid; a record without one is known by its row, as `#17`."""
+    """Return the uid; a record without uid gets its row number, as `#17`."""
     uid = record.get("uid")
     return f"#{row}" if uid is None else records.key(uid, "uid")
 
@@ -83,7 +83,7 @@ def _text(record: Record, text: str) -> str:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Form whose parts have files of `roles`: LABELS and FEATURES (matrices), and TEXT or JSON (lines).
+    """Format whose parts have files of `roles`: LABELS and FEATURES (matrices), and TEXT or JSON (lines).
 
     A matrix is text (first line `rows columns`, then fields `index:value`) or an .npz file of SciPy. Every split has a
     file of the `required` role.
@@ -125,8 +125,8 @@ class Aligned:
         """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
         A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
-        columns that each matrix states are in the schema's metadata, by role. Of a part without files nothing is known
-        but the number of its rows. Raises InputError, StorageError.
+        columns that each matrix states are in the schema's metadata, by role. A part without files has only its number
+        of rows. Raises InputError, StorageError.
         """
         if part.rows is not None:
             for first in range(0, part.rows, block_rows):
@@ -156,7 +156,7 @@ class Aligned:
 # Records, whose labels are in `target_ind`.
 XC_RAW = Aligned(
     name="xc",
-    expects="trn.json.gz, lbl.json.gz, and where there are any tst.json.gz, val.json.gz (older: trn.raw.json.gz)",
+    expects="trn.json.gz, lbl.json.gz, and optionally tst.json.gz, val.json.gz (older: trn.raw.json.gz)",
     roles=(JSON,),
     required=JSON,
 )
@@ -164,7 +164,7 @@ XC_RAW = Aligned(
 # (`trn_X.txt`) or the records of the raw form (`trn.json.gz`), whose `target_ind` serves where `trn_X_Y` is missing.
 XC_SPARSE = Aligned(
     name="xc-sparse",
-    expects="trn_X_Xf.txt, trn_X_Y.txt, and where there are any lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts",
+    expects="trn_X_Xf.txt, trn_X_Y.txt, and optionally lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts",
     roles=(LABELS, FEATURES, TEXT, JSON),
     required=FEATURES,
 )
@@ -173,7 +173,7 @@ XC_SPARSE = Aligned(
 # lie under `raw/`; the label matrix may be `trn_X_Y.npz` or `Y.trn.npz`.
 XC_TEXT = Aligned(
     name="xc-text",
-    expects="trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst",
+    expects="trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and the same files of tst",
     roles=(LABELS, TEXT),
     required=TEXT,
 )
@@ -187,7 +187,7 @@ class Rows(RawRows):
         self._part = part
 
     def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
-        """Leave out the 0-based `row` of the block, for what is in the file of `role`."""
+        """Reject the 0-based `row` of the block, because of the file of `role`."""
         self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
 
     def _header(self, role: str) -> int:
@@ -195,10 +195,10 @@ class Rows(RawRows):
         return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
-        """Return keys and texts [B]: of the JSON records, or of the lines, known by their rows as `#17`.
+        """Return keys and texts [B]: from the JSON records, or from the lines with their row numbers as keys (`#17`).
 
-        A record has `title`, and where there is any `uid` (else its row) and `content`. With label_ids and merged
-        behind them, where the records of points alone name labels: lines of the labels' file, in `target_ind`.
+        A record has `title`, and optionally `uid` (else its row) and `content`. With label_ids and merged at the end,
+        if only the records of points name labels: lines of the labels' file, in `target_ind`.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
@@ -240,9 +240,9 @@ class Rows(RawRows):
         if len(beyond):
             line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
-                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} "
-                "that the header states (indices start at 0). Fix the line; or the header, which may state more than "
-                "are used, but not fewer."
+                f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header states "
+                f"{columns} {kind} (indices start at 0). Fix the line, or the header; the header may state more than "
+                "the lines use, but not fewer."
             )
         return ragged
 
@@ -256,14 +256,14 @@ class Rows(RawRows):
 
 @dataclass(frozen=True)
 class XcSingle(Aligned):
-    """`train.txt`, and where there are any `test.txt`, `val.txt` (also as `eurlex_train.txt`).
+    """`train.txt`, and if there are any `test.txt`, `val.txt` (also as `eurlex_train.txt`).
 
     First line: numbers of points, features, labels. A line that starts with a space has no labels. Nothing is known of
     a label but its number.
     """
 
     name: str = "xc-single"
-    expects: str = "train.txt with the header `points features labels`, and where there are any test.txt, val.txt"
+    expects: str = "train.txt with the header `points features labels`, and optionally test.txt, val.txt"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
         return bool(_matching("train", names))
@@ -295,7 +295,7 @@ class XcSingle(Aligned):
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
-    """List the names that the file of `split` may have: alone, or after the data set's name."""
+    """List the possible names of the file of `split`: alone, or after the data set's name."""
     return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]
 
 
@@ -329,8 +329,8 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
         rows = _read_size(of_labels.files[FEATURES])[0]
         if labels is not None and labels > rows:
             raise InputError(
-                f"{of_labels.files[FEATURES]}: the header states {rows:,} rows, one a label, but the label matrices "
-                f"have {labels:,} columns. Are they of one data set?"
+                f"{of_labels.files[FEATURES]}: the header states {rows:,} rows, one for each label, but the label "
+                f"matrices have {labels:,} columns. Do the files belong to the same data set?"
             )
         labels = rows
     else:
@@ -359,21 +359,23 @@ def _read_header(url: str, role: str = "") -> list[int]:
 
 
 def _check_features(features: int, url: str) -> None:
-    """Raise InputError where the header of `url` states more features than there can be."""
+    """Raise InputError if the header of `url` states too many features."""
     if features > _MAX_FEATURES:
-        raise InputError(f"{url}: the header states {features:,} features; there can be {_MAX_FEATURES:,}. Fix it.")
+        raise InputError(
+            f"{url}: the header states {features:,} features; expected at most {_MAX_FEATURES:,}. Fix the header."
+        )
 
 
 def _labels_by_number(labels: int, points: int, url: str) -> Part:
-    """Make the part of `labels` labels of which the header of `url` states nothing but their number.
+    """Make the part of `labels` labels, of which the header of `url` states only the number.
 
-    Raises InputError where there cannot be so many: they would all be written.
+    Raises InputError if the number is too large: they would all be written.
     """
     limit = min(_MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
     if labels > limit:
         raise InputError(
-            f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
-            "a file of the labels. Fix the header."
+            f"{url}: the header states {labels:,} labels for {points:,} points; without a file of labels, expected at "
+            f"most {limit:,}. Fix the header."
         )
     return Part(LABELS, "labels", {}, rows=labels)
 
@@ -386,7 +388,10 @@ def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
     sizes = {role: _read_size(url) for role, url in part.files.items() if role in _MATRICES}
     if len({size[0] for size in sizes.values()}) > 1:
         stated = " and ".join(f"{part.files[role]} states {size[0]:,}" for role, size in sizes.items())
-        raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
+        raise InputError(
+            f"{stated} rows, but each row of the first file belongs to a row of the second. Do the files belong to the "
+            "same data set?"
+        )
     return next((size[0] for size in sizes.values()), None), {role: size[1] for role, size in sizes.items()}
 
 
@@ -421,8 +426,8 @@ def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[d
     missing = 0 if rows is None else rows - read
     if missing and not (matrix and source.ended and missing <= read + _MISSING):
         raise InputError(
-            f"{url}: cut off: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as many as the "
-            f"header {'states' if matrix else 'of the matrix beside it states'}. Copy it again."
+            f"{url}: incomplete: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as the "
+            f"header {'states' if matrix else 'of the other matrix states'}. Copy the file again."
         )
     while missing or len(held):
         blank = min(missing, block_rows - len(held))
@@ -435,6 +440,6 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
     for number, content in enumerate(beyond, start=line):
         if content.strip():
             raise InputError(
-                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Fix "
-                "the header; is the file that of another split?"
+                f"{url}, line {number}: the header states {rows:,} rows, but the file goes on: "
+                f"{sparse.shown(content)}. Fix the header. Does the file belong to another split?"
             )

@@ -1,7 +1,7 @@
-"""Labels of equal text: where one of them is a row's positive, the others are no negatives of the row.
+"""Labels of equal text: if one of them is a positive of a row, the others are not negatives of the row.
 
-The launching process hashes the normalised text of each label to 64 bits: 16 bytes a label while it looks for those
-that come twice. What workers read has the labels with such a text alone, 12 bytes each and 4 a text.
+The launching process hashes the normalised text of each label to 64 bits: 16 bytes a label while it searches for
+repeated hashes. The file for workers has only labels with repeated texts, 12 bytes each and 4 a text.
 """
 
 import functools
@@ -24,10 +24,10 @@ _OF_NAMES = "#%&*@"  # C# is not C
 
 
 class Aliases(NamedTuple):
-    """M labels whose text another label has, G texts; uint32 all.
+    """M labels that share their text, G texts; all uint32.
 
-    `labels` [M] ascending, each of text `texts` [M] in [0, G); `members` [M] are they by text, ascending within it, of
-    text g those of [edges[g], edges[g + 1]).
+    `labels` [M] ascending, with texts `texts` [M] in [0, G); `members` [M] are the labels by text, ascending within it,
+    text g at [edges[g], edges[g + 1]).
     """
 
     labels: np.ndarray
@@ -36,7 +36,7 @@ class Aliases(NamedTuple):
     edges: np.ndarray
 
     def add_to(self, exclusions: Exclusions) -> Exclusions:
-        """Return the exclusions with every label whose text equals a positive's, the positive itself too."""
+        """Return the exclusions with every label whose text equals a positive's, including the positive."""
         positives, ids = exclusions.positives, exclusions.positives.entries
         at = np.minimum(np.searchsorted(self.labels, ids.astype(np.uint32)), len(self.labels) - 1)
         hits = self.labels[at] == ids
@@ -63,12 +63,14 @@ def read_aliases(url: str) -> Aliases:
     try:
         content = np.frombuffer(storage.read_sealed(url), "<u4")
     except FileNotFoundError:
-        raise StorageError(f"{url}: the labels of equal text are gone. Run the same command again.") from None
+        raise StorageError(
+            f"{url}: the file of labels with equal texts is missing. Run the same command again."
+        ) from None
     return Aliases(*np.split(content[2:], np.arange(1, 4) * int(content[0])))
 
 
 def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
-    """Return the labels of a labels table whose texts are equal by `rule`: equal, near or off; None: there are none.
+    """Return the labels of a labels table whose texts are equal by `rule`: equal, near or off; None if there are none.
 
     Raises TableError, StorageError.
     """
@@ -77,7 +79,7 @@ def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
 
 @functools.lru_cache(maxsize=1)
 def _find(url: str, digest: str, rule: str) -> Aliases | None:
-    """Find them once a process: a miner beside a training asks for each dump."""
+    """Find them once a process: a miner next to a training asks for each dump."""
     table, normal = Table.open(url, "labels"), near if rule == "near" else normalized
     hashes = np.zeros(table.rows, np.uint64)
     for rows in table.batches(["label_id", "text"]):
@@ -103,7 +105,7 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
 def normalized(text: str) -> str:
     """Return a text in NFKC, case folded, with single spaces and without the punctuation around it.
 
-    The characters # % & * @ stay, and a text of punctuation alone stays as it is.
+    The characters # % & * @ stay, and a text of punctuation only does not change.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)

@@ -1,7 +1,7 @@
 """Figures of a mining run, kept with its tables.
 
 On a sample of rows: recall against exact search, how hard the negatives are, and how many are in the table before,
-which tells how fast they go stale. Of the work: seconds by stage and peak memory.
+which tells how fast they go stale. Seconds by stage and peak memory of the work.
 """
 
 import contextlib
@@ -71,10 +71,10 @@ def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
 
 
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
-    """Return the quality of the rows `table` (keys [S, K]) beside those that exact search gives, `audit.exact` [S, K].
+    """Return the quality of the rows `table` (keys [S, K]) against exact search, `audit.exact` [S, K].
 
-    recall_at_k: share of exact search's negatives that the table holds. top1_above_weakest_positive: share of the rows
-    with positives whose hardest negative scores above the lowest of them.
+    recall_at_k: share of exact search's negatives that the table contains. top1_above_weakest_positive: share of the
+    rows with positives whose hardest negative scores above their lowest positive.
     """
     label_ids, scores = unpack(table)
     hardest = scores.max(axis=1, initial=-np.inf)
@@ -101,7 +101,7 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
 
 
 def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
-    """Return the newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
+    """Return the newest table of `source` in the run made for an epoch before `use_from`; None if there is none."""
     newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
     if newest is None:
         return None
@@ -114,7 +114,7 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Table | Non
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
     """Return the share [S] of each row's negatives (keys [S, K]) that `previous` holds: `rows` int64 [S] of the shard.
 
-    Rows without negatives are left out. None where the table before is no longer whole: it may be replaced any time.
+    Rows without negatives are left out. None if the table before is no longer whole: it may be replaced any time.
     """
     label_ids, _ = unpack(keys)
     shares, first = [np.empty(0)], 0

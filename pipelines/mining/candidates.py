@@ -1,17 +1,17 @@
 """Candidates of a row: in storage from the search of a group of blocks until the merge of all groups, then filtered.
 
 A file holds the candidates of one group for one shard, written and read in chunks of one query batch, laid end to end.
-A chunk has keys [R, n, F], R label ranges of n rows, as byte planes that are compressed one by one: four of the label
-less the group's first, four of the score's half less that of the candidate before. The ranks of a row are close, and no
-label is beyond the group, so a plane has few bits to tell, and nothing is lost. With a margin float32 [n] follow: the
-lowest score among the row's positives in this group, infinity without any. Numbers are little-endian, as on every
-machine that Faiss runs on.
+A chunk has keys [R, n, F], R label ranges of n rows, as byte planes that are compressed separately: four of the label
+minus the group's first label, four of the half score minus the previous candidate's. The ranks of a row are close, and
+all labels are in the group, so a plane has few bits of information, and nothing is lost. With a margin float32 [n]
+follow: the lowest score among the row's positives in this group, infinity without any. Numbers are little-endian, as on
+every machine that Faiss runs on.
 
 Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos, TopK-PercPos):
 ranks [skip_top, window) are counted over all labels that are not excluded, best first. With a margin a negative is kept
-where its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives; rows without
-positives keep theirs. Absolute bounds are of every row, and inclusive. Of the candidates that pass K are the best, or
-drawn without replacement, by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
+if its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives; rows without positives
+keep all. Absolute bounds are of every row, and inclusive. K of the passing candidates are kept: the best, or drawn
+without replacement, by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
 """
 
 from collections import Counter
@@ -96,7 +96,7 @@ def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.nd
         start_byte, stop_byte = chunks.edges[number : number + 2]
         data = storage.read_range(url, start_byte, stop_byte, checksum=chunks.checksums[number])
     except FileNotFoundError:
-        raise StorageError(f"{url}: these candidates are gone. Run the same command again.") from None
+        raise StorageError(f"{url}: this file of candidates is missing. Run the same command again.") from None
     return unpack_chunk(data, chunks.shapes[number], start)
 
 
@@ -112,7 +112,7 @@ def fetched(options: MineOptions, width: int) -> int:
 
 
 def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
-    """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
+    """Bound scores float32 [B] by the weakest positive's score [B], which is infinity if there is none."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
     highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
@@ -129,8 +129,8 @@ def select(
 ) -> np.ndarray:
     """Return `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
 
-    Each range's columns are best first, with EMPTY behind. `ids` int64 [B] of the queries key what is drawn. `counts`
-    gets each candidate under the first rule that drops it, and those that are kept.
+    Each range's columns are best first, with EMPTY at the end. `ids` int64 [B] of the queries are the key of the draw.
+    `counts` gets each dropped candidate under the first rule that drops it, and the number of kept candidates.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
@@ -159,7 +159,7 @@ def select(
 
 
 def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
-    """Mark the `width` keys [B, F] of each row that are drawn: what is drawn depends on seed, query and label alone."""
+    """Mark the `width` drawn keys [B, F] of each row; the draw depends only on seed, query and label."""
     label_ids, scores = unpack(keys)
     key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))
     hashes = combine(combine(key, ids.astype(np.uint64))[:, None], label_ids.astype(np.uint64))
@@ -185,7 +185,7 @@ def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *mor
 
 
 def _key_at(ranked: np.ndarray, rank: int) -> np.ndarray:
-    """Return the key of that rank [B], or the last one below EMPTY where a row has fewer."""
+    """Return the key of that rank [B], or the last key if a row has fewer."""
     if rank >= ranked.shape[1]:
         return np.full(len(ranked), EMPTY - np.uint64(1))
     return np.minimum(ranked[:, rank], EMPTY - np.uint64(1))

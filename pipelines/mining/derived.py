@@ -1,4 +1,4 @@
-"""Tables of negatives that are made of others of the same rows: shard by shard, a row group of each at a time."""
+"""Tables of negatives made from other tables of the same rows: shard by shard, a row group of each at a time."""
 
 import functools
 from collections import Counter
@@ -44,7 +44,7 @@ class Derived:
 
     @property
     def aliases(self) -> str:
-        """URL of the labels of equal text, where there are any."""
+        """URL of the labels of equal text, if there are any."""
         return join(staging(self.out), "aliases")
 
 
@@ -60,9 +60,10 @@ def make_derived(
     say: Progress | None,
     aliases: Aliases | None = None,
 ) -> Manifest:
-    """Make the table of `plan`, or return it where it is there; workers find `aliases`.
+    """Make the table of `plan`, or return the existing table; workers find `aliases`.
 
-    `parents` and `parameters` are recorded beside those of any such table. Raises InputError, TableError, StorageError.
+    `parents` and `parameters` are recorded in addition to those of any such table. Raises InputError, TableError,
+    StorageError.
     """
     rows, before = plan.rows, plan.tables[0].parameters
     tables = {f"table-{number}": table.digest for number, table in enumerate(plan.tables)}
@@ -129,7 +130,7 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
-        fault = f"its query_id column is not that of {plan.rows.place(shard)}"
+        fault = f"the column query_id differs from that of {plan.rows.place(shard)}"
     elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
         fault = f"a label is outside of [0, {plan.labels.rows})"
     elif not np.isfinite(scores[labels >= 0]).all():
@@ -140,9 +141,9 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 
 
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
-    """Open the rows of DATA that all tables at `urls` are of, these, and the labels.
+    """Open the rows of DATA that all tables at `urls` belong to, the tables, and the labels.
 
-    Raises TableError: of other rows, other labels, of points, or label ranges.
+    Raises TableError: other rows, other labels, points instead of labels, or label ranges.
     """
     layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
     labels = Table.open(layout.labels, "labels")
@@ -150,15 +151,19 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     known = [labels, *(found for split in splits if (found := Table.find(layout.queries(split), "queries")))]
     rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
     if rows is None:
-        raise TableError(f"{tables[0].url}: made from rows that {data} does not have. Give its own DATA.")
+        raise TableError(
+            f"{tables[0].url}: this table was made from rows that are not in {data}. Give the DATA of the table."
+        )
     for table in tables:
         table.require_ids_of("labels")
-        table.require_aligned(rows, "Make it again from these rows.")
+        table.require_aligned(rows, "Make the table again from these rows.")
         if table.parameters.get("labels", labels.rows) != labels.rows:
             raise TableError(
-                f"{table.url}: negatives out of {table.parameters['labels']} labels; {labels.url} has {labels.rows}. "
-                "Make it again from these labels."
+                f"{table.url}: this table was made with {table.parameters['labels']} labels, but {labels.url} has "
+                f"{labels.rows}. Make the table again with these labels."
             )
         if len(table.parameters.get("ranges") or ()) > 1:
-            raise TableError(f"{table.url}: has columns for each label range. Make it again without --ranges.")
+            raise TableError(
+                f"{table.url}: this table has columns for each label range. Make the table again without --ranges."
+            )
     return rows, tables, labels

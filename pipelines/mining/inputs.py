@@ -18,12 +18,12 @@ _UNLISTED = 8  # epochs after the last dump that is listed
 
 @dataclass(frozen=True)
 class MineInputs:
-    """Points and vectors of one run. `epoch` is the dump's, None without one; `root` is where tables go, by source.
+    """Points and vectors of one run. `epoch`: epoch of the dump, or None; `root`: place of the tables by source.
 
-    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
-    product adds 1 to every score and says nothing about the pair, so it is left out. `requested`: what the trainer asks
-    for in the dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table;
-    None where points are searched.
+    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, like that of the queries; their
+    product adds 1 to every score without information, so it is left out. `requested`: the trainer's request in the
+    dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table; None if
+    points are searched.
     """
 
     by: str
@@ -54,7 +54,7 @@ class MineInputs:
 
     @property
     def scratch(self) -> str:
-        """Prefix of what this attempt alone needs."""
+        """Prefix of the temporary files of this attempt."""
         return join(staging(self.root), self.attempt)
 
     @property
@@ -67,21 +67,23 @@ class MineInputs:
         return join(self.root, source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
-        """Return what the table of `source` is made from, by digest."""
+        """Return the parents of the table of `source`, by digest."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
-    """Open the dump of `epoch` (the newest by default), with the tables that `options` name in place of its own.
+    """Open the dump of `epoch` (the newest by default), with the tables that `options` name instead of its own.
 
-    Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
-    other data or by another checkpoint, not aligned with its queries, or without some labels.
+    Raises InputError: no dump, or no place to publish; TableError: unfinished, damaged, made from other data or by
+    another checkpoint, not aligned with its queries, or without some labels.
     """
     layout = RunLayout(run)
     whole = options.queries is not None and options.vectors is not None
     if whole and epoch is not None:
-        raise InputError(f"--epoch {epoch}: with --queries and --vectors nothing is read from a dump. Leave one out.")
+        raise InputError(
+            f"--epoch {epoch} chooses a dump, but --queries and --vectors replace the dump. Leave one of the three out."
+        )
     if not whole and epoch is None:
         epoch = newest(run)
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
@@ -94,7 +96,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError("--queries and --vectors: say where the table goes, with --for-epoch E or --out URL.")
+        raise InputError("--queries and --vectors need the place of the table: give --for-epoch E or --out URL.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
@@ -108,7 +110,7 @@ def complete_dumps(run: str) -> dict[int, str]:
     """Map epoch to digest of the vectors, for every complete dump of `run`, oldest first.
 
     A dump is complete when its vectors, which are written last, and every source that they name are published. A store
-    may list what it has much later, so some epochs after those that are listed are asked for by name.
+    may list new files late, so the next few epochs are also checked by name.
     """
     layout = RunLayout(run)
     digests: dict[int, str] = {}
@@ -124,12 +126,12 @@ def complete_dumps(run: str) -> dict[int, str]:
 
 
 def newest(run: str) -> int:
-    """Return the epoch of the newest complete dump. Raises InputError where there is none."""
+    """Return the epoch of the newest complete dump. Raises InputError if there is none."""
     epochs = complete_dumps(run)
     if not epochs:
         raise InputError(
-            f"{RunLayout(run).dumps}: no complete dump to mine. The trainer writes the first at the end of the epoch "
-            "two before its hard negatives start; is the path of the run right?"
+            f"{RunLayout(run).dumps}: no complete dump to mine. The trainer writes the first dump two epochs before "
+            "its first epoch with hard negatives. Is the path of the run right?"
         )
     return max(epochs)
 
@@ -138,7 +140,7 @@ def open_vectors(url: str) -> Table:
     """Open the vectors of all labels at `url`. Raises TableError."""
     vectors = Table.open(url)
     if vectors.kind not in ("vectors", "embeddings"):
-        raise TableError(f"{url}: expected a vectors or embeddings table, got a {vectors.kind} table.")
+        raise TableError(f"{url}: expected a table of kind vectors or embeddings, got {vectors.kind}. Fix the path.")
     ids = vectors.manifest.id_range
     if ids != (0, vectors.rows) or not vectors.rows:
         raise TableError(f"{url}: expected the vectors of all ids [0, {vectors.rows}), got {ids}.")
@@ -164,7 +166,7 @@ def _sources(
 def _rows_of(data: DataLayout, name: str) -> Table:
     """Open the rows of a source, as the trainer calls it.
 
-    `queries`, `labels`, one part of either where rows are dealt by parts, or a split where splits are mixed.
+    `queries`, `labels`, a part of either if rows are dealt by parts, or a split if splits are mixed.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -185,23 +187,24 @@ def _vectors(
         names = [] if dump is None else _source_names(dump)
         if options.queries is not None or options.vectors is not None or names != ["queries"] or epoch is None:
             raise InputError(
-                "--by points: the points of a dump are searched among themselves, of one source, `queries`; got "
-                f"{', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or train on one split alone."
+                "--by points: points are searched among the points of the same dump, which needs the single source "
+                f"`queries`; got {', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or train on "
+                "a single split."
             )
         return open_vectors(layout.embeddings(epoch, "queries")), by
     if options.vectors is not None:
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
             raise TableError(
-                f"{options.vectors}: these are no label embeddings. "
-                "Make them with `extremis embed DATA RUN OUT --what labels`, or leave --by out."
+                f"{options.vectors}: this table has no label embeddings. Make label embeddings with `extremis embed "
+                "DATA RUN OUT --what labels`, or leave --by out."
             )
         labels = Table.open(DataLayout(data).labels, "labels")
         parent = vectors.parents.get("labels", labels.digest)
         if vectors.rows != labels.rows or parent != labels.digest:
             raise TableError(
-                f"{options.vectors}: made from other labels ({vectors.rows} of them) than {labels.url} "
-                f"({labels.rows}). Make them again from this data."
+                f"{options.vectors}: these embeddings were made from {vectors.rows} labels, but {labels.url} has "
+                f"{labels.rows} labels, or different ones. Make the embeddings again from this data."
             )
         return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
@@ -211,18 +214,19 @@ def _vectors(
     if "labels" not in _source_names(dump):
         raise InputError(
             f"{layout.dump(epoch)}: --by labels, but this dump has no label embeddings: the run does not train on "
-            "label texts. Make them with `extremis embed DATA RUN OUT --what labels` and give --vectors OUT."
+            "label texts. Make label embeddings with `extremis embed DATA RUN OUT --what labels`, and give --vectors "
+            "OUT."
         )
     return open_vectors(layout.embeddings(epoch, "labels")), "labels"
 
 
 def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
-    """Raise TableError where embeddings and vectors are not of one space."""
+    """Raise TableError if embeddings and vectors do not come from the same space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:
         raise TableError(
-            f"{source.embeddings.url}: embeddings of {got} dimensions, the vectors at {vectors.url} have {expected}. "
-            "They come from two trainings: make both again."
+            f"{source.embeddings.url}: embeddings of {got} dimensions, but the vectors at {vectors.url} have "
+            f"{expected}. The two come from different trainings: make both again from one training."
         )
     marks = [
         (table.url, table.parameters.get("step", dump.parameters.get("step") if dump else None))
@@ -235,9 +239,8 @@ def _require_one_training(source: Source, vectors: Table, dump: Table | None) ->
     if len(checkpoints) > 1 or len(steps) > 1:
         (first, first_step), (second, second_step) = marks
         raise TableError(
-            f"{first} is of step {first_step}, {second} of step {second_step} or of another run: vectors of two models "
-            "do not compare. "
-            "Embed both with one checkpoint (extremis embed --step)."
+            f"{first} comes from step {first_step}, but {second} comes from step {second_step} or from another run, "
+            "and vectors of two models cannot be compared. Embed both with the same checkpoint (extremis embed --step)."
         )
 
 

@@ -22,7 +22,7 @@ KIND = "index"
 
 
 def _request(plan: MinePlan) -> Request:
-    """Return what decides a kept index: the vectors, and these parameters."""
+    """Return the parents and parameters that identify a kept index."""
     inputs = plan.inputs
     parameters = {
         **plan.options.model_dump(include={*SEARCH_OPTIONS}),
@@ -39,7 +39,7 @@ def _request(plan: MinePlan) -> Request:
 
 
 def find_index(plan: MinePlan, url: str) -> Manifest | None:
-    """Return the index at `url` if it is the plan's. Raises InputError where another table is there."""
+    """Return the index at `url` if it is the plan's. Raises InputError if a different table is there."""
     return find_reusable(
         url, _request(plan), "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite
     )
@@ -62,7 +62,7 @@ def describe_index(plan: MinePlan) -> Manifest:
 class KeptIndex:
     """A kept index, searched block after block: memory is bounded by the largest.
 
-    With `vectors_url`, the table that it was made of, candidates are scored exactly and refined as mining does it.
+    With `vectors_url`, the table of its vectors, candidates are scored exactly and refined as in mining.
     """
 
     def __init__(self, url: str, vectors_url: str | None = None) -> None:
@@ -70,7 +70,7 @@ class KeptIndex:
         self.manifest = Table.open(url, KIND).manifest
         self._vectors = None if vectors_url is None else Table.open(vectors_url)
         if self._vectors is not None and self._vectors.digest != self.manifest.parents["vectors"]:
-            raise InputError(f"{vectors_url}: not the vectors that {url} was made of.")
+            raise InputError(f"{vectors_url}: the index {url} was made from other vectors.")
 
     def load(self, number: int) -> faiss.Index:
         """Read the Faiss index of one block, with its tuned search parameters. Raises TableError."""
@@ -79,7 +79,7 @@ class KeptIndex:
         return index
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (label ids int64 [B, width], scores float32) for queries [B, D]; -1 and -inf beyond the labels."""
+        """Return (label ids int64 [B, width], scores float32) for queries [B, D]; -1 and -inf fill missing labels."""
         facts = self.manifest.parameters
         wide = padded(queries, facts["columns"])
         keys = [

@@ -1,8 +1,7 @@
 """Blocks of labels, indexes and a batch of queries that fit into the memory of one worker process; bytes on storage.
 
-Memory is estimated before the run: one group of blocks, its indexes, one batch of queries; neither N nor L is in these
-sums. Bytes on storage are estimated by the same sizes. The constants are measured (docs/mining.md) and a little above
-what was seen.
+Memory is estimated before the run: one group of blocks, its indexes, one batch of queries; neither N nor L enters.
+Bytes on storage are estimated by the same sizes. The constants are measured (docs/mining.md), with a small reserve.
 """
 
 import math
@@ -48,7 +47,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one worker process at its peak, by their use."""
+    """Bytes of one worker process at its peak, by use."""
 
     process: int
     vectors: int
@@ -73,7 +72,7 @@ class Blocks:
 
     `groups` are the blocks [first, stop) that are in memory together. `range_of` names the range of each block,
     `block_rows` is the most vectors of any, `batch` the queries searched at a time. `estimate` is of the largest group.
-    `by_cost`: the index was chosen by what it should cost, and is taken for a block only where it does.
+    `by_cost`: the index was chosen by its estimated cost, and is used for a block only if it saves time there.
     """
 
     factory: Factory
@@ -88,7 +87,7 @@ class Blocks:
 
     @property
     def sole(self) -> bool:
-        """Return whether one group has all labels: what is found there is the table, with nothing to merge."""
+        """Return whether one group has all labels, so its result is the table, without a merge."""
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
@@ -100,7 +99,7 @@ class Blocks:
 
     @property
     def row_bytes(self) -> float:
-        """Estimate the bytes of one row's candidates of all groups in storage; one group alone writes none."""
+        """Estimate the bytes of one row's candidates of all groups in storage; 0 for a single group."""
         return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
 
     def table_bytes(self, rows: int) -> int:
@@ -115,10 +114,10 @@ class Blocks:
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 
     def pass_rows(self, rows: int) -> int:
-        """Return the most rows of a pass whose candidates are, with the kept indexes, no more than the tables of all.
+        """Return the most rows of a pass whose candidates and kept indexes take no more bytes than all tables.
 
-        Where indexes alone are more than half of the tables, candidates may be half. All `rows` where they are few, or
-        where their candidates are an eighth of the vectors, which each pass reads again.
+        If indexes alone take more than half of the tables, candidates may take half. All `rows` if they are few, or if
+        their candidates take an eighth of the vectors, which each pass reads again.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
         vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
@@ -127,9 +126,9 @@ class Blocks:
         return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
 
     def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
-        """Estimate the bytes on storage, by their use, while the tables of `rows` rows are made; zeros are left out.
+        """Estimate the bytes on storage, by use, while the tables of `rows` rows are made; without zeros.
 
-        Tables; candidates of a pass of `at_once` rows (None: as many as it may have); indexes kept from pass to pass.
+        Tables; candidates of a pass of `at_once` rows (None: the largest pass); indexes kept between passes.
         """
         at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
         needs = {
@@ -160,7 +159,7 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int 
 
 
 def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
-    """Estimate the bytes of one batch: queries, and what is fetched, ranked and merged for them."""
+    """Estimate the bytes of one batch: queries, and their fetched, ranked and merged candidates."""
     fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
     pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns, sizes.ranges * sizes.fetch)
     return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * LABELS_A_ROW)
@@ -173,19 +172,19 @@ def fit_batch(factory: Factory, memory: int, sizes: Sizes) -> int:
 
 
 def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes) -> int:
-    """Return how many vectors, at most `most`, a block may have within `memory`; 0 where it holds none."""
+    """Return the largest number of vectors of a block within `memory`, at most `most`; 0 if none fits."""
     if estimate(factory, most, batch, sizes).total <= memory:
         return most
     return bisect_right(range(1, most), memory, key=lambda rows: estimate(factory, rows, batch, sizes).total)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """Return the estimate of a plan. Raises InputError, with the memory it needs, where it exceeds `memory`."""
+    """Return the estimate of a plan. Raises InputError, with the necessary memory, if it exceeds `memory`."""
     need = estimate(factory, rows, batch, sizes)
     if need.total > memory:
         raise InputError(
-            f"--memory {say_bytes(memory)}: blocks of {rows:,} vectors of {sizes.dimension} dimensions with index "
-            f"{factory.spec} and {batch:,} queries at a time need {need} in one worker process. "
+            f"--memory {say_bytes(memory)}: a worker process with blocks of {rows:,} vectors of {sizes.dimension} "
+            f"dimensions, index {factory.spec}, and {batch:,} queries at a time needs {need}. "
             f"Give --memory {say_bytes(_enough(factory, rows, batch, sizes)).replace(' ', '')} or more, smaller "
             "--block-rows or --query-batch, a smaller --index, or data with smaller row groups."
         )
@@ -214,7 +213,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))
 
     def price(factory: Factory) -> float | None:
-        """Cost of an index whose blocks are as large as the memory allows; None where it does not fit."""
+        """Cost of an index with blocks as large as the memory allows; None if it does not fit."""
         if (options.nprobe or options.refine) and not factory.lists:
             return math.inf  # these options are for inverted lists
         batch = options.query_batch or fit_batch(factory, options.memory, sizes)

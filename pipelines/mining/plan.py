@@ -41,7 +41,7 @@ _RANK_OPTIONS = (
 
 REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
-    "The same command goes on from the shards that are finished."
+    "The same command resumes after the finished shards."
 )
 RECORD = "record"  # extension of the files that say what is finished
 _INDEXES = "indexes"
@@ -52,10 +52,10 @@ Task = tuple[int, bool, Sequence[Place]]
 
 @dataclass(frozen=True)
 class MinePlan(Blocks):
-    """The search of one run, and where its tables go.
+    """The search of one run, and the places of its tables.
 
     `width` is K of one range, `fetch` the candidates that a row needs of each block. `aliases` is the number of labels
-    whose text another has. `index_url`: where every block's index is kept for good, None: nowhere.
+    that share their text. `index_url`: the place of a permanent copy of every block's index; None: no copy.
     """
 
     inputs: MineInputs
@@ -85,7 +85,7 @@ class MinePlan(Blocks):
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
     def without(self, finished: Container[str]) -> "MinePlan":
-        """Return the plan for the other sources: a table is the same, whatever others are made with it."""
+        """Return the plan for the other sources: a table does not depend on the tables made with it."""
         return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
     def below(self, attempt: str) -> "MinePlan":
@@ -93,7 +93,7 @@ class MinePlan(Blocks):
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
     def audited(self, source: Source) -> int:
-        """Return how many rows are searched exactly, too: by default one in 400, so that the audit costs little."""
+        """Return how many rows are also searched exactly: by default one in 400, so that the audit is cheap."""
         if self.options.audit_queries is not None:
             return self.options.audit_queries
         return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400))
@@ -118,7 +118,7 @@ class MinePlan(Blocks):
 
     @property
     def alias_url(self) -> str:
-        """URL of the labels of equal text, where there are any."""
+        """URL of the labels of equal text, if there are any."""
         return join(self.inputs.scratch, "aliases")
 
     def _named(self, place: Place, extension: str) -> str:
@@ -127,15 +127,15 @@ class MinePlan(Blocks):
 
     @property
     def kinds(self) -> list[str]:
-        """Folders of what is finished."""
+        """Folders of finished files."""
         return [*(join("tables", source.name) for source in self.sources), _INDEXES]
 
     def written(self, source: Source) -> str:
-        """Return the URL where this attempt writes the table of `source`."""
+        """Return the URL of the table of `source` in this attempt."""
         return join(self.finished, "tables", source.name)
 
     def record(self, place: Place) -> str:
-        """Return the path of the record of a finished shard below what is finished."""
+        """Return the path of the record of a finished shard, below the folder of finished files."""
         return join("tables", self._named(place, RECORD))
 
     def index_record(self, block: int) -> str:
@@ -143,7 +143,7 @@ class MinePlan(Blocks):
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     def note(self, block: int) -> str:
-        """Return the URL of the record of a block's index; one that is kept for good is made anew by each attempt."""
+        """Return the URL of the record of a block's index; a permanent index is made again by each attempt."""
         return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
 
     @property
@@ -161,7 +161,7 @@ class MinePlan(Blocks):
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
 
     def passes(self, places: Iterable[Place]) -> list[list[Place]]:
-        """Cut shards in their order into the fewest passes whose candidates fit: see `pass_rows`."""
+        """Cut shards in order into the fewest passes whose candidates fit: see `pass_rows`."""
         most, passes, held = self.pass_rows(self.rows(self.places)), list[list[Place]](), 0
         for place in places:
             held += self.rows([place])
@@ -172,9 +172,9 @@ class MinePlan(Blocks):
         return passes
 
     def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
-        """List (group of blocks, whether to keep its indexes, shards): each group against every one of `places`.
+        """List (group of blocks, whether to keep its indexes, shards): each group with every one of `places`.
 
-        A group makes `tasks_per_block` work items, or one where there are fewer shards.
+        A group has `tasks` work items, or fewer if there are fewer shards.
         """
         splits = max(1, min(self.options.tasks_per_block, len(places)))
         return [
@@ -208,9 +208,9 @@ class MinePlan(Blocks):
         }
 
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
-        """Estimate the bytes that mining these shards writes where the tables are, by their use, as `needs` does.
+        """Estimate the bytes that mining these shards writes next to the tables, by use, as `needs` does.
 
-        indexed: blocks whose indexes are there already. Indexes that are kept for good are elsewhere.
+        indexed: blocks whose indexes exist already. Indexes that are kept for good are elsewhere.
         """
         rows = [self.rows(some) for some in self.passes(places)]
         needs = self.needs(sum(rows), max(rows, default=0))
@@ -218,9 +218,9 @@ class MinePlan(Blocks):
         return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
     def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
-        """Refuse to mine these shards where there is no room for `needs_of`.
+        """Refuse to mine these shards if there is no room for `needs_of`.
 
-        here: workers are of this machine, from whose TMPDIR files go to other storage. Raises RoomError.
+        here: workers run on this machine, whose TMPDIR holds files on their way to other storage. Raises RoomError.
         """
         require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
@@ -231,8 +231,8 @@ class MinePlan(Blocks):
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the tables that need not be made, by source.
 
-        A table is made again where the trainer has written its dump anew since. One that an epoch trains on is never
-        replaced while the run goes on: see docs/decisions/0003. Raises InputError for any other table.
+        A table is made again if the trainer has written its dump again. One that an epoch trains on is never
+        replaced while the run continues: see docs/decisions/0003. Raises InputError for any other table.
         """
         options, inputs = self.options, self.inputs
         from_dump = inputs.epoch is not None and options.queries is None and options.vectors is None
@@ -253,53 +253,50 @@ class MinePlan(Blocks):
         return tables
 
     def describe(self) -> Iterator[str]:
-        """Say what is going to be done, and what it takes, one line each."""
+        """Say what will be done, and what it needs, one fact a line."""
         inputs, rows = self.inputs, self.rows(self.places)
         width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
         yield (
-            f"{inputs.name}: {rows:,} rows against {inputs.labels:,} vectors by {inputs.by} in {len(self.bounds)} "
-            f"block(s) of up to {self.block_rows:,}, index {self.factory.spec}, {width}, "
+            f"{inputs.name}: search {rows:,} rows against {inputs.labels:,} vectors ({inputs.by}) in "
+            f"{len(self.bounds)} block(s) of up to {self.block_rows:,}, index {self.factory.spec}, {width}, "
             f"{self.batch:,} queries at a time"
         )
         together = max(stop - first for first, stop in self.groups)
         yield (
-            f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process, which has "
-            f"{together} block(s) at a time"
+            f"{inputs.name}: a worker process needs at most {self.estimate} of its {say_bytes(self.options.memory)}, "
+            f"with {together} block(s) at a time"
         )
         if self.aliases:
             yield (
-                f"{inputs.name}: {self.aliases:,} labels have a text that another has, too: no negatives of a row "
-                "where one of that text is positive (--equal-texts)"
+                f"{inputs.name}: {self.aliases:,} labels share their text with another label; they are not negatives "
+                "of a row that has a positive label of the same text (--equal-texts)"
             )
         needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
         yield (
-            f"{inputs.name}: {passes} pass(es) over the rows, about {say_bytes(needs.get('tables', 0))} of tables; "
-            f"{' and '.join(scratch) or 'nothing'} beside them in {staging(inputs.root)}"
+            f"{inputs.name}: {passes} pass(es) over the rows; tables of about {say_bytes(needs.get('tables', 0))}; "
+            f"temporary files in {staging(inputs.root)}: {' and '.join(scratch) or 'nothing'}"
         )
 
 
 def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Table]) -> MinePlan:
-    """Plan a run: the user's options win over those that the trainer requests in the dump; sizes decide the rest.
+    """Plan a run: the user's options win over the trainer's request in the dump; sizes decide the rest.
 
     Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
     a plan that does not fit into `memory`.
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:
-        raise InputError(
-            f"{inputs.vectors.url}: neither the tables nor the options say how many negatives a query gets. "
-            "Give --width K."
-        )
+        raise InputError(f"{inputs.vectors.url}: the number of negatives for each query is unknown. Give --width K.")
     width = int(width)
     if inputs.labels > MOST_LABELS:
-        raise InputError(f"{inputs.vectors.url}: {inputs.labels} labels; mining goes up to {MOST_LABELS}.")
+        raise InputError(f"{inputs.vectors.url}: {inputs.labels} labels; mining supports at most {MOST_LABELS}.")
     if options.ranges > inputs.labels:
-        raise InputError(f"--ranges {options.ranges}: there are only {inputs.labels} labels.")
+        raise InputError(f"--ranges {options.ranges}: expected at most {inputs.labels}, the number of labels.")
     if options.window is not None and options.window < options.skip_top + width:
         raise InputError(
-            f"--window {options.window}: ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so no "
-            f"row could keep K. Give --window {options.skip_top + width} or more, or a smaller --width."
+            f"--window {options.window}: the ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so "
+            f"no row can keep K negatives. Give --window {options.skip_top + width} or more, or a smaller --width."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     fetch = fetched(options, width)

@@ -1,7 +1,7 @@
-"""Records of what is finished: a shard of a table, a block's index; and the summary of a table from its records.
+"""Records of finished work: a shard of a table, a block's index; and the summary of a table from its records.
 
-A worker leaves a record beside what it has finished. The launching process makes the manifest of the records, and an
-attempt after one that was cut off takes the records of the same work over, with their files.
+A worker writes a record when its work is finished. The launching process makes the manifest from the records, and a
+resumed attempt takes over the records of the same work, with their files.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from schemas.sizes import with_room
 from schemas.storage import join
 
 _READERS = 16  # records at a time
-_REMEDY = "It is made again."
+_REMEDY = "The record is made again."
 
 
 class Record(NamedTuple):
@@ -54,7 +54,7 @@ def read_record(url: str) -> Record:
         entry, facts = json.loads(arrays.pop("facts").tobytes())
         return Record(entry and Shard(**entry), facts, arrays)
     except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        raise TableError(f"{url}: no record of mining ({error}). {_REMEDY}") from None
+        raise TableError(f"{url}: not a record of mining ({error}). {_REMEDY}") from None
 
 
 def find_left(plan: MinePlan) -> tuple[list[Place], int]:
@@ -67,7 +67,7 @@ def find_left(plan: MinePlan) -> tuple[list[Place], int]:
 
 
 def take_over(plan: MinePlan) -> None:
-    """Move what earlier attempts at the plan's work have finished to this one; remove what is damaged, or other work's.
+    """Move finished work of earlier attempts at the plan to this attempt; remove damaged files and other work.
 
     Raises StorageError.
     """

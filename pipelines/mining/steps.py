@@ -1,7 +1,7 @@
 """Steps of a worker: load a group of blocks, search a shard against it, merge a shard and finish it.
 
-Candidates between search and merge lie in storage, one file a group and shard, and not in the runner's memory: what a
-worker holds is one group of blocks and one batch of queries, however many queries and labels there are.
+Candidates between search and merge are in storage, one file a group and shard, not in the runner's memory: a worker
+holds one group of blocks and one batch of queries, for any number of queries and labels.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class WrittenShard(NamedTuple):
 class GroupCandidates:
     """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
 
-    `content` is their file; of a sole group, whose candidates need no merge, the finished shard. `params` by block.
+    `content` is their file; for a single group, whose candidates need no merge, the finished shard. `params` by block.
     """
 
     group: int
@@ -149,7 +149,7 @@ def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False
 
 
 def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
-    """Write the block's index, for good or for later passes, and a record of it. Raises RoomError, StorageError."""
+    """Write the block's index, permanently or for later passes, and its record. Raises RoomError, StorageError."""
     name, size = shard_name(loaded.number, len(plan.bounds), "faiss"), plan.index_bytes(flat=True) // len(plan.bounds)
     exact = loaded.block.index is None
     with with_room(plan.indexes, "an index", size, REMEDY):
@@ -158,7 +158,7 @@ def keep_block(plan: MinePlan, loaded: LoadedBlock) -> None:
 
 
 def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> LoadedBlock | None:
-    """Return the block `exact` with the index that was kept of it; None: there is none, or it is damaged."""
+    """Return the block `exact` with its kept index; None if the index is missing or damaged."""
     if plan.factory.exact:
         return None
     with contextlib.suppress(FileNotFoundError, TableError), profile.stage("read index"):
@@ -175,9 +175,9 @@ def search_shards(
 ) -> Iterator[tuple[Place, GroupCandidates]]:
     """Search every row of each (source, shard) against the blocks; write candidates, or a sole group's table.
 
-    Threads search each a part of a batch alone: what comes before and after Faiss leaves no processor idle, none of
-    them waits for another, as beside a training they would, and the parts at work are one batch at most. A GPU takes a
-    batch whole. Raises TableError, StorageError.
+    Each thread searches its own part of a batch: so the work before and after Faiss uses all processors, no thread
+    waits for another, and the parts in progress are one batch at most. A GPU takes a batch whole. Raises TableError,
+    StorageError.
     """
     with contextlib.ExitStack() as held:
         threads = faiss.omp_get_max_threads()
@@ -245,7 +245,7 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
 def _search_shard(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
 ) -> Callable[[], GroupCandidates]:
-    """Search the shard of (source, shard); what is returned waits for its audit."""
+    """Search the shard of (source, shard); the result waits for its audit."""
     counts: Counter[str] = Counter()
     held: list[Held] = []
     rows = _search_batches(plan, blocks, place, counts, held)
@@ -286,7 +286,7 @@ def _search_shard(
 def _search_batches(
     plan: MinePlan, blocks: Sequence[LoadedBlock], place: Place, counts: Counter[str], held: list[Held]
 ) -> Iterator[Rows]:
-    """Search a shard, whose batches are read once for all blocks; `held` gets the queries of audited rows."""
+    """Search a shard, reading its batches once for all blocks; `held` gets the queries of audited rows."""
     plan.meter.start(SEARCH)
     audited = _sampled_rows(plan, place)
     searches = (
@@ -309,7 +309,7 @@ def _search_batches(
 
 
 def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
-    """Read a shard in batches, with the labels whose text equals a positive's among those to drop."""
+    """Read a shard in batches, with the labels to drop, including labels with the text of a positive."""
     for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
@@ -321,7 +321,7 @@ def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items, each when the next is there: of searches the next is at work while one is waited for."""
+    """Yield items in order, each when it is ready; while the caller waits, the next searches run."""
     held: deque[T] = deque()
     for item in items:
         held.append(item)
@@ -395,5 +395,5 @@ def _sampled_rows(plan: MinePlan, place: Place) -> np.ndarray:
 
 
 def _within(rows: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Return those of `rows` in [first, first + count), counted from `first`."""
+    """Return the rows of `rows` in [first, first + count), relative to `first`."""
     return rows[(rows >= first) & (rows < first + count)] - first

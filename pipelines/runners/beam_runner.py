@@ -42,7 +42,10 @@ class BeamRunner(Runner):
         self._options.view_as(options.SetupOptions).save_main_session = False
         name = self._options.view_as(options.StandardOptions).runner
         if self._options.view_as(options.GoogleCloudOptions).template_location:
-            raise InputError("--template_location: a command is several jobs, each of which needs the one before.")
+            raise InputError(
+                "--template_location: a command runs several jobs, and each needs the result of the previous job. "
+                "Leave --template_location out."
+            )
         try:
             self._runner = create_runner(name)
         except (ValueError, ImportError, AttributeError) as error:
@@ -58,7 +61,7 @@ class BeamRunner(Runner):
         self.pipeline()  # refuses what its own checks refuse
 
     def __exit__(self, *error: object) -> None:
-        """End what was started for an engine."""
+        """End the servers that were started for an engine."""
         if self._engine is not None:
             self._engine.close()
 
@@ -78,7 +81,7 @@ class BeamRunner(Runner):
         return pipeline
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. A worker's ExtremisError is raised here as it was there, and one where an engine failed."""
+        """Run `flow`. Raises a worker's ExtremisError unchanged, and an ExtremisError if an engine failed."""
         engine = self._engine
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
@@ -101,7 +104,7 @@ class BeamRunner(Runner):
 
 
 def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:
-    """Add the stages of `flow` to a Beam pipeline, whose workers answer `question` before they begin."""
+    """Add the stages of `flow` to a Beam pipeline; its workers answer `question` first."""
     made: dict[Output, PCollection] = {}
 
     def read(outputs: Sequence[Output], name: str) -> PCollection:
@@ -133,13 +136,13 @@ class _Step(beam.DoFn):
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at an element: where setup fails, Java waits three minutes for data, and then says that alone."""
+        """Answer at the first element: if setup fails, Java waits three minutes and hides the reason."""
         if self._question is not None:
             answer(self._question)
 
 
 class _Each(_Step):
-    """Work on one element, beside arguments that Beam brings."""
+    """Work on one element, with arguments from Beam."""
 
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
         self.answer()
@@ -169,7 +172,7 @@ def _for_beam(made: Any) -> Any:
 
 
 def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
-    """Return the counts of a finished pipeline from its metrics; none where the runner keeps none."""
+    """Return the counts of a finished pipeline from its metrics; empty if the runner keeps none."""
     counts: dict[str, Count] = {}
     with contextlib.suppress(Exception):  # of any kind: a runner without metrics
         assert metrics is not None

@@ -1,13 +1,14 @@
-"""`extremis-worker`: the boot program of a worker on a cluster, in place of the one in Beam's container image.
+"""`extremis-worker`: the boot program of a worker on a cluster, instead of the one in Beam's container image.
 
     engine ─▶ extremis-worker --id … (PROCESS, DOCKER) ─┐
     engine ─▶ extremis-worker --worker_pool (EXTERNAL) ─┼─▶ warm parent ─▶ worker
     engine ─▶ the launching process (LOOPBACK) ─────────┘
 
 The engine tells a worker its id and the endpoint of its provision service, which knows the rest. A warm parent has
-imported what a worker needs, and forks one in milliseconds; it has no threads and no gRPC, which a fork would break. It
-is started by the first who asks, for the same program, modules and environment, and ends soon after its last worker.
-A worker ends with who asked for it. Nothing is installed: the environment has what `--requirements_file` would bring.
+imported the worker's packages, and forks a worker in milliseconds; it has no threads and no gRPC, which do not survive
+a fork. It is started by the first who asks, for the same program, modules and environment, and ends soon after its last
+worker. A worker ends with who asked for it. Nothing is installed: the environment has what `--requirements_file` would
+bring.
 """
 
 import argparse
@@ -51,7 +52,7 @@ POOL_PORT = 50000  # as in Beam's image
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become a worker, or serve a pool of workers, as `arguments` say; by default those of this process."""
+    """Become a worker, or serve a pool of workers, as `arguments` say; default: the arguments of this process."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser, options = parse(words)
     if options.worker_pool:
@@ -59,19 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
             signal.pause()
     elif not options.id or not options.provision_endpoint:
-        parser.error("a runner gives --id and --provision_endpoint; did you mean --worker_pool?")
+        parser.error("--id and --provision_endpoint are missing; the runner gives both. Did you mean --worker_pool?")
     else:
         end_with_parent()
         sys.exit(_run_worker(words))
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Return a parser of the command line, and what it made of `arguments`."""
+    """Return a parser of the command line, and the parsed `arguments`."""
     parser = argparse.ArgumentParser(
         "extremis-worker", description="Boot program of Beam workers: PROCESS, EXTERNAL, DOCKER.", allow_abbrev=False
     )
-    parser.add_argument("--id", help="of this worker; the runner gives it")
-    parser.add_argument("--provision_endpoint", help="of the runner, which gives it")
+    parser.add_argument("--id", help="id of this worker, from the runner")
+    parser.add_argument("--provision_endpoint", help="endpoint of the runner, from the runner")
     parser.add_argument("--control_endpoint", default="", help="of the runner; default: the provision service's")
     parser.add_argument("--logging_endpoint", default="", help="of the runner; default: the provision service's")
     parser.add_argument("--semi_persist_dir", default="/tmp", help="a folder for files of the worker")
@@ -83,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 
 
 def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
-    """Return the environment variables of this worker, then of those beside it: the answers of the runner.
+    """Return the environment variables of this worker, then of its neighbours: the answers of the runner.
 
     Raises grpc.RpcError: the runner does not answer.
     """
@@ -115,7 +116,7 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _run_worker(words: Sequence[str]) -> int:
-    """Have a warm parent fork the worker, and wait for its end; its status. Where there is none, become the worker."""
+    """Have a warm parent fork the worker, and wait for its end; its status. Without a parent, become the worker."""
     forked = False
     with contextlib.suppress(OSError), _order_worker({"words": words}, (1, 2)) as worker:
         forked = worker.recv(1) == _FORKED
@@ -127,7 +128,7 @@ def _run_worker(words: Sequence[str]) -> int:
 
 
 def _work(order: Mapping[str, Any]) -> None:
-    """Serve the Beam runner that an order names to its end, beside the workers that the runner wants besides."""
+    """Serve the Beam runner that an order names until its end, next to other workers of that runner."""
     own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
     beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
     os.environ.update(own)
@@ -146,8 +147,8 @@ def _work(order: Mapping[str, Any]) -> None:
 def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
     """Serve runners with EXTERNAL environments from threads of this process until the block ends; the port.
 
-    Several runners may share the pool, and call their workers by the same names: whoever stops a worker of some name
-    stops none, and each ends with its runner's connection. `silent`: what workers print is dropped.
+    Several runners may share the pool, and use the same names for their workers: a request to stop a name stops nobody,
+    and each worker ends with its runner's connection. `silent`: what workers print is dropped.
     """
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(open(os.devnull, "w")) if silent else None
@@ -193,7 +194,7 @@ def _forget_when_ended(workers: set[socket.socket], worker: socket.socket) -> No
 
 
 def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
-    """Order a worker of the warm parent, which is started where there is none; the worker lives while this is open.
+    """Order a worker from the warm parent, which is started if there is none; the worker lives while this is open.
 
     It writes to the files with the descriptors `places`, and sends _FORKED, and in the end its status. An empty order
     is a process that waits. Raises OSError: there is no place for a socket here.
@@ -248,7 +249,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def serve_warm(number: int) -> None:
-    """Be a warm parent, whose listening socket has the file descriptor `number`, until nobody needs it."""
+    """Run a warm parent, whose listening socket has the file descriptor `number`, until nobody needs it."""
     listener = socket.socket(fileno=number)
     for name in _IMPORTED:
         importlib.import_module(name)

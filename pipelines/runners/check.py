@@ -2,7 +2,8 @@
 
     launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
 
-What is wrong is one message that names the worker and the remedy, where a flow would fail late, or wait for ever.
+A problem becomes one message with the worker and the remedy; without the question, a flow would fail late, or wait
+forever.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """Question to every worker: are the versions these, can it read `reads`, and write below `folder`?"""
+    """Question to every worker: does it have these versions, can it read `reads`, and write below `folder`?"""
 
     id: str
     versions: str
@@ -58,7 +59,7 @@ class Question:
         return json.dumps(asdict(self))
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return what workers have answered so far. Raises InputError: one says what it lacks; StorageError."""
+        """Return what workers have answered so far. Raises InputError: a worker says what it lacks; StorageError."""
         answers = []
         for name in storage.list_names(self.folder):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -72,8 +73,8 @@ class Question:
         workers = self.answers()
         if not workers:
             raise InputError(
-                f"the workers answered, but nothing of it is in {self.folder}: they write elsewhere under this path. "
-                "Use a shared file system or an object store for DATA, RUN and OUT."
+                f"the workers answered, but their files are not in {self.folder}: on the workers this path is another "
+                "place. Use a shared file system or an object store for DATA, RUN and OUT."
             )
         machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
         last = max(each["seconds"] for each in workers)
@@ -92,7 +93,7 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
 
 
 def answer(question: Question) -> None:
-    """Answer on a worker, once a process. Raises InputError, which names this worker and what it lacks."""
+    """Answer on a worker, once a process. Raises InputError that names this worker and what it lacks."""
     if question.id not in _ANSWERED:
         _answer(question, write=True)
         _ANSWERED.add(question.id)
@@ -121,7 +122,8 @@ def _answer(question: Question, write: bool) -> None:
         raise
     except (StorageError, OSError) as error:
         raise InputError(
-            f"the worker {worker} cannot write to {question.folder}: {error} Give it the right, or another place."
+            f"the worker {worker} cannot write to {question.folder}: {error} Give the worker permission, or use "
+            "another place."
         ) from None
 
 
@@ -134,4 +136,4 @@ def _require_readable(worker: str, url: str) -> None:
             return
     except (ExtremisError, OSError) as error:
         raise InputError(f"the worker {worker} cannot read {url}: {error} {remedy}") from None
-    raise InputError(f"the worker {worker} sees no file {url}, which is there for the launching process. {remedy}")
+    raise InputError(f"the worker {worker} does not see the file {url}, which the launching process sees. {remedy}")

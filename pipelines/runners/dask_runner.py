@@ -1,6 +1,6 @@
 """Flows on Dask: stage by stage, as on this machine, and each piece of a stage is a task.
 
-Of Beam it has the options alone: Beam's own Dask runner carries out the last step alone, and mixes tagged outputs
+Only the options come from Beam: Beam's own Dask runner runs only the last step, and mixes tagged outputs
 (docs/decisions/0006).
 """
 
@@ -36,12 +36,12 @@ class DaskRunner(Runner):
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = PipelineOptions(list(flags)).view_as(DaskOptions)
         if self._options.partition_size:
-            raise InputError("--dask_partition_size means nothing here; give --dask_npartitions, or neither.")
+            raise InputError("--dask_partition_size has no effect. Give --dask_npartitions, or neither of the two.")
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises what a worker raised; ExtremisError where there are no workers, or they die.
+        """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or they die.
 
-        When it raises, no task of the flow is at work any more. Counts are those that the workers tell by themselves.
+        When it raises, no task of the flow is at work any more. The workers report the counts.
         """
         with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
@@ -50,7 +50,7 @@ class DaskRunner(Runner):
 
 
 def work_on(run: str, piece: Piece) -> Outputs:
-    """Do a piece of `run` on a worker. Raises what it raises."""
+    """Do a piece of `run` on a worker. Raises the errors of the work."""
     _AT_WORK[run] += 1
     try:
         goes_on = itertools.takewhile(lambda _: run not in _STOPPED, piece.elements)
@@ -69,13 +69,13 @@ def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]
     except BaseException as error:
         client.cancel(futures, force=True)
         # A piece of `run` that went on would write into what is cleared, or made again.
-        for _ in waiting("the Dask workers to end what they are at", seconds=_DRAIN_SECONDS):
+        for _ in waiting("the Dask workers to finish their tasks", seconds=_DRAIN_SECONDS):
             if not any(client.run(stop, run, on_error="ignore").values()):
                 break
         if isinstance(error, KilledWorker):
             raise ExtremisError(
-                f"a Dask worker died at the same task several times: {error}. It was out of memory, most likely: give "
-                "the workers more of it, or fewer threads (the pipelines' pages say what each step needs)."
+                f"a Dask worker died several times in the same task: {error}. Most likely it ran out of memory: give "
+                "the workers more memory or fewer threads (the pages of the pipelines say what each step needs)."
             ) from error
         raise
 
@@ -97,8 +97,8 @@ def _connect(options: DaskOptions) -> Iterator[Client]:
             cluster = LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
         except RuntimeError as error:
             raise ExtremisError(
-                f"Dask cannot start workers here: {error} Look whether /dev/shm can be written and has room (docker "
-                "run --shm-size=1g), or name a scheduler elsewhere (--dask_client_address)."
+                f"Dask cannot start workers here: {error} Check that /dev/shm is writable and has room (docker run "
+                "--shm-size=1g), or give the address of another scheduler (--dask_client_address)."
             ) from error
         with cluster, Client(cluster) as client:
             yield client
@@ -113,13 +113,14 @@ def _connect(options: DaskOptions) -> Iterator[Client]:
         raise ExtremisError(f"the Dask scheduler {where} cannot be used: {error or type(error).__name__}.") from error
     except ImportError as error:
         raise ExtremisError(
-            f"the workers of the Dask scheduler {where} have no Extremis ({error}). Install it in their environment."
+            f"the workers of the Dask scheduler {where} lack Extremis ({error}). Install Extremis in their environment."
         ) from error
     with client:
         other = {worker: version for worker, version in versions.items() if version != code_version()}
         if other:
             worker, version = min(other.items())
             raise ExtremisError(
-                f"the Dask worker {worker} has Extremis {version}, this process has {code_version()}. Install the same."
+                f"the Dask worker {worker} has Extremis {version}, but this process has {code_version()}. Install the "
+                "same version."
             )
         yield client

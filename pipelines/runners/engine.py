@@ -1,4 +1,4 @@
-"""Engines: Flink, Spark and Prism behind a Beam job server, which runs the jobs of a command one after the other."""
+"""Engines: Flink, Spark and Prism through a Beam job server, which runs the jobs of a command one after the other."""
 
 import contextlib
 import copy
@@ -66,7 +66,7 @@ class StartOptions(options.PipelineOptions):
             default=START_SECONDS,
             help="Seconds for the workers of an engine to answer. 0: do not ask.",
         )
-        parser.add_argument(f"--{OPTION}", help="What Extremis asks its workers; it gives this by itself.")
+        parser.add_argument(f"--{OPTION}", help="Question to the workers; Extremis sets this option itself.")
 
 
 class Engine:
@@ -109,7 +109,7 @@ class Engine:
         self._options.view_as(StartOptions).extremis_question = str(self.question)
 
     def start(self) -> None:
-        """Start what the jobs need beside the engine: once. Raises ExtremisError, InputError."""
+        """Start the servers that the jobs need: once. Raises ExtremisError, InputError."""
         if self._started:
             return
         _silence_beam()
@@ -140,7 +140,7 @@ class Engine:
     def run(self, pipeline: beam.Pipeline, name: str) -> Any:
         """Run a pipeline to its end; its metrics. Raises ExtremisError, RuntimeError; then its job is ended, too.
 
-        Where it may go on, the message says so.
+        Where it may continue, the message says so.
         """
         result: PipelineResult | None = None
         with _ending(), contextlib.ExitStack() as waits:
@@ -171,7 +171,7 @@ class Engine:
         return None
 
     def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
-        """Look at the workers' answers whenever it is time. Raises InputError: one lacks something, or none is."""
+        """Look at the workers' answers if it is time. Raises InputError: a worker lacks something, or none answers."""
         began = time.monotonic()
         if self.question is None:
             while True:
@@ -196,15 +196,17 @@ class Engine:
         settings = stated.environment_config or ",".join(stated.environment_options or ())
         kind = stated.environment_type or ("LOOPBACK" if self._portable.environment_type == "EXTERNAL" else "DOCKER")
         remedies = {
-            "PROCESS": f"On every machine of the engine try its command by hand, with --help: {settings}. It needs "
-            "Extremis and Beam as here",
+            "PROCESS": (
+                f"On every machine of the engine, try {settings} with --help. It needs the same versions of Extremis "
+                "and Beam"
+            ),
             "DOCKER": f"Every machine of the engine needs Docker and the image {settings or 'of Beam'}",
-            "EXTERNAL": f"Beside each machine of the engine `extremis-worker --worker_pool` has to listen: {settings}",
-            "LOOPBACK": "The engine's machines have to reach this one as localhost: LOOPBACK is for one machine",
+            "EXTERNAL": f"On each machine of the engine, `extremis-worker --worker_pool` has to listen at {settings}",
+            "LOOPBACK": "LOOPBACK works only on a single machine: the engine must reach this process at localhost",
         }
         remedy = remedies.get(kind, f"See what the environment {kind} needs")
         return InputError(
-            f"no worker answered within {self._seconds:g} s. {remedy}; or the engine has no free slot, see its page. "
+            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see its page. "
             "--start-timeout sets how long to wait."
         )
 
@@ -213,13 +215,13 @@ class Engine:
         code = error.code() if isinstance(error, grpc.Call) else None
         what = str(engine_errors.explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            what = f"{where} has ended, or is not reached any more. See its log."
+            what = f"{where} has ended, or cannot be reached. See its log."
         elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"{where} does not answer. See its log, and that it reaches its engine."
+            what = f"{where} does not answer. See its log, and check that it reaches the engine."
         return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
-        """Cancel a job; nothing where it has ended, or what remains of it and how to end it."""
+        """Cancel a job; return nothing if it has ended, or what remains of it and how to end it."""
 
         def ask() -> None:
             with contextlib.suppress(Exception):
@@ -232,13 +234,13 @@ class Engine:
             if self._flink.cancel(name, _CANCEL_SECONDS):
                 return ""
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
-            return f"Its job {name} may stay on Flink and hold slots: end it by curl -X PATCH '{where}'."
+            return f"The job {name} may stay on Flink and hold slots. End the job with: curl -X PATCH '{where}'."
         thread.join(_CANCEL_SECONDS)
         if not self._theirs:
             return ""  # it ends with its job server
         return (
-            f"Its job {name} is cancelled at the job server; on Flink it may go on, and hold slots: see its "
-            "page. With --flink_master=HOST:PORT it is ended there, too."
+            f"The job {name} is cancelled at the job server, but may still run on Flink and hold slots: see Flink's "
+            "page. With --flink_master=HOST:PORT Extremis also ends the job on Flink."
         )
 
     def _start_job_server(self) -> None:
@@ -258,10 +260,10 @@ class Engine:
             command, endpoint = server.subprocess_cmd_and_endpoint()
         except Exception as error:  # of any kind: what it downloads is not there
             raise InputError(
-                f"{name} has no job server here: {engine_errors.first_cause(str(error))}. {remedy}."
+                f"cannot start a job server of {name}: {engine_errors.first_cause(str(error))}. {remedy}."
             ) from None
         if shutil.which(str(command[0])) is None:
-            raise InputError(f"{name} needs the program {command[0]}, which is not here. {remedy}.")
+            raise InputError(f"{name} needs the program {command[0]}, which was not found. {remedy}.")
         log = Path(folder) / "job-server.log"
         with log.open("w") as out:
             process = subprocess.Popen(
@@ -279,9 +281,7 @@ class Engine:
                 self._portable.job_endpoint = endpoint
                 return
         said = " ".join(log.read_text(errors="replace").split())[-300:]
-        raise InputError(
-            f"the job server of {name} does not start ({command[0]}): {said or 'it says nothing'}. {remedy}."
-        )
+        raise InputError(f"the job server of {name} did not start ({command[0]}): {said or 'no output'}. {remedy}.")
 
 
 def _states(result: PipelineResult) -> Iterator[bool]:
@@ -310,7 +310,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 @functools.cache
 def _silence_beam() -> None:
-    """Drop what Beam's waiting threads would print when a job server is gone: `Engine.run` says it."""
+    """Drop what Beam's waiting threads would print when a job server is missing: `Engine.run` says it."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:
@@ -321,17 +321,17 @@ def _silence_beam() -> None:
 
 
 def require_job_server(portable: options.PortableOptions) -> None:
-    """Raise InputError where nothing listens at the endpoints of the job server; Beam waits for minutes."""
+    """Raise InputError if nothing listens at the endpoints of the job server; Beam would wait for minutes."""
     for flag, endpoint in (("job_endpoint", portable.job_endpoint), ("artifact_endpoint", portable.artifact_endpoint)):
         if endpoint and endpoint != "embed":
             try:
                 _connect(endpoint).close()
             except ValueError:
-                raise InputError(f"--{flag}={endpoint}: give host and port, such as localhost:8099.") from None
+                raise InputError(f"--{flag}={endpoint}: expected host and port, such as localhost:8099.") from None
             except OSError as error:
                 raise InputError(
-                    f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server of your "
-                    "engine there, or give the address where it listens."
+                    f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server for "
+                    "your engine, or give its address."
                 ) from None
 
 

@@ -1,4 +1,4 @@
-"""Failures of engines as messages: of known ones what to set, of others the first cause in one line."""
+"""Failures of engines as messages: known failures with the setting, others with the first cause in one line."""
 
 import re
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def _network_buffers(match: re.Match[str], text: str) -> str:
     number, size = (int(each.replace(",", "")) for each in total.groups()) if total else (available, 32768)
     mebibytes = -(-(number + required - available) * size * _SPARE // _MEBIBYTE)
     return (
-        f"Flink has too few network buffers: a task needs {required:,}, {available:,} are free. On each TaskManager "
-        f"set taskmanager.memory.network.min and .max to {mebibytes}mb or more, or give it one slot, or lower "
+        f"Flink has too few network buffers: a task needs {required:,}, and {available:,} are free. On each "
+        f"TaskManager set taskmanager.memory.network.min and .max to {mebibytes}mb or more, or use one slot, or lower "
         "--parallelism."
     )
 
@@ -36,7 +36,7 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
     limit = re.search(r"limit: (\d+)", text)
     now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in all)" if limit else ""
     return (
-        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Keep --exchange files, or set "
+        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Use --exchange files, or set "
         "taskmanager.memory.task.off-heap.size to 512mb or more on each TaskManager."
     )
 
@@ -48,11 +48,12 @@ _MEMORY: Messages = {
     r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
     r"OutOfMemoryError: Metaspace()": (
-        "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the lib of each machine, so "
-        "that no job brings its own; or set taskmanager.memory.jvm-metaspace.size to 512mb or more."
+        "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the folder lib of each "
+        "machine, so that jobs do not bring their own copy; or set taskmanager.memory.jvm-metaspace.size to 512mb or "
+        "more."
     ),
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
-        "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
+        "the engine ran out of heap ({0}). Use --exchange files, or give more heap: on Flink "
         "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
     ),
 }
@@ -61,8 +62,8 @@ _SETUP: Messages = {
     r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
     r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
     r"TimeoutException: Timeout has occurred: \d+ ms": (  # what is left of a request for slots
-        "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
-        "taskmanager.numberOfTaskSlots, or lower --parallelism to the slots that are free."
+        "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise taskmanager.numberOfTaskSlots, "
+        "or lower --parallelism to the number of free slots."
     ),
     r'Cannot run program "docker"': (
         "the workers' machines have no Docker, which the environment DOCKER (the default) needs. Give "
@@ -78,19 +79,19 @@ _SETUP: Messages = {
         "DOCKER (the default) docker."
     ),
     r"Process died with exit code (-?\d+)": (
-        "a worker ended with status {0} before it answered. Try its command by hand on a machine of the engine "
-        "(`extremis-worker --help`): its environment needs Extremis and Beam as here. The engine's log has more."
+        "a worker ended with status {0} before it answered. Try `extremis-worker --help` on a machine of the engine: "
+        "its environment needs the same versions of Extremis and Beam. The engine's log has more."
     ),
     r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)": (
-        "the engine has no class {0}: its version is not the one that Beam's job server was built for."
+        "the engine lacks the class {0}: Beam's job server was built for another version of the engine."
     ),
     r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)": (
-        "nothing listens on localhost:{0}, where the engine looked for its master or for a worker pool. Start it, "
-        "or give the address that the engine's machines know it by."
+        "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start it, or give an "
+        "address that the engine's machines can reach."
     ),
     r"ConnectException|Connection refused": (
-        "the job server does not reach the master of its engine, whose address is among its own options. Start the "
-        "master, or the job server with another address; --flink_master=HOST:PORT has Extremis ask Flink first."
+        "the job server cannot reach the master of its engine at the address in its options. Start the master, or "
+        "start the job server with another address. With --flink_master=HOST:PORT Extremis asks Flink first."
     ),
     r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)": (
         "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
@@ -99,35 +100,35 @@ _SETUP: Messages = {
 }
 _RUNNING: Messages = {
     r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out": (
-        "Flink lost the TaskManager {0}{1}; it was out of memory, most likely. Give it more, and have Flink try "
-        "again: restart-strategy.type: fixed-delay."
+        "Flink lost the TaskManager {1}{0}; most likely it ran out of memory. Give it more memory, and let Flink retry "
+        "with restart-strategy.type: fixed-delay."
     ),
     r"Only one SparkContext should be running in this JVM()": (
-        "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until "
-        "it has ended, or start the job server again."
+        "Spark's job server runs one job at a time, and a job is running, perhaps from a command that was killed. Wait "
+        "until that job has ended, or restart the job server."
     ),
     r"ExecutorLostFailure \(executor (\S+) exited": (
-        "Spark lost executor {0} again and again; it was out of memory, most likely. Give it more, by "
+        "Spark lost executor {0} repeatedly; most likely it ran out of memory. Give it more memory with "
         "spark.executor.memory, or fewer cores."
     ),
     r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)": (
-        "a worker process ended before its work was done. It was out of memory, most likely: give the machine more "
-        "of it, or start fewer workers. Flink tries again with restart-strategy.type: fixed-delay."
+        "a worker process ended too early; most likely it ran out of memory. Give the machine more memory, or start "
+        "fewer workers. Flink retries with restart-strategy.type: fixed-delay."
     ),
 }
 
 
 def explain(text: str) -> ExtremisError:
-    """Return the error for the failure of an engine that `text` tells of, with Java's traces or without."""
+    """Return the error for the failure of an engine that `text` describes, with or without Java's traces."""
     for pattern, message in (_MEMORY | _SETUP | _RUNNING).items():
         if match := re.search(pattern, text):
             said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
             return InputError(said) if pattern in _SETUP else ExtremisError(said)
-    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v.")
+    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has more; -v shows more, too.")
 
 
 def failure(text: str, service: bool = False) -> Exception:
-    """Return the error behind what an engine or a service says: a fault of ours on a worker, or one of its own."""
+    """Return the error in the message of an engine or a service: an error of ours on a worker, or of the engine."""
     if versions := _OTHER_BEAM.search(text):
         return InputError(
             f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "
@@ -138,8 +139,9 @@ def failure(text: str, service: bool = False) -> Exception:
         return RuntimeError(f"on a worker: {fault}")
     if service:
         return ExtremisError(
-            f"Dataflow refused the job, ended it, or is not reached: {first_cause(text)}. See the job's page, if there "
-            "is one, and that this machine has credentials (GOOGLE_APPLICATION_CREDENTIALS) for project and buckets."
+            f"Dataflow refused the job, ended the job, or cannot be reached: {first_cause(text)}. See the job's page, "
+            "and check that this machine has credentials (GOOGLE_APPLICATION_CREDENTIALS) for the project and the "
+            "buckets."
         )
     return explain(text)
 
@@ -147,11 +149,11 @@ def failure(text: str, service: bool = False) -> Exception:
 def first_cause(text: str) -> str:
     """Return the innermost cause of a trace on one line."""
     text = _STATE.sub("", text)
-    causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "it does not say why"]
+    causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "the engine gives no reason"]
     return " ".join(causes[-1].split())[:_LONGEST].rstrip(". ")
 
 
 def python_cause(text: str) -> str | None:
-    """Return the last line of a worker's own traceback in `text`; None where there is none."""
+    """Return the last line of a worker's own traceback in `text`; None if there is none."""
     lines = _PYTHON_CAUSE.findall(text) if _PYTHON.search(text) else []
     return lines[-1].strip() if lines else None

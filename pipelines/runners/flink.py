@@ -1,4 +1,4 @@
-"""Flink's REST interface: what a job server does not tell, tells late, or does not do."""
+"""Flink's REST interface: facts that a job server reports late or not at all, and cancelling."""
 
 import contextlib
 import json
@@ -29,14 +29,14 @@ class Flink:
 
     @staticmethod
     def of(options: PipelineOptions) -> "Flink | None":
-        """Return the JobManager that the options name; None where they name none."""
+        """Return the JobManager that the options name; None if they name none."""
         master = options.view_as(FlinkRunnerOptions).flink_master or ""
         if not master or master.startswith("["):
             return None
         return Flink((master if "://" in master else f"http://{master}").rstrip("/"))
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """Return what the JobManager answers. Raises OSError, ValueError."""
+        """Return the answer of the JobManager. Raises OSError, ValueError."""
         request = urllib.request.Request(f"{self.url}/{path}", method=method)
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             return json.load(answer)
@@ -64,7 +64,7 @@ class Flink:
             )
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return id and state of the job `name`; empty where there is none, or Flink does not answer."""
+        """Return id and state of the job `name`; empty if there is none, or Flink does not answer."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             for job in self.ask("jobs/overview")["jobs"]:
                 if job["name"] == name:
@@ -72,7 +72,7 @@ class Flink:
         return "", ""
 
     def cancel(self, name: str, seconds: float) -> bool:
-        """Cancel the job `name`; whether it has ended within so many seconds. A job server may bring it meanwhile."""
+        """Cancel the job `name`; return whether it ended within so many seconds. It may appear meanwhile."""
         for _ in waiting("Flink to cancel the job", seconds=seconds, every=0.3):
             number, state = self.find(name)
             if state in _ENDED:

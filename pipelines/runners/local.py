@@ -1,4 +1,4 @@
-"""Flows on this machine: in this process, on threads of it, or on worker processes, whose death ends the run."""
+"""Flows on this machine: in this process, on its threads, or on worker processes; if a worker dies, the run ends."""
 
 import logging
 import queue
@@ -27,21 +27,21 @@ Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of a stage, and what is done with them."""
+    """Some elements of a stage, and the work on them."""
 
     work: Work
     elements: Elements
     tags: tuple[str, ...]
 
     def __call__(self) -> Outputs:
-        """Do the work; its outputs by tag. Raises what it raises."""
+        """Do the work; its outputs by tag. Raises the errors of the work."""
         return by_tag(self.work(self.elements), self.tags)
 
 
 class Runner:
-    """Runner of flows, to be closed after the last one by a `with` block.
+    """Runner of flows, closed after the last one by a `with` block.
 
-    shuffles: it moves bulk data itself. far: each flow is a job elsewhere, which takes seconds to start.
+    shuffles: it moves bulk data itself. far: each flow is a remote job, which takes seconds to start.
     """
 
     shuffles = far = False
@@ -50,7 +50,7 @@ class Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the workers, where the runner has started some."""
+        """End the workers, if the runner has started any."""
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
         """Ask workers elsewhere whether they can read `reads` and write below `folder`. Raises ExtremisError."""
@@ -69,7 +69,7 @@ class Runner:
 
 @contextmanager
 def quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log to loggers of these names: what they tell is raised anyway."""
+    """Silence tracebacks that runners log to loggers of these names: the errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -97,7 +97,7 @@ class LocalRunner(Runner):
             worker.end(at_once=error[0] is not None)
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises what a worker raised; ExtremisError where one died. Nothing is at work then."""
+        """Run `flow`. Raises the errors of workers; ExtremisError if a worker died. Nothing is at work then."""
         if self._mode == "in_memory":
             carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
         else:
@@ -162,7 +162,7 @@ def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int
 
 
 def _cut(elements: Elements, most: int) -> list[Elements]:
-    """Cut elements into pieces in order, `most` or as many as there are elements."""
+    """Cut elements into pieces in order, `most` or all elements."""
     count = min(len(elements), most)
     return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
 
@@ -179,14 +179,14 @@ class Worker:
         self.counts: dict[str, Count] = {}  # of steps, since it was started
 
     def do(self, piece: Piece) -> Outputs:
-        """Have the process do `piece`. Raises what it raises, and ExtremisError where the process ends."""
+        """Have the process do `piece`. Raises the errors of the process, and ExtremisError if it ends."""
         try:
             self._pipe.send(piece)
             outputs, error, self.counts = self._pipe.recv()
         except (EOFError, OSError):
             raise ExtremisError(
-                f"a worker process ended before its work was done (status {self._process.wait()}). It was out of "
-                "memory, most likely: give the step more of it, or start fewer workers (--direct_num_workers)."
+                f"a worker process ended too early (status {self._process.wait()}); most likely it ran out of memory. "
+                "Give the step more memory, or start fewer workers (--direct_num_workers)."
             ) from None
         if error is not None:
             raise error
@@ -229,7 +229,7 @@ def serve(place: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent: an ExtremisError as it is, with the traceback of any other as its message."""
+    """Return an error that can be sent: an ExtremisError unchanged, any other with its traceback as the message."""
     if not isinstance(error, ExtremisError):
         return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
     kind = next(each for each in type(error).__mro__ if each is ExtremisError or "__init__" not in vars(each))

@@ -1,4 +1,4 @@
-"""Choice of what carries out a flow, from the options behind `--`: this machine, Dask, or Beam."""
+"""Choice of the runner of a flow, from the options after `--`: this machine, Dask, or Beam."""
 
 import functools
 import importlib
@@ -25,8 +25,8 @@ _ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "Da
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
     """Return the runner that `beam_options` name (`--runner=...`); by default this process.
 
-    Or a worker process a core where the files at `urls` are worth their start, and workers can reach them (memory://
-    is this process's own). Raises InputError for an unknown runner or option; nothing is started yet.
+    One worker process a core if the files at `urls` are large enough, and workers can reach them (memory:// exists only
+    in this process). Raises InputError for an unknown runner or option; nothing is started yet.
     """
     name, mode, workers = _parsed(tuple(beam_options))
     if name in RUNNERS:
@@ -44,7 +44,7 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
 
 
 def is_local(beam_options: Sequence[str]) -> bool:
-    """Return true where workers are of this machine, and in this process's working directory."""
+    """Return true if workers run on this machine, in this process's working directory."""
     return _parsed(tuple(beam_options))[0] in _LOCAL
 
 
@@ -54,7 +54,7 @@ def for_workers(beam_options: Sequence[str], url: str) -> str:
 
 
 def absolute_path(url: str) -> str:
-    """Return a path of this machine from its root; any other URL as it is."""
+    """Return a path of this machine as an absolute path; any other URL unchanged."""
     return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
 
 
@@ -78,15 +78,15 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
 
 def _known(name: str) -> str:
-    """Return the runner that Beam knows by `name`, which may be short (flink). Raises InputError: ours is none."""
+    """Return the runner that Beam knows by `name`, also a short name (flink). Raises InputError: unknown runner."""
     known = (*_LOCAL, *RUNNERS, *_ELSEWHERE)
     short = name.rpartition(".")[2].lower().removesuffix("runner")
     for each in known:
         if each.lower().removesuffix("runner") == short:
             return each
     raise InputError(
-        f"cannot use the Beam runner {name!r}: tables are not the same on it to the byte, or nobody has tried. Use one "
-        f"of {', '.join(known[1:])}, or leave --runner out to run in this process."
+        f"cannot use the Beam runner {name!r}: tables made on it differ, or it was never tested. Use one of "
+        f"{', '.join(known[1:])}, or leave --runner out to run in this process."
     )
 
 

@@ -1,4 +1,4 @@
-"""Data set as a whole: what is at DATA already, its rejects, and the manifests that show it, DATA's own last."""
+"""Data set as a whole: existing files at DATA, its rejects, and the manifests that make it visible, DATA's own last."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ def open_finished(
     assert manifest is not None
     made = manifest.parameters.get(VERSION, {}).get("choices")
     if made != (None if version is None else dict(version)):
-        raise InputError(f"{data}: holds a finished data set that goes on from another one, or otherwise. {_REMEDY}")
+        raise InputError(f"{data}: holds a finished data set that was made with another --onto. {_REMEDY}")
     for table, digest in manifest.parents.items():
         if Table.open(join(data, table)).digest != digest:
-            raise TableError(f"{join(data, table)}: not the table that {data} was published with. {_REMEDY}")
+            raise TableError(f"{join(data, table)}: this table was replaced after {data} was published. {_REMEDY}")
     return manifest
 
 
@@ -72,7 +72,7 @@ def place(build: Build, manifest: Manifest) -> Manifest:
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
-    """Write the tokenizer's files, and the one that workers load; their manifest, to be published with the rest."""
+    """Write the tokenizer's files, and the file for workers; return their manifest, to be published with the rest."""
     folder = DataLayout(data).tokenizer
     storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
@@ -83,7 +83,8 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[s
 def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
     """Raise one InputError when too much is rejected: rows of a table, or label mentions of its rows.
 
-    raw: the counts of the first pipeline; summary: rejects up to now. In a form without keys any rejected label is.
+    raw: the counts of the first pipeline; summary: rejects up to now. In a format without keys one rejected label is
+    too many.
     """
     over = []
     for table in dict.fromkeys(part.table for part in inputs.parts):
@@ -103,7 +104,7 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     ids = "" if inputs.keyed else " (a label's line is its id, so no label may be rejected)"
     raise InputError(
         f"rejected {'; '.join(over)}. The first are:{first}\n"
-        f"Fix these; or raise --max-reject-share, which is {max_share:g}{ids}."
+        f"Fix these rows, or raise --max-reject-share, which is {max_share:g}{ids}."
     )
 
 

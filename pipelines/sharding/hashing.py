@@ -1,4 +1,4 @@
-"""64-bit hashes of strings, a whole column at a time: where a row goes, and whether two rows are the same.
+"""64-bit hashes of strings, a whole column at a time: for the place of a row, and for equality of rows.
 
 Each value is taken as 8-byte words; every word is mixed in with the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 Equal hashes of different keys are possible and only cost time: rows are ordered by (hash, key).

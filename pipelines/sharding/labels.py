@@ -1,9 +1,9 @@
 """Labels: in the order of their ids, found by the keys that points name, joined with training counts, and written.
 
-No process holds all labels: a shard of them is looked up with the keys that were sent to it, and the ids go back to the
-blocks. A label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that there
-are not more references than _REFERENCES each way, however many blocks and shards there are. A shard is looked up in
-several places, each for other groups, where there are few shards.
+No process holds all labels: each shard looks up the keys that were sent to it, and the ids go back to the blocks. A
+label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that there are not
+more references than _REFERENCES each way, however many blocks and shards there are. If there are few shards, a shard is
+looked up in several places, each for other groups.
 """
 
 from collections import Counter
@@ -39,11 +39,11 @@ Ordered = dict[str, Collection]  # labels by shard, by tag
 
 
 def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
-    """Order labels by their ids: by (hash, key), or by row in a form without keys.
+    """Order labels by their ids: by (hash, key), or by row in a format without keys.
 
-    The collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. Of a version,
-    shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash of the key,
-    and have ids where labels have one already.
+    The collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a version,
+    shards of earlier labels have the first numbers, and shards of new labels follow. `keys` go by the hash of the key,
+    and have ids if labels already have ids.
     """
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
     every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # also without labels
@@ -62,7 +62,7 @@ def _kept_size(element: tuple[int, int]) -> Summary:
 
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
-    """Write labels, whose rows `ordered` tells, joined with training counts (shard, packet); Summary."""
+    """Write labels, in the rows `ordered`, joined with training counts (shard, packet); Summary."""
     joined = counts.flow.join("Join counts", {"rows": reopen(counts.flow, ordered, LABELS), "counts": counts})
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
@@ -129,11 +129,11 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
 
 
 def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
-    """Return the rejects among ordered rows: those whose key is that of another row with another content."""
+    """Return the rejects among ordered rows: rows whose key another row has with different content."""
     rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
         place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
-        detail = f"the key {ascii(row['key'])[:80]} is that of {place}, with another content"
+        detail = f"the key {ascii(row['key'])[:80]} is already used by {place}, with different content"
         rejects.append(Reject(sources[row["part"]], row["row"] + 1, Reason.DUPLICATE_KEY, detail))
     return rejects
 
@@ -157,7 +157,7 @@ def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.n
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:
-    """Count tokens and features of finished rows, and rows without either; a vector alone is not empty."""
+    """Count tokens and features of finished rows, and rows without either; a row with only a vector is not empty."""
     counts: Counter[str] = Counter()
     counted = {"input_ids": "tokens", "feature_ids": "features"}
     empty = np.full(table.num_rows, not counted.keys().isdisjoint(table.column_names))
@@ -181,14 +181,14 @@ def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks
 
 
 def places_of_shard(shards: int) -> int:
-    """Return the number of places where a shard of labels is looked up: place p is of shard p // places."""
+    """Return the number of places of a shard's look-up: place p belongs to shard p // places."""
     return -(-_PLACES // shards)
 
 
 def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
     """Join groups (number, blocks) with the labels: (number, packet in files of `index` and `label_id`).
 
-    seed: of the hash that chooses a label's shard.
+    seed: seed of the hash that chooses a label's shard.
     """
     mentions = groups.flat_map("Route mentions", route_mentions, plan, seed)
     keys = ordered[KEYS].flat_map("Keys to places", copy_keys, plan.shards)
@@ -222,7 +222,7 @@ def route_mentions(
 
 
 def read_mentions(block: Block) -> pa.RecordBatch | None:
-    """Read the label keys that a block names; None where its points name none by keys."""
+    """Read the label keys that a block names; None if its points name none by keys."""
     return None if block.mentions is None else next(receive([block.mentions]))
 
 
@@ -243,7 +243,7 @@ def resolve_shard(
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
-    """Return the ids of a shard's labels: those in `label_id`, and from `first` on, in order, where there is none."""
+    """Return the ids of a shard's labels: from `label_id`, or numbers from `first` on, in order."""
     if "label_id" not in labels.schema.names:
         return pa.array(np.arange(first, first + labels.num_rows))
     new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
@@ -270,7 +270,7 @@ def look_up(
 
 
 def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """Return the id of each of a group's mentions, -1 where there is no such label: int64 [mentions]."""
+    """Return the id of each of a group's mentions, -1 for unknown labels: int64 [mentions]."""
     ids = np.full(mentions, -1, np.int64)
     for batch in batches:
         ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()

@@ -1,4 +1,4 @@
-"""Plans of a sharding run: every choice, made once in the launching process from what the first flow counted."""
+"""Plans of a sharding run: every choice, made once in the launching process from the counts of the first flow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ class ReadPlan:
 class OlderShards:
     """Shards of an older table of points, which the hash of a key names: hash % `count` is the place in `numbers`.
 
-    `numbers`: where each is among all older shards of the split; -1 where it has no rows.
+    `numbers`: the place of each among all older shards of the split; -1 if it has no rows.
     """
 
     count: int
@@ -69,7 +69,7 @@ class TablePlan:
 
     @property
     def tokens(self) -> pa.DataType | None:
-        """The type of a token id; None where the rows have features or a vector alone."""
+        """The type of a token id; None if the rows have only features or a vector."""
         alone = self.vocabulary is None and (self.features or self.dense)
         return None if alone else arrow.token_type(self.vocabulary or 0)
 
@@ -103,7 +103,7 @@ class QueriesPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
+        """Columns before writing: those of the table without `query_id`, and those for ordering and counting."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
         fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
         return pa.schema([*_place(), *extra, *fields])
@@ -121,7 +121,7 @@ class LabelsPlan(TablePlan):
 
     @property
     def shard_rows(self) -> int:
-        """Labels of each shard but the last, where a label's id is its row."""
+        """Labels of each shard except the last, if a label's id is its row."""
         return -(-self.rows // self.shards) or 1
 
     @property
@@ -131,7 +131,7 @@ class LabelsPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns on the way: those of the table without what is counted later, and what ordering needs."""
+        """Columns before writing: those of the table without later counts, and those for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
@@ -163,8 +163,9 @@ class MadeDense(NamedTuple):
 class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `dense`: vectors that a model makes. `tables`: where the tables go, DATA or the part of a version. `labels_before`,
-    `shards_before`: those that it has. `bulk`, `files`, `meter`, `threads`: as in plans.
+    `dense`: vectors that a model makes. `tables`: the place of the tables, DATA or the part of a version.
+    `labels_before`, `shards_before`: numbers of earlier labels and shards. `bulk`, `files`, `meter`, `threads`: as in
+    plans.
     """
 
     inputs: Inputs
@@ -182,13 +183,13 @@ class Basis(NamedTuple):
     threads: int
 
     def dense_of(self, table: str) -> int:
-        """Return the numbers of a row's vector in the input table `table`; 0: it has none."""
+        """Return the length of a row's vector in the input table `table`; 0 without vectors."""
         if self.dense is not None:
             return self.dense.dimension if self.raw.count_input(table, "text_bytes") else 0
         return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
-        """Return what the plans of queries and labels share, of the input table `table` and all its `sources`."""
+        """Return the shared facts of the plans of queries and labels, of the input `table` and all its `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
         dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
         return {
@@ -244,14 +245,16 @@ def check(inputs: Inputs, options: ShardOptions) -> None:
     cuts = {"val": options.validation_share, "test": options.test_share}
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
-            raise InputError(
-                f"{name_of(inputs, split)} is a {kind} split already: leave it away, or do not cut one out of train."
-            )
+            raise InputError(f"{name_of(inputs, split)} is a {kind} split already. Remove it, or do not split train.")
     if not inputs.keyed and len(inputs.of(LABELS)) != 1:
-        raise InputError(f"{name_of(inputs, LABELS)}: a label's line is its id, so there has to be one file of labels.")
+        raise InputError(
+            f"{name_of(inputs, LABELS)}: the line number of a label is its id, so the labels must be in a single file."
+        )
     for split, url in inputs.filters.items():
         if len(inputs.of(split)) != 1:
-            raise InputError(f"{url}: a filter names lines of one file of {split}, and there are several, or none.")
+            raise InputError(
+                f"{url}: a filter names lines of a single file of {split}, but INPUT has several files, or none."
+            )
 
 
 def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
@@ -268,7 +271,7 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
 def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
     """Read pairs (row, label), sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
 
-    `url` is for messages. Raises InputError with the line: malformed, or pointing beyond the points or labels.
+    `url` is for messages. Raises InputError with the line: malformed, or naming points or labels that do not exist.
     """
     pairs: list[tuple[int, int]] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -283,13 +286,13 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
         row, label = int(fields[0]), int(fields[1])
         if row >= rows:
             raise InputError(
-                f"{url}, line {number}: row {row} does not exist: the points have rows 0 to {rows - 1}. "
-                "Is this the filter of another split?"
+                f"{url}, line {number}: row {row} does not exist; the points have rows 0 to {rows - 1}. Does the "
+                "filter belong to another split?"
             )
         if label >= labels:
             raise InputError(
-                f"{url}, line {number}: label {label} does not exist: there are labels 0 to {labels - 1}. "
-                "Is this the filter of another data set?"
+                f"{url}, line {number}: label {label} does not exist; the labels are 0 to {labels - 1}. Does the "
+                "filter belong to another data set?"
             )
         pairs.append((row, label))
     return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
@@ -325,7 +328,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
 
 
 def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
-    """Estimate what a table takes on storage, with its `text` or without."""
+    """Estimate the bytes of a table on storage, with its `text` or without."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
     most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0

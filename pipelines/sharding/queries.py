@@ -29,14 +29,14 @@ PAIRS = pa.schema(
 
 
 class Group(NamedTuple):
-    """Blocks of an input table, and where the ids of the labels that they name are; None where they name none."""
+    """Blocks of an input table, and the ids of their labels; None if they name none."""
 
     blocks: tuple[Block, ...]
     ids: Packet | None
 
 
 def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
-    """Assemble one split; Summary, whose `kept` tell where the rows of each shard are, and its pairs.
+    """Assemble one split; Summary, whose `kept` has the places of each shard's rows, and its pairs.
 
     groups: of blocks, by input table.
     """
@@ -123,7 +123,7 @@ _UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # 
 
 
 class Shard(NamedTuple):
-    """One shard of a split: where its rows are, and its pairs; None where it has none."""
+    """One shard of a split: the places of its rows, and its pairs; None if it has none."""
 
     number: int
     rows: Packet | None
@@ -137,8 +137,8 @@ class Shard(NamedTuple):
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
     """Write one split: the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    Besides `again` (older shard, packet): keys that older points may have, where the plan names any. assembled: where
-    the rows are, and the number of labels of each of their shards.
+    With `again` (older shard, packet): keys that older points may have, if the plan names any. assembled: the places of
+    the rows, and the number of labels of each of their shards.
     """
     places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
@@ -152,8 +152,8 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
 def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
     """Order the rows of a shard, with the labels of its pairs: their places, size, label counts, and summaries.
 
-    Rows are not written again: what is sent on is each one's place among those that were gathered, and its labels where
-    these are others now.
+    Rows are not written again: only each row's place among the gathered rows is sent on, and its labels if they
+    changed.
     """
     plan.meter.start(ORDER)
     staged = plan.files[resume.REJECTS]
@@ -211,7 +211,7 @@ def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[in
 
 
 def _count(table: pa.Table) -> Counter[str]:
-    """Return the manifest's counters of ordered rows, but for those of their texts."""
+    """Return the manifest's counters of ordered rows, except those of their texts."""
     counts = Counter(
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),

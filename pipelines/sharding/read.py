@@ -66,7 +66,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
     """Describe the first row of an input table, as it was understood.
 
-    None where no row is at hand, or the rows are labels that points name, or labels without a text.
+    None if no row is at hand, or the rows are labels that points name, or labels without a text.
     """
     if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
         return None
@@ -142,7 +142,7 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Return points with `label_index` for `label_keys`: positions in the second batch, whose column is key.
 
-    Points that name no keys are returned as they are, with None.
+    Points without keys are returned unchanged, with None.
     """
     if "label_keys" not in batch.schema.names:
         return batch, None

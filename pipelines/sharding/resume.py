@@ -1,10 +1,10 @@
-"""Phases of a data set: a run after one that was cut off goes on from the last phase that is finished.
+"""Phases of a data set: a resumed run continues from the last finished phase.
 
     <kind>-<attempt>/    files of a phase, in folders that no other attempt writes
     <phase>.json         record of a finished phase: the folders that are needed from then on, and what they hold
 
-The holder of the output's claim alone writes records, and removes what no record needs: the input of a phase goes when
-the phase is done. Work is the same where the input is, by the digests of its files.
+Only the holder of the output's claim writes records, and removes unnecessary files: the input of a phase is removed
+when the phase is done. Work is the same if the input is, by the digests of its files.
 """
 
 import json
@@ -30,7 +30,7 @@ from schemas.storage import join
 
 @dataclass
 class Phases:
-    """Phases below `root` by the owner of `claim`; `digest`: of all that decides what they hold."""
+    """Phases below `root`, written by the owner of `claim`; `digest` identifies the work."""
 
     root: str
     digest: str
@@ -42,7 +42,7 @@ class Phases:
         return join(self.root, f"{kind}-{self.claim.attempt}")
 
     def find(self, *phases: str) -> tuple[str, Any] | None:
-        """Return the last of `phases` (in their order) that is finished and whole, and what it left; remove the rest.
+        """Return the last finished and undamaged phase of `phases` (in order), and its output; remove the rest.
 
         Raises LostError, StorageError.
         """
@@ -57,7 +57,7 @@ class Phases:
         return None
 
     def finish(self, phase: str, left: Any, kinds: Sequence[str]) -> None:
-        """Record that `phase` is finished and what it `left`; remove all but folders of `kinds`.
+        """Record that `phase` is finished with its output `left`; remove all folders except those of `kinds`.
 
         Raises LostError, StorageError.
         """
@@ -78,9 +78,9 @@ class Phases:
                 storage.remove(join(self.root, name), recursive=True)
 
     def _read(self, phase: str) -> Mapping[str, Any] | None:
-        """Return the record of a phase; None where there is none, it is of other work, or a file is not as it was."""
+        """Return the record of a phase; None if it is missing, belongs to other work, or a file has changed."""
         try:
-            content = storage.read_sealed(join(self.root, _file(phase)), remedy="It is made again.")
+            content = storage.read_sealed(join(self.root, _file(phase)), remedy="The file is made again.")
             record: Mapping[str, Any] = json.loads(content)
         except (FileNotFoundError, TableError):
             return None
@@ -104,7 +104,7 @@ BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"
 _DONE = {
     READ: "rows are read",
-    JOINED: "rows are read, and the ids of their labels known",
+    JOINED: "rows are read, and label ids are known",
     TOKENIZED: "rows are read and tokenized",
 }
 _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKENIZED: (REJECTS, LABELS, ROWS)}
@@ -112,7 +112,7 @@ _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKE
 
 @dataclass(frozen=True)
 class Finished:
-    """Summaries that phases up to `phase` left. raw: of the first pipeline; later: of those after it.
+    """Summaries of the phases up to `phase`. raw: of the first pipeline; later: of the later pipelines.
 
     frozen: the tokenizer, once it is chosen.
     """
@@ -134,22 +134,22 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
 
 
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
-    """Return what an earlier run at `data` left of the same work; remove all else. Raises LostError, StorageError."""
+    """Return an earlier run's finished phases of the same work; remove the rest. Raises LostError, StorageError."""
     record = phases.find(*_DONE)
     if record is None:
         return None
     finished = _AS_JSON.validate_python(record[1])
-    say(f"{data}: an earlier run was cut off here; looking whether INPUT is the same")
+    say(f"{data}: an earlier run was interrupted; checking whether INPUT is the same")
     if finished.raw.files != read_files(inputs):
-        say(f"{data}: INPUT has changed: begun anew")
+        say(f"{data}: INPUT has changed; starting from the beginning")
         phases.find()
         return None
-    say(f"{data}: going on from there: {_DONE[finished.phase]}")
+    say(f"{data}: resuming: {_DONE[finished.phase]}")
     return finished
 
 
 def keep(phases: Phases, finished: Finished) -> None:
-    """Record that a phase is finished, and what it left; what it was made from is removed, unless it is needed again.
+    """Record a finished phase and its output; remove its input, unless it is needed again.
 
     Raises LostError, StorageError.
     """
@@ -171,9 +171,9 @@ def read_files(inputs: Inputs) -> dict[str, tuple[int, str]]:
 
 
 def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> Identity:
-    """Return name, bytes and SHA-256 of the files, by their use.
+    """Return name, bytes and SHA-256 of the files, by use.
 
-    In a form with keys neither names nor the order of files matter, so that several files of one kind are known by
+    In a format with keys neither names nor the order of files matter, so several files of one kind are identified by
     their sorted digests.
     """
     return {kind: _described(urls, files, inputs.keyed) for kind, urls in group_by_key(_places(inputs))}
@@ -190,7 +190,7 @@ def _described(urls: list[str], files: Mapping[str, tuple[int, str]], keyed: boo
 
 
 def _places(inputs: Inputs) -> list[tuple[str, str]]:
-    """List (kind, URL) of every file: `train`, or `train/text` where a part has several files."""
+    """List (kind, URL) of every file: `train`, or `train/text` if a part has several files."""
     places = [
         (part.table if len(part.files) == 1 else f"{part.table}/{role}", url)
         for part in inputs.parts

@@ -20,7 +20,7 @@ LISTS = ("label_ids", "filter_label_ids")  # united over the rows that are merge
 
 
 class Ordered(NamedTuple):
-    """rows: by (hash, key), each key once. merged: how many rows went into others.
+    """rows: by (hash, key), each key once. merged: number of rows that were merged into others.
 
     rejected, kept: for each rejected row its place (columns part, row, key), and the place of the row that stays.
     """
@@ -92,7 +92,7 @@ def _sort(rows: pa.Table) -> pa.Table:
 
 
 def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ordered rows whose hash the next row has, too; and which of them have its key as well."""
+    """Return the ordered rows that share their hash with the next row; and which of them also share the key."""
     hashes, keys = rows["hash"].to_numpy(), rows["key"]
     tied = np.flatnonzero(hashes[1:] == hashes[:-1])
     same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
@@ -107,8 +107,8 @@ def attach_labels(
 ) -> tuple[pa.RecordBatch, list[Reject]]:
     """Return points with `label_ids` of the table's type, and rejects; points without a label are left out.
 
-    ids int64 [mentions]: the ids behind `label_index`, -1 where there is no such label; `keys` are their names.
-    A form without keys has `label_ids` already, which must be below `plan.labels`.
+    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels; `keys` are their names. A form without keys
+    has `label_ids` already, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
     if "label_ids" in batch.schema.names:
@@ -126,7 +126,7 @@ def attach_labels(
     assert keys is not None
     unknown = batch.select(["part", "row", "key"]).take(pa.array(owner[~exists]))
     unknown = unknown.append_column("label", keys.take(pa.array(index[~exists])))
-    detail = "{key} names the label {label}, which is not among the labels"
+    detail = "{key} names the unknown label {label}"
     rejects = reject_rows(unknown, plan.sources, Reason.UNKNOWN_LABEL, detail)
     if plan.pairs:
         return batch, rejects
@@ -149,12 +149,12 @@ def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[R
     if pc.all(labelled, min_count=0).as_py():
         return rows, []
     lost = rows.select(["part", "row", "key"]).filter(pc.invert(labelled))
-    detail = "the point {key} is left without a label"
+    detail = "the point {key} has no label left"
     return rows.filter(labelled), reject_rows(lost, sources, Reason.NO_LABELS, detail)
 
 
 def reject_rows(rows: Rows, sources: Mapping[int, str], reason: Reason, detail: str) -> list[Reject]:
-    """Reject `rows` with the columns part, row, and those that `detail` names in braces."""
+    """Reject `rows` with the columns part and row, and the columns that `detail` names in braces."""
     rejects = []
     for row in rows.to_pylist():
         values = {name: ascii(value)[:80] for name, value in row.items()}
@@ -173,7 +173,7 @@ def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) ->
         worst = dict(zip(owner[beyond].tolist(), values[beyond].tolist(), strict=True))
         wrong = batch.select(["part", "row"]).take(pa.array(list(worst)))
         wrong = wrong.append_column("label", pa.array(list(worst.values())))
-        detail = f"label {{label}} does not exist: there are labels 0 to {plan.labels - 1}"
+        detail = f"label {{label}} does not exist; the labels are 0 to {plan.labels - 1}"
         rejects = reject_rows(wrong, plan.sources, Reason.LABEL_OUT_OF_RANGE, detail)
         batch = batch.filter(pa.array(~np.isin(np.arange(batch.num_rows), list(worst))))
     return batch.set_column(column, "label_ids", batch["label_ids"].cast(pa.list_(kind))), rejects

@@ -22,7 +22,7 @@ ROWS, SIZES = "rows", "sizes"
 
 
 def open_tokens(plan: TablePlan) -> Encoder | None:
-    """Open the tokenizer of `plan`, once a process; None where no row has a text. Raises StorageError."""
+    """Open the tokenizer of `plan`, once a process; None if no row has a text. Raises StorageError."""
     return None if plan.vocabulary is None else _open_encoder(plan.tokenizer, plan.tokenizer_name)
 
 
@@ -32,7 +32,7 @@ def _open_encoder(url: str, name: str) -> Encoder:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
-    """Return parsed rows with `input_ids` (unless they have none), `truncated`, and where a model makes it `dense`."""
+    """Return parsed rows with `input_ids` (if they have any), `truncated`, and `dense` if a model makes it."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
@@ -55,12 +55,12 @@ def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Recor
 
 
 def keep(packets: Collection, name: str, files: Files) -> Collection:
-    """Keep (key, packet in files) for a later flow as the collection `name`; Summary of where their places lie."""
+    """Keep (key, packet in files) for a later flow as the collection `name`; Summary of their places."""
     return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
 
 
 def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
-    """Write where the packets of (key, packets) lie, those of many keys in one file."""
+    """Write the places of the packets of (key, packets), those of many keys in one file."""
     places = ((key, places_of(packets)) for key, packets in groups)
     yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
 
@@ -76,7 +76,7 @@ def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
-    """Return first, int64 [shards + 1], from the rows of each shard: ids [first[s], first[s + 1]) are those of s."""
+    """Return first, int64 [shards + 1], from the rows of each shard: shard s has the ids [first[s], first[s + 1])."""
     return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 

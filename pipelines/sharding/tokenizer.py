@@ -1,9 +1,9 @@
 """Tokenizer of a data set, from a directory, the hub or the data's own texts, frozen to files; and token ids of texts.
 
-A tokenizer of BERT's kind, ours among them, looks at nothing beyond a space: it normalises one character at a time,
-parts words at white space and punctuation, and cuts each word into pieces by itself. So the tokens of a text are those
-of what is between its spaces, one after the other; and a block of texts has a tenth as many different words as words: a
-word that comes again and again is encoded once.
+A tokenizer like BERT's, such as ours, never looks across a space: it normalises one character at a time, splits words
+at white space and punctuation, and cuts each word into pieces separately. So the tokens of a text are the tokens of the
+parts between its spaces, in order; a block of texts has a tenth as many different words as words, and each different
+word is encoded once.
 """
 
 import json
@@ -101,7 +101,7 @@ class Encoder:
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
     """Encode each of `texts` by itself; `special` puts the tokenizer's special tokens around it.
 
-    Raises InputError with the tokenizer's `name` where it gives a text up.
+    Raises InputError with the tokenizer's `name` if it cannot encode a text.
     """
     values: list[np.ndarray] = []
     lengths: list[int] = []
@@ -124,7 +124,7 @@ def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
 
 
 def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Tell whether a text's tokens are those of what lies between its spaces, one after the other."""
+    """Return whether a text's tokens are those of the parts between its spaces, in order."""
     cut = tokenizer.truncation
     return (
         isinstance(tokenizer.normalizer, BertNormalizer)
@@ -140,7 +140,7 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the special tokens before and after every text; None where it is not so simple."""
+    """Return the special tokens before and after every text; None if it is not so simple."""
     whole, bare = tokenizer.encode(_PROBE), tokenizer.encode(_PROBE, add_special_tokens=False)
     first = next((place for place, special in enumerate(whole.special_tokens_mask) if not special), None)
     if first is None or len(bare.ids) != 1:
@@ -150,7 +150,7 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def cut_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Cut texts at spaces, in order, as many at a time as are _SLICE_BYTES, or one."""
+    """Cut texts at spaces, in order, into pieces of _SLICE_BYTES, or single texts."""
     import pyarrow.compute as pc  # which serving does without
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
@@ -189,7 +189,7 @@ SPECIAL = {
 class FrozenTokenizer:
     """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
 
-    It cuts texts at `max_tokens`. `kept`: those of the files that were taken as they are.
+    It cuts texts at `max_tokens`. `kept`: the unchanged files.
     """
 
     files: Mapping[str, Base64Bytes]
@@ -204,7 +204,7 @@ class FrozenTokenizer:
 
     @property
     def longest(self) -> int | None:
-        """Tokens that the model behind it reads at most, where its files say."""
+        """Token limit of the model, if its files state one."""
         limit = json.loads(self.files[CONFIG]).get("model_max_length") if CONFIG in self.kept else None
         return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -216,7 +216,7 @@ class FrozenTokenizer:
 
 
 def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
-    """Load the tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
+    """Load the tokenizer of a local directory; None if there is no directory. Raises InputError: not loadable."""
     if not os.path.isdir(name):
         return None
     place, config = find_tokenizer(Path(name)), os.path.join(name, CONFIG)
@@ -231,8 +231,8 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
         return freeze(slow.backend_tokenizer, others, max_tokens)
     except Exception as error:
         raise InputError(
-            f"{name}: no tokenizer could be loaded: {error}. Expected a directory with {FILE}, or one that "
-            "transformers' AutoTokenizer loads."
+            f"{name}: cannot load the tokenizer: {error}. Expected a directory with {FILE}, or a directory that "
+            "AutoTokenizer of transformers can load."
         ) from None
 
 
@@ -244,15 +244,15 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
     except Exception as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"tokenizer {name!r}: no such directory, and not to be had from the hub ({cause}). "
-            "Give a local directory, a hub name, or train:SIZE."
+            f"tokenizer {name!r}: not a local directory, and not available from the hub ({cause}). Give a local "
+            "directory, a hub name, or train:SIZE."
         ) from None
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
     """Make the files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding.
 
-    Raises what the library does for a vocabulary that lacks the token of unknown words.
+    Raises the library's error for a vocabulary without a token for unknown words.
     """
     tokenizer.encode(_UNKNOWN)
     tokenizer.no_padding()
@@ -269,18 +269,20 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
 
 
 def open_tokenizer(data: bytes, place: str) -> Tokenizer:
-    """Open the content of a FILE, which lies at `place`. Raises TableError where it is none."""
+    """Open the content of a FILE at `place`. Raises TableError if it is not a tokenizer."""
     try:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # the library has no error of its own
-        raise TableError(f"{place}: no tokenizer that this version reads: {error}. Make it again.") from None
+        raise TableError(
+            f"{place}: this version of Extremis cannot read the tokenizer: {error}. Make the tokenizer again."
+        ) from None
 
 
 class _Normal(NamedTuple):
-    """Texts as the library's trainer counts their words: normalised, and parted by spaces alone.
+    """Texts as the library's trainer counts their words: normalised, split only at spaces.
 
-    different: the normal form of each different word, which may be several words; counts: of these, int64.
-    texts: places among them, and offsets, of some texts at a time.
+    different: the normal form of each different word, which may be several words; counts: of these, int64. texts:
+    places among them, and offsets, of some texts at a time.
     """
 
     different: pa.StringArray
@@ -299,9 +301,10 @@ class _Normal(NamedTuple):
 def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
     """Train a WordPiece tokenizer of at most `size` tokens. The same texts give the same bytes.
 
-    The library's time is quadratic in the length of a word: without those beyond MAX_WORD it is linear in the texts.
-    The library meets words in the random order of a hash map, numbers continuing characters (`##e`) as they come, and
-    merges equally frequent pairs in the order of those numbers. Given all of them beforehand, it has no choice left.
+    The library's time is quadratic in the length of a word: without words longer than MAX_WORD it is linear in the
+    texts. The library meets words in the random order of a hash map, numbers continuing characters (`##e`) as they
+    come, and merges equally frequent pairs in the order of those numbers. Given all of them beforehand, the result is
+    fixed.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()
@@ -331,7 +334,7 @@ def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
 
 
 def _normalise(texts: pa.ChunkedArray, normalizer: BertNormalizer, words: BertPreTokenizer) -> _Normal:
-    """Normalise the words of texts, and leave out what has more than MAX_WORD characters."""
+    """Normalise the words of texts, and leave out words with more than MAX_WORD characters."""
     places: dict[str, int] = {}
     cut = []
     for some in (some for chunk in texts.chunks for some in cut_words(chunk)):
@@ -359,7 +362,7 @@ def _alphabet(normal: _Normal) -> list[str]:
 def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], name: str = FILE) -> int:
     """Return what 99 % of the texts of each table have at most: a multiple of 32 tokens in [LEAST, MOST].
 
-    Never more than the model behind the tokenizer reads. Raises InputError with the tokenizer's `name`.
+    Never more than the limit of the tokenizer's model. Raises InputError with the tokenizer's `name`.
     """
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Attempts at an output: built aside under a name of their own, by the owner of the output, and put in place whole."""
+"""Attempts at an output: the owner builds it in a folder of its own and then puts it in place as a whole."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Build:
-    """Attempt at the output `out`, whose files are written at `url`, under a name that no other attempt has.
+    """Attempt at the output `out`: its files are written at `url`, a name that no other attempt has.
 
-    A process that has lost its claim, and workers that outlive theirs, write what nobody reads.
+    What a process writes after it lost its claim is never read.
     """
 
     out: str
@@ -30,9 +30,9 @@ class Build:
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
-        """Put the manifest's files in place, or those of these `names`, and publish it in place of an earlier one.
+        """Put the manifest's files (or the files `names`) in place, and publish it instead of an earlier manifest.
 
-        Raises LostError: another process has taken over, and what it makes stays; StorageError.
+        Raises LostError if another process has taken over, whose output is kept; StorageError.
         """
         self.claim.require()
         old = set[str]()
@@ -43,7 +43,9 @@ class Build:
         self.put(new)
         self.claim.require()
         if not publish_new(self.out, manifest):
-            raise LostError(f"{join(self.out, MANIFEST)}: published by another process meanwhile; its output stays.")
+            raise LostError(
+                f"{join(self.out, MANIFEST)}: another process published this output meanwhile. That output is kept."
+            )
         for name in old.difference(new):
             storage.remove(join(self.out, name))
         return manifest
@@ -51,7 +53,7 @@ class Build:
 
 @contextlib.contextmanager
 def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
-    """Claim `out` for the block and build it aside; nothing that was not put in place stays behind.
+    """Claim `out` for the block and build it aside; unpublished files are removed.
 
     `in_phases`: but for what finished phases left, unless they end in an InputError, which they would again; a disk
     that is full may have room later.
@@ -70,14 +72,14 @@ def building(out: str, doing: str, say: Say | None = None, in_phases: bool = Fal
 
 
 def clean_up(out: str, doing: str) -> None:
-    """Remove what a process left that was stopped right after publishing `out`, unless another is at work there."""
+    """Remove the rest of a process stopped right after publishing `out`, unless another process works there."""
     if storage.list_names(staging(out)) or storage.exists(join(out, FILE)):
         with contextlib.suppress(ClaimedError), claimed(out, doing):  # nobody is
             storage.remove(staging(out), recursive=True)
 
 
 def _clear(build: Build, keep_phases: bool) -> None:
-    """Remove what is left of the attempt, and all of staging where the output is this process's still."""
+    """Remove the files of the attempt, and all of staging if the output still belongs to this process."""
     with contextlib.suppress(LostError):
         build.claim.require()
         _clear_staging(build.out, keep_phases)

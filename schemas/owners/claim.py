@@ -1,16 +1,16 @@
 """Claim on an output: one process at a time writes it, and says so in small files beside it while it works.
 
-    .claim.json                the first claim on the output, written only where there is none
+    .claim.json                the first claim on the output, written only if there is none
     .claim-after-<id>.json     the one that took over from claim <id>, whose owner was gone: at most one, too
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
-A claim file is never changed. Whoever stands last in the chain owns the output. An owner is gone if it ran on this
+A claim file is never changed. Whoever stands last in the chain owns the output. An owner is missing if it ran on this
 machine and its process has ended; else if its beat has not changed for LEASE_SECONDS by the observer's own clock: no
-two clocks are compared. An owner whose own beats are late, because it was paused or cut off from storage, looks again
-before it writes anything (`Claim.require`), and what it wrote meanwhile has the name of its attempt.
+two clocks are compared. If an owner's own beats are late, because the process was paused or cut off from storage, it
+checks its claim before it writes anything (`Claim.require`); meanwhile its files have the name of its attempt.
 
-A disk gives each file to one process only, and so do stores with conditional writes, such as S3 and GCS. A store
-without them keeps the last of several that wrote within SETTLE_SECONDS, and all of them look which it was.
+A disk gives each file to one process only, and so do stores with conditional writes, such as S3 and GCS. Without
+conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check who won.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ class LostError(ClaimedError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that claims an output: what it makes of it (`sharded`, `trained`), and how to tell whether it runs.
+    """Process that claims an output: what it does (`sharded`, `trained`), and how to check whether it runs.
 
-    `machine` names the processes among which `pid` is unique, `born` its start among those that had this number.
+    `pid` is unique among the processes of `machine`; `born` is the start of the process.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Owner:
 
     @staticmethod
     def read(content: bytes) -> "Owner":
-        """Read a claim file; one that cannot be read is of an unknown owner."""
+        """Read a claim file; an unreadable file has an unknown owner."""
         try:
             owner = Owner(**json.loads(content))
             if not re.fullmatch("[0-9a-f]{32}", owner.id) or type(owner.pid) is not int:
@@ -83,7 +83,7 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
     def has_ended(self) -> bool:
-        """Tell whether this is a process of this machine that no longer runs; False where that cannot be known."""
+        """Tell whether this is a process of this machine that no longer runs; False if that cannot be known."""
         return self.machine == _machine() and _born(self.pid) != self.born
 
 
@@ -105,7 +105,7 @@ class Claim:
         return self.owner.id[:16]
 
     def require(self) -> None:
-        """Raise LostError unless this process still owns the output; no request where its last beat is fresh."""
+        """Raise LostError unless this process still owns the output; without a request if its last beat is fresh."""
         if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
             return
         with self._lock:
@@ -113,8 +113,8 @@ class Claim:
         if self._lost is not None:
             raise LostError(
                 f"{self.root}: {self._lost}, after this process gave no sign of life for {LEASE_SECONDS:g} seconds (it "
-                "was paused, or cut off from storage). It leaves the output as it is; run the same command again "
-                "where no other process goes on with it."
+                "was paused, or could not reach storage). This process leaves the output as it is. Run the same "
+                "command again if no other process continues the work."
             )
 
     def start(self) -> None:
@@ -175,11 +175,11 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block; what this thread has claimed already it goes on holding.
+    """Hold the claim on the output at `root` for the block; what this thread has claimed already it continues holding.
 
-    A claim whose owner is gone is taken over, and `say` is told. What is made there is marked (`place`). Raises
-    ClaimedError while another process has it; LostError in place of an error of the block where another took over
-    meanwhile; StorageError.
+    A claim whose owner has ended is taken over, and `say` gets a line. What is made there is marked (`place`). Raises
+    ClaimedError while another process has the claim; LostError, instead of an error of the block, if another process
+    took over meanwhile; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
@@ -228,7 +228,7 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
         is_ours = bool(chain) and chain[-1] == owner
         if is_ours and (last is None or _read(_beat_of(root, last)) == beat):
             if last is not None and say is not None:
-                say(f"{root}: taken over from {last}, which is gone")
+                say(f"{root}: taken over from {last}, which has ended")
             return claim
         is_cut_off = owner not in chain and Owner.read(_read(place) or b"") == owner
         if is_ours or is_cut_off:  # the one before is back, or has left meanwhile
@@ -236,12 +236,12 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
 
 
 def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
-    """Tell whether the last owner is gone, False if it has just released `root`; watches for up to LEASE_SECONDS.
+    """Tell whether the last owner is missing, False if it has just released `root`; watches for up to LEASE_SECONDS.
 
-    Raises ClaimedError as soon as it is seen to work.
+    Raises ClaimedError as soon as the owner shows a sign of life.
     """
     beat, every = _read(_beat_of(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
-    for _ in waiting(f"a sign of life of {owner}, which was at work at {root},", say, LEASE_SECONDS, every):
+    for _ in waiting(f"a sign of life from {owner}, which was working on {root},", say, LEASE_SECONDS, every):
         if owner.has_ended():  # a process that is being killed takes a moment
             return True
         changed = _read(_beat_of(root, owner)) != beat
@@ -250,8 +250,8 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
             return False
         if changed:
             raise ClaimedError(
-                f"{root}: being {owner.doing} by {owner} since {owner.since}. Let it finish, or end it and run the "
-                "same command again."
+                f"{root}: being {owner.doing} by {owner} since {owner.since}. Wait until that process has finished, or "
+                "end it and run the same command again."
             )
     return True
 
@@ -275,7 +275,7 @@ def _beat_of(root: str, owner: Owner) -> str:
 
 
 def _read(place: str) -> bytes | None:
-    """Return the content of a claim or a beat, or what is there in its place; None where nothing is."""
+    """Return the content of a claim or a beat, or of the file in its place; None if there is no file."""
     try:
         sealed = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.unseal(data) is not None)
     except FileNotFoundError:
@@ -285,12 +285,12 @@ def _read(place: str) -> bytes | None:
 
 
 def _clock() -> float:
-    """Return seconds that no one sets, and that go on while the machine sleeps where the system counts them."""
+    """Return seconds of a clock that nobody sets, and that also runs in sleep, if the system has one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Name the processes that this one can see by their numbers: this boot of this machine, or of a container."""
+    """Name the set of processes whose numbers this process sees: this boot of this machine, or of a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -298,7 +298,7 @@ def _machine() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return a mark of the start of process `pid`, "" where none runs, or it has ended and is only not yet reaped."""
+    """Return a mark of the start of process `pid`; "" if it does not run, or has ended and is not yet reaped."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

@@ -1,6 +1,6 @@
 """Place of an output: absent, empty, of the kind that is written, or an unfinished one; and apart from all inputs.
 
-A kind is told by what the output's owner does: sharded, trained, exported. A manifest tells it, or a run's recipe, and
+The kind is the work of the output's owner: sharded, trained, exported. A manifest tells it, or a run's recipe, and
 before either the file `.kind`, which is written before all others and removed with the claim.
 """
 
@@ -26,44 +26,44 @@ _RECIPE = RunLayout("").config.strip("/")
 
 
 def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
-    """Refuse to write what is `doing` at the prefix `out` over anything else, or within what the command `reads`.
+    """Refuse to write a `doing` output at the prefix `out` over anything else, or inside a place in `reads`.
 
-    Raises InputError, StorageError; TableError where what is there is damaged.
+    Raises InputError, StorageError; TableError if the existing files are damaged.
     """
     _require_apart(out, reads)
     if storage.is_stream(out) or storage.exists(out):
-        raise InputError(f"{out}: a file, where a folder is written. Give another place.")
+        raise InputError(f"{out}: expected a folder to write to, got a file. Give another place.")
     present = _kind_at(out, storage.list_names(out))
     if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
-            f"{out}: holds {_NAMES.get(present, present)}, and {wanted} would be written there. It is left alone; give "
+            f"{out}: holds {_NAMES.get(present, present)}, and this command writes {wanted}. Nothing was changed; give "
             "another place."
         )
 
 
 def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
-    """Refuse to write a file at `out` over what the command `reads`, within it, or over a file that it may not replace.
+    """Refuse to write a file at `out` over or inside a place in `reads`, or over a file that it may not replace.
 
     What is no regular file, such as a device or a pipe, is written through. Raises InputError that ends with `remedy`
-    where a file is there; StorageError.
+    if a file is there; StorageError.
     """
     _require_apart(out, reads)
     if storage.is_folder(out):
-        raise InputError(f"{out}: a folder, where a file is written. Name a file in it.")
+        raise InputError(f"{out}: expected a file to write, got a folder. Name a file in it.")
     if not (may_replace or storage.is_stream(out)) and storage.exists(out):
-        raise InputError(f"{out}: there is a file here already. {remedy}")
+        raise InputError(f"{out}: this file exists already. {remedy}")
 
 
 def mark(out: str, doing: str) -> bool:
-    """Write at `out`, before anything else, that something is `doing` there; return whether the mark is there."""
+    """Write a mark of the kind `doing` at `out`, before anything else; return whether the mark is there."""
     if doing in _NAMES:
         storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
     return doing in _NAMES
 
 
 def unmark(out: str, doing: str) -> None:
-    """Remove the mark where something else tells what is at `out`, or nothing is left there."""
+    """Remove the mark if other files show the kind of `out`, or nothing is left there."""
     names = [name for name in storage.list_names(out) if name != MARK]
     if ".staging" not in names and (names_manifest(names) or _kind_at(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
@@ -73,12 +73,12 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
     for read in () if storage.is_stream(out) else reads:
         if read is not None and storage.is_within(out, read):
             if storage.is_within(read, out):
-                raise InputError(f"{out}: the command reads this, and would write over it. Give another place.")
-            raise InputError(f"{out}: lies within {read}, which the command reads. Give a place outside of it.")
+                raise InputError(f"{out}: the command reads this place, and would overwrite it. Give another place.")
+            raise InputError(f"{out}: lies inside {read}, which the command reads. Give a place outside of it.")
 
 
 def _kind_at(url: str, names: list[str]) -> str | None:
-    """Return what is made at `url`, which holds `names`; None for nothing. Raises TableError, StorageError."""
+    """Return the kind of the output at `url`, with `names` in it; None if none. Raises TableError, StorageError."""
     if names_manifest(names):
         return _kind_of(url)
     if _RECIPE in names:

@@ -1,4 +1,4 @@
-"""Interface of an open shard, whatever its file format."""
+"""Interface of an open shard of any file format."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from schemas.shard_files.ranges import Pieces, Range, Source
 
 
 class OpenShard(AbstractContextManager["OpenShard"]):
-    """An open shard, whose row groups are read by any number of threads.
+    """An open shard; any number of threads may read its row groups.
 
     Raises ValueError, and what Arrow raises, over damaged bytes.
     """
@@ -35,7 +35,7 @@ class OpenShard(AbstractContextManager["OpenShard"]):
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group`, with those of `columns` that exist, out of `pieces` if these were fetched before."""
+        """Read row group `group`, with the existing columns of `columns`, from `pieces` if they were fetched before."""
 
     def close(self) -> None:
         """Close what is open; by default only memory is held."""

@@ -1,4 +1,4 @@
-"""Cache of remote shards on a local disk: ranges of files, by the SHA-256 of the file, in a directory of its own.
+"""Cache of remote shards on a local disk: ranges of files by the file's SHA-256, in a directory of its own.
 
     FOLDER/.extremis-cache            marks the directory as a cache; locked for writing
     FOLDER/.bytes                     bytes of all entries, at least: counted before they are written
@@ -39,37 +39,39 @@ class LocalCache:
     limit: int
 
     def __post_init__(self) -> None:
-        """Set up `folder`. Raises InputError where it holds other files, or cannot hold `limit` bytes."""
+        """Set up `folder`. Raises InputError if it holds other files, or cannot hold `limit` bytes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             names = os.listdir(self.folder)
             if names and MARKER not in names:
                 raise InputError(
-                    f"storage.cache = {self.folder!r}: the directory holds other things ({sorted(names)[0]!r}, …), "
-                    "and a cache removes files. Name an empty or a new directory."
+                    f"storage.cache = {self.folder!r}: the directory holds other files ({sorted(names)[0]!r}, …), and "
+                    "a cache removes files. Name an empty or a new directory."
                 )
             with contextlib.suppress(FileExistsError), open(self._path(MARKER), "x") as marker:
-                marker.write("Extremis caches remote shards here. It can be removed whenever nothing reads it.\n")
+                marker.write(
+                    "Extremis caches remote shards here. The folder can be removed when no process reads it.\n"
+                )
             with self._locked():
                 held = self._scan(self.limit)
             free = shutil.disk_usage(self.folder).free
         except OSError as error:
             raise InputError(
-                f"storage.cache = {self.folder!r}: {error.strerror or error}. Name a directory on a local disk, "
-                "which can be written to."
+                f"storage.cache = {self.folder!r}: {error.strerror or error}. Name a writable directory on a local "
+                "disk."
             ) from error
         if self.limit > free + held:
             raise InputError(
                 f"storage.cache_size: {self.limit:,} bytes do not fit on the disk of {self.folder}: {free:,} are free "
-                f"and {held:,} cached. Lower it, or name a directory on another disk."
+                f"and {held:,} are cached. Lower storage.cache_size, or name a directory on another disk."
             )
 
     def require(self, least: int, why: str) -> None:
-        """Raise InputError where the limit is below `least` bytes, which `why` takes at once."""
+        """Raise InputError if the limit is below `least` bytes, which `why` needs at once."""
         if self.limit < least:
             raise InputError(
-                f"storage.cache_size: {self.limit:,} bytes are fewer than {why} take at once: {least:,}. "
-                "Raise it, or set storage.cache = '' to read without a cache."
+                f"storage.cache_size: {self.limit:,} bytes are too few: {why} take {least:,} at once. Raise "
+                "storage.cache_size, or set storage.cache = '' to read without a cache."
             )
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
@@ -86,7 +88,7 @@ class LocalCache:
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
-        """Keep bytes [start, stop) of that file, and remove the entries used longest ago where there is no room."""
+        """Keep bytes [start, stop) of that file, and remove the least recently used entries if space is short."""
         size = len(data) + _CHECKSUM.size
         if size > self.limit:
             return
@@ -150,7 +152,7 @@ class LocalCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with open(self._path(MARKER)) as marker:
-            with Wait(f"another process that is at the cache {self.folder}"):
+            with Wait(f"another process that uses the cache {self.folder}"):
                 fcntl.flock(marker, fcntl.LOCK_EX)
             yield
 

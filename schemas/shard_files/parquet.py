@@ -113,8 +113,8 @@ def writing_shard(
 ) -> Iterator[ShardEncoder]:
     """Yield the writer of shard `index` of `count` under the prefix `url`, published whole or not at all.
 
-    Memory is bounded by one row group. Its `entry` is there once the block has ended, and nothing is published when an
-    error ends it. Raises StorageError.
+    Memory is bounded by one row group. Its `entry` exists once the block has ended; after an error nothing is
+    published. Raises StorageError.
     """
     name = shard_name(index, count)
     with storage.writing(join(url, name)) as path:
@@ -127,9 +127,9 @@ def writing_shard(
 
 
 class ParquetShard(OpenShard):
-    """An open Parquet file, whose footer is parsed once.
+    """An open Parquet file; its footer is parsed once.
 
-    `expected`: checksums as in the manifest, or None where it has none: then pages are verified by their own.
+    `expected`: checksums from the manifest; None: pages are verified by their own checksums.
     """
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
@@ -210,7 +210,7 @@ class ParquetShard(OpenShard):
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
-    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
+    """Open one shard for reading row groups. Raises TableError when it is missing, cut short, or not Parquet."""
     with ranges.opening(url, shard, access) as source:
         return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
 
@@ -235,7 +235,7 @@ def number_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """Return a view where a column has numbers alone: Arrow's conversions load pandas where it is there, in 0.2 s."""
+    """Return a view if a column is numeric: Arrow's conversions would load pandas, which takes 0.2 s."""
     if column.null_count or str(column.type) not in _NUMBERS:
         return column.to_numpy(zero_copy_only=False)
     _, data = column.buffers()
@@ -252,7 +252,7 @@ def string_bytes(column: pa.Array) -> Ragged:
 
 
 def filters_of(table: pa.Table) -> Ragged:
-    """Return the label ids that are removed from each query's predictions; none where there is no such column."""
+    """Return the label ids that are removed from each query's predictions; empty without such a column."""
     name = "filter_label_ids"
     return list_column(table, name) if name in table.column_names else Ragged.empty(table.num_rows)
 
@@ -266,7 +266,7 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array, copied only where it is in several pieces."""
+    """Return a column as one array, copied only if it is in several pieces."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.nulls(0, column.type), *column.chunks])
 

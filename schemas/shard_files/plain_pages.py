@@ -1,6 +1,6 @@
-"""Fixed-size lists without nulls, copied from Parquet pages that hold their values as they are.
+"""Fixed-size lists without nulls, copied from Parquet pages that contain plain values.
 
-Arrow goes through the levels of every value to find the lists: of wide lists that is most of the time. A page without
+Arrow visits the levels of every value to find the lists, which takes most of the time for wide lists. A page without
 nulls says so in one run of levels, and the width of the lists is known, so only decompressing is left.
 """
 
@@ -19,9 +19,9 @@ _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 def read_matrix(
     chunk: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, kind: pa.FixedSizeListType
 ) -> pa.Array | None:
-    """Return the lists of a column chunk; None where Arrow is to read it: its pages are others, or damaged.
+    """Return the lists of a column chunk; None if Arrow is to read it: its pages are others, or damaged.
 
-    It is that of column `leaf` in row group `group`. Raises OSError or ValueError where bytes do not decompress.
+    The chunk belongs to column `leaf` in row group `group`. Raises OSError or ValueError if bytes do not decompress.
     """
     rows, column = metadata.row_group(group).num_rows, metadata.schema.column(leaf)
     levels = column.max_repetition_level, column.max_definition_level
@@ -42,7 +42,7 @@ def _copy_values(
     kind: pa.FixedSizeListType,
     out: np.ndarray,
 ) -> bool:
-    """Copy the values of all pages to `out`; return whether they are as many, and all there."""
+    """Copy the values of all pages to `out`; return whether the number of values is as expected."""
     data, position, filled = memoryview(chunk).cast("B"), 0, 0
     while position < len(data):
         header, position = _struct(data, position)
@@ -64,7 +64,7 @@ def _copy_values(
 
 
 def _without_levels(page: memoryview, values: int, repeated: int, defined: int) -> np.ndarray | None:
-    """Return the bytes of a page's values; None where a value may be missing."""
+    """Return the bytes of a page's values; None if a value may be missing."""
     start = _LENGTH + int.from_bytes(page[:_LENGTH], "little") if repeated else 0
     if defined:
         length = int.from_bytes(page[start : start + _LENGTH], "little")

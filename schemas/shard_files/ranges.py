@@ -34,7 +34,7 @@ VERIFIED = Access()
 
 
 class Remote:
-    """File beyond a local disk: each read is one request, with retries, unless the cache has its bytes.
+    """File on remote storage: each read is one request, with retries, unless the cache has the bytes.
 
     Reads raise FileNotFoundError, StorageError.
     """
@@ -60,7 +60,7 @@ Source = Mapped | Remote
 def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
     """Yield the bytes of `shard` of the table at `url`, for a block that reads its end.
 
-    Raises TableError when it is gone, not as long as it was, or when the block finds it damaged; StorageError.
+    Raises TableError when it is missing, not as long as it was, or when the block finds it damaged; StorageError.
     """
     place = shard_url(url, shard)
     if storage.is_local(place):
@@ -79,9 +79,9 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
 
 
 def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -> tuple[pa.Buffer, tuple[int, ...]]:
-    """Read the index of a file of `length` bytes, with the `footer` behind it, and the facts of the footer.
+    """Read the index of a file of `length` bytes from the `footer` at its end, and the facts of the footer.
 
-    Its last facts are the bytes of the index, and `magic`. Raises ValueError where it is another.
+    Its last facts are the length of the index, and `magic`. Raises ValueError if it is a different one.
     """
     begin = max(0, length - _TAIL)
     tail = source.read(begin, length)
@@ -100,7 +100,7 @@ def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator
     try:
         yield
     except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
+        raise TableError(f"{place}: the manifest names this shard, but the file is missing. {remedy}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
@@ -114,7 +114,7 @@ class Pieces:
 
     @classmethod
     def fetch(cls, source: Source, ranges: Iterable[Range]) -> "Pieces":
-        """Read `ranges`, those that are near each other in one request."""
+        """Read `ranges`; ranges near each other share a request."""
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
     def read(self, start: int, stop: int) -> pa.Buffer:
@@ -122,7 +122,7 @@ class Pieces:
         for first, data in self._pieces:
             if first <= start and stop <= first + data.size:
                 return data if (start, stop) == (first, first + data.size) else data.slice(start - first, stop - start)
-        raise ValueError(f"bytes [{start}, {stop}) are none of those that its footer names")
+        raise ValueError(f"the footer does not name the bytes [{start}, {stop})")
 
 
 class PiecesFile(AbstractBufferedFile):
@@ -143,7 +143,7 @@ class PiecesFile(AbstractBufferedFile):
 
 
 def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
-    """Sort ranges, and join them where no more than `gap` bytes lie between."""
+    """Sort ranges, and join ranges if at most `gap` bytes lie between them."""
     joined: list[Range] = []
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= gap:

@@ -1,4 +1,4 @@
-"""Shards of any table, whatever their file format: a shard's name says which."""
+"""Shards of any table and file format: the name of a shard shows its format."""
 
 import contextlib
 import importlib
@@ -44,7 +44,7 @@ def write_table(
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
     """Open one shard for reading row groups; an end that is damaged is read again, it may have been so on its way.
 
-    Raises TableError when it is gone, cut short, or of no format of ours.
+    Raises TableError: missing, cut short, or of an unknown format.
     """
     if shard.view is not None:
         file = open_shard(resolve(url, shard.view.table), shard.model_copy(update={"view": None}), access)
@@ -73,7 +73,7 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(
     file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
 ) -> pa.Table:
-    """Read row group `group` of an open shard, out of `pieces` if these were fetched before and are not damaged.
+    """Read row group `group` of an open shard, from `pieces` if they were fetched before and are not damaged.
 
     Bytes that are damaged are read again. Raises StorageError, and TableError that names `place` and the row group when
     they stay so.

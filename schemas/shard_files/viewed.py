@@ -1,4 +1,4 @@
-"""Shards of a view: rows of another table's file, less those that are gone, with patches and ids of the view."""
+"""Shards of a view: rows of another table's file, without removed rows, with the patches and ids of the view."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _IDS = ("query_id", "label_id")
 class ViewedShard(OpenShard):
     """An open shard of a view over `file`; row groups without a row left are skipped.
 
-    Raises TableError where a patch is gone or damaged; StorageError.
+    Raises TableError if a patch is missing or damaged; StorageError.
     """
 
     def __init__(self, file: OpenShard, url: str, view: View) -> None:

@@ -1,13 +1,13 @@
-"""Shards as WebDataset tars, with an index behind the end of the archive: any tar reader stops before it.
+"""Shards as WebDataset tars, with an index after the end of the archive, where every tar reader stops.
 
 A sample is its key, the zero-padded id of the row, and one member a column: `000000000007.input_ids.npy` for a list of
 numbers, `.key.txt` for a string. POSIX ustar in blocks of 512 bytes, time and owner 0, so that bytes are deterministic.
 Headers, members and padding are laid out at once in NumPy, never a sample at a time.
 
-The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. From that
-follows by arithmetic where every value lies, so a row group is one range read and a few gathers. Its metadata holds the
-byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has that
-of the index.
+The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. So the
+place of every value follows by arithmetic, and a row group is one range read and a few gathers. Its metadata holds the
+byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has the
+CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -105,7 +105,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
     """
     members = members_of(table.schema)
     if (np.diff(table.column("query_id").to_numpy()) != 1).any():
-        raise ValueError("the ids of a shard count up by one")
+        raise ValueError("the ids of a shard must increase by 1")
     schema = pa.schema(
         [(member.column, pa.uint32()) for member in members],
         metadata={"schema": table.schema.serialize().to_pybytes()},
@@ -155,19 +155,19 @@ class TarShard(OpenShard):
         self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
         metadata = self._index.schema.metadata or {}
         if b"schema" not in metadata:
-            raise ValueError("its index names no columns")
+            raise ValueError("the index has no columns")
         self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
         self._members = members_of(self.schema_arrow)
         self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the bytes of row group `group`: its columns lie among each other."""
+        """Return the bytes of row group `group`, with all its columns."""
         return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group`, with those of `columns` that exist in the order of the schema."""
+        """Read row group `group`, with the existing columns of `columns`, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
         if {*names} - {"query_id"}:
             data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
@@ -185,7 +185,7 @@ class TarShard(OpenShard):
         layout = Layout.of(self._members, counts)
         start, stop = facts["start"], facts["start"] + layout.blocks * BLOCK
         if start < 0 or stop > self._length:
-            raise ValueError("its index points beyond its end")
+            raise ValueError("the index points past the end of the file")
         return _Group((start, stop), facts, counts, layout)
 
     def _column(self, group: _Group, name: str, data: np.ndarray) -> pa.Array:
@@ -199,18 +199,18 @@ class TarShard(OpenShard):
             raise ValueError(f"the values of {name} do not match their CRC-32")
         kind = self.schema_arrow.field(name).type
         if pa.types.is_fixed_size_list(kind) and (group.counts[name] != kind.list_size).any():
-            raise ValueError(f"a row of {name} has not {kind.list_size} values")
+            raise ValueError(f"expected {kind.list_size} values in each row of {name}")
         return _array(values, offsets, kind)
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
-    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or without its index."""
+    """Open one shard for reading row groups. Raises TableError when it is missing, cut short, or without its index."""
     with ranges.opening(url, shard, access) as source:
         return TarShard(source, shard.bytes, shard.checksums, access.verify)
 
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
-    """Read the index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
+    """Read the index after the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
     end, (checksum, size) = ranges.read_end(source, length, _FOOTER, _MAGIC)
     content = end[:size]
     if verify:
@@ -246,7 +246,7 @@ def members_of(schema: pa.Schema) -> list[Member]:
 def _encode_group(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]) -> np.ndarray:
     """Lay samples out as tar blocks: ids int64 [B] and B rows of each column -> uint8 [bytes].
 
-    Raises ValueError where an id has more than 12 digits.
+    Raises ValueError if an id has more than 12 digits.
     """
     if ids.size and not 0 <= ids.min() <= ids.max() < 10**ID_DIGITS:
         raise ValueError(f"a sample's key has {ID_DIGITS} digits; got ids in [{ids.min()}, {ids.max()}]")
@@ -273,7 +273,9 @@ def _member(field: pa.Field) -> Member:
     elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):
         member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
     else:
-        raise ValueError(f"column {field.name}: a tar holds strings and lists of numbers, not {field.type}")
+        raise ValueError(
+            f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot hold"
+        )
     if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
         raise ValueError(f"column {field.name}: its name is too long for a tar")
     return member

@@ -68,7 +68,12 @@ except ExtremisError as error:
     done = subprocess.run(
         start, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=True
     )
-    for word in (socket.gethostname(), "sees no file", "memory://data/check/launcher.json", "shared file system"):
+    for word in (
+        socket.gethostname(),
+        "does not see the file",
+        "memory://data/check/launcher.json",
+        "shared file system",
+    ):
         assert word in done.stdout
 
 
@@ -106,7 +111,7 @@ def test_a_job_server_that_looks_for_flink_elsewhere(flink: Cluster, raw: Path, 
     """Its Flink asks twenty times, every 3 s, before it says so."""
     lost = replace(flink, endpoints=clusters.serve_jobs(flink, "lost-job-server", "localhost:9"))
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *loopback(lost), check=False, timeout=SECONDS)
-    refused(done, "the job server does not reach the master of its engine", "--flink_master")
+    refused(done, "the job server cannot reach the master of its engine", "--flink_master")
 
 
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:

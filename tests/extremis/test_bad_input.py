@@ -73,9 +73,9 @@ def with_labels(*target: int) -> Callable[[Path], None]:
 BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "not gzip": (
         spoil("trn.json.gz", b'{"title": "plain"}\n'),
-        ("raw/trn.json.gz: not a gzip file", "Expected gzip of lines", "compress"),
+        ("raw/trn.json.gz: not a gzip file", "The name of the file says gzip", "compress"),
     ),
-    "cut off": (cut, ("raw/trn.json.gz: cut off", "bytes", "Copy it again")),
+    "cut off": (cut, ("raw/trn.json.gz: incomplete", "bytes", "Copy the file again")),
     "not JSON": (
         lambda folder: change(folder, "trn.json.gz", 3, b'{"title": '),
         ("trn.json.gz, line 4: not JSON", '{"title": ', "1 of 30 rows", "Fix these", "--max-reject-share"),
@@ -84,18 +84,18 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "no target_ind": (without("target_ind"), ("trn.json.gz, line 5: the field 'target_ind' is missing", "Fix")),
     "target_ind beyond the labels": (
         with_labels(1, 7),
-        ("tst.json.gz, line 3: label 7 does not exist", "labels 0 to 6", "Fix"),
+        ("tst.json.gz, line 3: label 7 does not exist", "the labels are 0 to 6", "Fix"),
     ),
     "a point without labels": (with_labels(), ("tst.json.gz, line 3: the point 'p2' has no labels", "Fix")),
-    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "empty: it holds no line", "Copy it again")),
-    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: empty", "Copy it again")),
+    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "the file is empty", "Copy it again")),
+    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: the file is empty", "Copy it again")),
     "a filter row that is not there": (
         spoil("filter_labels_test.txt", b"3 1\n15 1\n"),
         ("filter_labels_test.txt, line 2: row 15 does not exist", "rows 0 to 14", "another split?"),
     ),
     "a filter label that is not there": (
         spoil("filter_labels_test.txt", b"3 1\n4 7\n"),
-        ("filter_labels_test.txt, line 2: label 7 does not exist", "labels 0 to 6", "another data set?"),
+        ("filter_labels_test.txt, line 2: label 7 does not exist", "the labels are 0 to 6", "another data set?"),
     ),
     "no labels file": (lambda folder: (folder / "lbl.json.gz").unlink(), ("raw: no lbl.json.gz", "found: trn.json.gz")),
 }
@@ -135,7 +135,7 @@ class TestRecipes:
             settings = sets(f"train.positive_weight={weight}", "train.epochs=1")
             done = call("train", "astra", tiny_data, tmp_path / str(number), *settings, "--json")
             assert done.status == 0, done.err
-            assert ("does not state its propensity constants" in done.err) == (weight > 0)
+            assert ("has no propensity constants" in done.err) == (weight > 0)
             losses.append(done.json["epochs"][0]["loss"])
         assert losses[0] == losses[1]
 
@@ -150,13 +150,13 @@ class TestDataAndRun:
             call("embed", other, run, tmp_path / "out"),
             call("train", "astra", other, run, *sets("train.epochs=1", "order.batch=16"), "--resume"),
         ):
-            refused(done, str(run), str(other), "made from other data", "Pass the data it was made from")
+            refused(done, str(run), str(other), "made from other data", "Give the data that the run was made from")
         assert visible(run) == before
         assert not (tmp_path / "out").exists()
 
     def test_a_run_is_there_already(self, tiny_data: Path, run: Path) -> None:
         before = visible(run)
-        refused(call("run", "astra", tiny_data, run), f"{run}: there is a run here already", "--resume", "another RUN")
+        refused(call("run", "astra", tiny_data, run), f"{run}: a run exists here already", "--resume", "another RUN")
         assert visible(run) == before
 
     def test_unfinished_data(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ class TestDataAndRun:
         assert visible(tmp_path) == []
 
     def test_a_run_in_the_place_of_an_export_or_of_data(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
-        remedy = f"{run}: a run, and no export. Type `extremis export DATA {run} exported/`"
+        remedy = f"{run}: expected an export, got a run. Run `extremis export DATA {run} exported/`"
         refused(call("predict", run, tmp_path / "x.csv", "--data", tiny_data), remedy)
         with pytest.raises(TableError, match=re.escape(remedy)):
             load(run)
-        refused(call("evaluate", run, tiny_data), f"{run}: a run, and no DATA")
+        refused(call("evaluate", run, tiny_data), f"{run}: expected DATA, got a run")
 
     def test_a_split_that_is_not_there(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
-        words = (f"{tiny_data}: no split 'dev'", "this data set has test, train")
+        words = (f"{tiny_data}: no split 'dev'", "known splits: test, train")
         refused(call("evaluate", tiny_data, run, "--split", "dev"), *words)
         refused(call("embed", tiny_data, run, tmp_path / "out", "--split", "dev"), *words)
 

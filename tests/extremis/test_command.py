@@ -108,7 +108,7 @@ def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
     assert str(fault.value).endswith('set={"train.minutes": 10} to extremis.')
     with pytest.raises(InputError, match=r"example: Invalid value for 'batch': 0 is not in the range x>=1"):
         example("here", "there", batch=0)
-    with pytest.raises(InputError, match=r"no option 'bacth'; did you mean 'batch'"):
+    with pytest.raises(InputError, match=r"unknown option 'bacth'; did you mean 'batch'"):
         example("here", "there", bacth=1)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^part '\.\./x'") as python:
         extremis.shard("raw/", "data/", onto="data0/", part="../x", progress=False)
@@ -170,7 +170,7 @@ def test_help_lists_the_options_with_their_meaning() -> None:
     assert "    share: A share of all.\n" in (inspect.getdoc(example) or "")
     assert "    batch: How many. Default: 3.\n" in (inspect.getdoc(example) or "")
     text = inspect.getdoc(extremis.shard) or ""
-    assert "max_reject_share: Share of a table's rows" in text
+    assert "max_reject_share: Largest share of rows" in text
     assert "Default: 0.001." in text
     assert "progress: " in text
     assert inspect.signature(extremis.shard).parameters["tokenizer_texts"].annotation == int | None
@@ -227,11 +227,11 @@ def test_importing_loads_nothing_of_weight() -> None:
 
 
 def test_wrong_options_are_one_error() -> None:
-    with pytest.raises(InputError, match=r"no option 'max_token'; did you mean 'max_tokens'"):
+    with pytest.raises(InputError, match=r"unknown option 'max_token'; did you mean 'max_tokens'"):
         extremis.shard("raw/", "data/", max_token=1)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"^sink = 'tar': expected one of 'parquet'"):
         extremis.shard("raw/", "data/", sink="tar", progress=False)
-    with pytest.raises(InputError, match=r"no recipe 'asta'"):
+    with pytest.raises(InputError, match=r"unknown recipe 'asta'"):
         extremis.train("asta", "data/", "runs/1", progress=False)
     with pytest.raises(AttributeError, match="no attribute 'shrad'"):
         extremis.shrad  # type: ignore[attr-defined]  # noqa: B018

@@ -71,18 +71,18 @@ def test_texts_are_embedded_by_the_model_that_an_export_states(folder: Path, mod
     place.write_text("sea\n")
     refused(
         call("predict", folder / "made-export", place, tmp_path / "out.jsonl", "--embedder", other),
-        "is another one",
+        "is a different model",
         "--embedder",
     )
     refused(
         call("predict", folder / "given-export", place, tmp_path / "out.jsonl", "--embedder", other),
-        "needs no model of texts",
+        "does not use a text model",
     )
     refused(call("predict", folder / "given-export", place, tmp_path / "out.jsonl"), "lines of text", "reads vectors")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"key": "q", "text": "sea", "vector": [1.0] * (d + 1)}))
     refused(call("predict", folder / "given-export", rows, tmp_path / "out.jsonl"), "has 6 numbers, expected 5")
-    with pytest.raises(extremis.InputError, match="vectors of your own"):
+    with pytest.raises(extremis.InputError, match="your own vectors"):
         extremis.load(folder / "given-export")
 
 

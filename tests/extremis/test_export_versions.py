@@ -90,7 +90,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(days: Path, tmp_path
     export(days, 1, second, onto=first)
     assert contents(str(second)) == before
     for onto in ({"onto": other}, {}):
-        with pytest.raises(InputError, match=r"made otherwise .options.onto was"):
+        with pytest.raises(InputError, match=r"made with other options .options.onto was"):
             export(days, 1, second, **onto)
     export(days, 1, second, overwrite=True)
     assert not [entry for entry in open_manifest(str(second)).shards if entry.view]
@@ -102,7 +102,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(days: Path, tmp_path
 
 def test_an_export_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:
     later = export(days, 1, tmp_path / "1")
-    with pytest.raises(InputError, match=r"made from other data than .*data0 or a version before it"):
+    with pytest.raises(InputError, match=r"this export was made neither from .*data0 nor from an earlier version"):
         export(days, 0, tmp_path / "0", onto=later)
     with pytest.raises(InputError, match="this is OUT itself"):
         export(days, 1, later, onto=later)
@@ -116,9 +116,11 @@ def test_an_export_that_is_gone_is_named_with_its_part(days: Path, tmp_path: Pat
     shutil.rmtree(first)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     done = call("predict", second, tmp_path / "texts.txt", tmp_path / "out.jsonl")
-    refused(done, f"{second}: needs what is not there: part 0001 ({first}) is gone", "Put it back")
+    refused(
+        done, f"{second}: files that this version needs are missing: part 0001 ({first}) is missing", "Restore them"
+    )
     export(days, 1, first)
-    with pytest.raises(TableError, match=r"part 0001 \(.*0\) was made again since"):
+    with pytest.raises(TableError, match=r"part 0001 \(.*0\) has been made again since"):
         extremis.load(second)
 
 

@@ -100,7 +100,7 @@ def test_workers_have_the_modules_of_the_process_that_starts_them(programs: Path
 
 def test_a_package_that_is_nowhere_is_named() -> None:
     require_ours()
-    with pytest.raises(ImportError, match=r"`no_such_package`.* is not on the path"):
+    with pytest.raises(ImportError, match=r"`no_such_package`.* is not on Python's path"):
         require_ours(["no_such_package"])
 
 

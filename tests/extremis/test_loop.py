@@ -77,7 +77,7 @@ def test_a_single_text_and_many_are_the_same(names: dict[str, Any]) -> None:
     alone, among = model.predict(texts[7], k=2)[0], model.predict(texts, k=2)[7]
     assert [label.key for label in alone.labels] == [label.key for label in among.labels]
     assert model.embed([]).shape == (0, vectors.shape[1])
-    with pytest.raises(extremis.InputError, match=r"texts\[1\] is no string"):
+    with pytest.raises(extremis.InputError, match=r"texts\[1\]: expected a string, got"):
         model.predict(["x", 3])
 
 
@@ -126,7 +126,7 @@ def test_a_model_is_not_what_is_written_over_its_files(
         return extremis.load(shutil.copytree("exported", tmp_path / name), threads=1)
 
     texts = [f"a ship in storm {n}" for n in range(20)]
-    changed = "changed since the export was opened. Open it again"
+    changed = "changed since the export was opened. Open the export again"
     expected = repr(names["model"].predict(texts))
     read, unread = load("read"), load("unread")
     assert repr(read.predict(texts)) == expected

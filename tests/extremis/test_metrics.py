@@ -45,7 +45,7 @@ def test_a_metric_without_a_number_is_dropped() -> None:
     state = MetricsState(batch=1)
     state.record("adoption", 1, {"epoch": 4, "table_epoch": 3, "late": True})
     assert "extremis_adoption_table_epoch 3.0" in exposition(state)
-    assert state.note() == "table 3, 1 epoch(s) back, the next still to come"
+    assert state.note() == "table 3, 1 epoch(s) late"
     state.record("adoption", 1, {"epoch": 4, "table_epoch": 3, "late": False})
     assert state.note() == "table 3"
     state.record("adoption", 2, {"epoch": 5, "table_epoch": None, "late": False})

@@ -62,7 +62,7 @@ def test_what_no_input_is_is_said(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             extremis.shard(wrong, tmp_path / "data", **QUICK)
     (tmp_path / "x.xlsx").write_bytes(b"PK")
-    with pytest.raises(InputError, match="one file, whose name does not say its kind"):
+    with pytest.raises(InputError, match="one file with an unknown ending"):
         extremis.shard(tmp_path / "x.xlsx", tmp_path / "data", **QUICK)
 
 
@@ -74,8 +74,8 @@ def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path
     assert done.status == 0, done.err
     assert json.loads(done.out)["summary"]["splits"]["train"]["merged"] == 1
     assert "train: 2 points, 1.5 labels each, 1 rows merged" in done.err
-    assert "1 without a word, which are kept" in done.err
-    assert "test: 2 points, 1.0 labels each, 1 with a text that train has too" in done.err
+    assert "1 with an empty text (kept)" in done.err
+    assert "test: 2 points, 1.0 labels each, 1 with a text that is also in train" in done.err
     assert f"rejected of train: 1 malformed; see {tmp_path / 'data' / 'rejects'}" in done.err
     assert f"next: extremis run auto {tmp_path / 'data'} RUN" in done.err
     refused = call("shard", tmp_path, tmp_path / "other", "--test", "0.2")

@@ -125,7 +125,12 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     assert labels["label_id"].to_pylist() == list(range(manifest.rows))
     again = call("export", data, run, exported, "--threshold-split", "test", "--precision", "0.05,0.1,1")
     assert "exported already" in again.err
-    refused(call("export", data, run, exported, "--dtype", "float16"), str(exported), "made otherwise", "--overwrite")
+    refused(
+        call("export", data, run, exported, "--dtype", "float16"),
+        str(exported),
+        "made with other options",
+        "--overwrite",
+    )
 
 
 def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: Path, tmp_path: Path) -> None:
@@ -178,14 +183,14 @@ def test_no_cell_of_a_safe_csv_begins_as_a_formula(data: Path, exported: Path, t
     assert {row["key"] for row in rows[True]} == {"'=key"}
     assert [(row["rank"], row["score"]) for row in rows[True]] == [(row["rank"], row["score"]) for row in rows[False]]
     done = call("predict", exported, tmp_path / "p.jsonl", "--data", data, "--safe-cells")
-    refused(done, "--safe-cells is of CSV, and OUT is jsonl", "--to csv")
+    refused(done, "--safe-cells works only with CSV, but OUT is jsonl", "--to csv")
     assert not (tmp_path / "p.jsonl").exists()
 
 
 class TestFused:
     @pytest.fixture(scope="class")
     def fused(self, data: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        refused(call("evaluate", data, run, "--scores", "fused"), "no fusion is fitted", "extremis fuse")
+        refused(call("evaluate", data, run, "--scores", "fused"), "has no fusion", "extremis fuse")
         for by in ("tree", "weights"):
             refused(call("fuse", data, run, "--by", by), "no split 'val'", "--validation", "data.holdout")
         done = call("fuse", data, run, "--by", "tree", "--split", "test", "--shortlist", "30", "--json")
@@ -328,7 +333,7 @@ class TestWeights:
         run, out = fused / "run", tmp_path / "out"
         done = call("fuse", data, run, "--linear", "0", "--json")
         assert done.status == 0, done.err
-        assert "index IVF4,Flat finds" in done.err
+        assert "index IVF4,Flat with recall" in done.err
         assert done.json["memory"]["measured"]["recall"] >= 0.9
         assert "IVF4,Flat" in call("inspect", next((run / "fusion").iterdir())).out
         expected = call("evaluate", data, run, "--json").json["metrics"]
@@ -452,17 +457,17 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "content", "words"),
         [
-            ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix it")),
+            ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix the row")),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
-            ("in.jsonl", b"", ("in.jsonl: empty",)),
+            ("in.jsonl", b"", ("in.jsonl: the file is empty",)),
             ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt, line 2: byte 0 is not UTF-8",)),
-            ("in.xml", b"a,b\n", ("in.xml: its name does not say", "--form")),
+            ("in.xml", b"a,b\n", ("in.xml: unknown file ending", "--form")),
             (
                 "in.csv",
                 b"a,b\nx,y\n",
                 ("in.csv: no column 'title' or 'text' or 'content'", "found: 'a', 'b'", "--fields"),
             ),
-            ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy it again")),
+            ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy the file again")),
         ],
     )
     def test_bad_input(self, exported: Path, tmp_path: Path, name: str, content: bytes, words: tuple[str, ...]) -> None:
@@ -475,15 +480,15 @@ class TestRefusals:
         refused(call("predict", exported, tmp_path / "nowhere", out), "no input here", "Expected a file")
         refused(call("predict", exported, out), "expected INPUT and OUT")
         refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
-        refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
-        refused(call("predict", run, out, "--data", data), f"{run}: a run, and no export")
-        refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
+        refused(call("predict", exported, tmp_path / "out", "--data", data), "unknown file ending", "--to")
+        refused(call("predict", run, out, "--data", data), f"{run}: expected an export, got a run")
+        refused(call("predict", data, out, "--data", data), "expected a table of kind export, got data")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
-        refused(call("predict", exported, out, "--data", data, *both), "Give one of them")
+        refused(call("predict", exported, out, "--data", data, *both), "Give only one of the two")
         refused(call("export", data, run, data), "the command reads this", "Give another place")
         refused(
-            call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be made"
+            call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be built"
         )
         refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "'--precision': 'half'")
         assert not out.exists()
@@ -497,14 +502,14 @@ class TestRefusals:
         vectors.write_bytes(vectors.read_bytes()[:-7])
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "damaged", "Export")
         vectors.unlink()
-        refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "gone", "Export")
+        refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "missing", "Export")
         (broken / "_manifest.json").unlink()
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), "unfinished table")
 
     def test_other_data(self, exported: Path, raw: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         assert call("shard", raw, other, "--tokenizer", "train:1000", "--seed", "1").status == 0
-        refused(call("predict", exported, tmp_path / "p.npz", "--data", other), "other data", "as INPUT")
+        refused(call("predict", exported, tmp_path / "p.npz", "--data", other), "a run on data with digest", "as INPUT")
 
 
 class TestDualEncoder:

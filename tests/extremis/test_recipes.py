@@ -28,7 +28,7 @@ def test_a_copy_is_the_recipe_and_can_be_changed(tmp_path: Path) -> None:
         assert load_recipe(str(out)) == load_recipe(name)
         shown = call("recipes", "show", name)
         assert tomllib.loads(shown.out) == read_recipe(name, light=True)
-    refused(call("recipes", "copy", "astra", out), "there is a file here already")
+    refused(call("recipes", "copy", "astra", out), "this file exists already")
     assert call("recipes", "validate", out, "--set", "train.epochs=3").status == 0
     refused(call("recipes", "validate", out, "--set", "train.epoch=3"), "did you mean 'epochs'")
     refused(call("recipes", "copy", "astra"), "expected RECIPE and OUT")

@@ -238,7 +238,7 @@ def test_a_run_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_another_make_is_refused(days: Path, tmp_path: Path) -> None:
     changes = {**TINY, "encoder.dimension": 16}
-    with pytest.raises(InputError, match=r"of another make: encoder.dimension is 8 there, 16 here"):
+    with pytest.raises(InputError, match=r"differs: encoder.dimension is 8 in that run, 16 in this run"):
         extremis.train("random", days / "data1", tmp_path / "run", from_run=days / "run0", set=changes, progress=False)
 
 

@@ -49,7 +49,7 @@ FILES: dict[str, tuple[str, bytes | Callable[[bytes], bytes]]] = {
     "vectors: a header of brackets": (VECTORS, tensors(b"[" * 100_000)),
     "vectors: a header of numbers": (VECTORS, tensors(b"1" * 100_000)),
     "vectors: no header": (VECTORS, tensors({})),
-    "vectors: beyond the end": (
+    "vectors: past the end": (
         VECTORS,
         tensors({"weight": {"dtype": "F32", "shape": [9, 9], "data_offsets": [0, 324]}}),
     ),

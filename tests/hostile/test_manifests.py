@@ -183,7 +183,7 @@ def test_a_part_that_is_another_than_data_names(kind: str, loop: tuple[Path, Any
     data = tmp_path / "data"
     shutil.copytree(loop[0] / "data", data)
     change(tmp_path / KINDS[kind], lambda body: body["counters"].update(more=1))
-    run("train", "random", data, tmp_path / "run", words=("not the table that",))
+    run("train", "random", data, tmp_path / "run", words=("this table was replaced after",))
     assert listing(tmp_path / "run") == []
 
 

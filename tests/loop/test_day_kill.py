@@ -174,11 +174,11 @@ def test_a_part_that_is_deleted_is_named_by_each_command(days: Days, tmp_path: P
         ["export", f"{root}/data/1", f"{root}/runs/1", f"{root}/exports/2", "--onto", f"{root}/exports", *EXPORT],
     ):
         ((done, _),) = run(command)
-        refused(done, gone, "gone")
+        refused(done, gone, "missing")
     (root / "texts.txt").write_text("t3\n")
     extremis("predict", root / "exports", root / "texts.txt", root / "out.jsonl")  # needs no data
     shutil.rmtree(root / "exports/0")
-    with pytest.raises(TableError, match=r"part 0001 \(.*exports/0\) is gone"):
+    with pytest.raises(TableError, match=r"part 0001 \(.*exports/0\) is missing"):
         Exported.open(f"{root}/exports")
 
 

@@ -82,7 +82,7 @@ def test_every_source_of_a_mix_goes_round_the_loop(
 
 def test_a_split_that_is_not_there_is_refused_before_anything_is_written(data: SmallData, tmp_path: Path) -> None:
     recipe = Recipe.model_validate({**RECIPE, "data": {"mix": {"train": 1.0, "marktet": 1.0}}})
-    with pytest.raises(InputError, match="no split 'marktet'; this data set has market, test, train"):
+    with pytest.raises(InputError, match="no split 'marktet'; known splits: market, test, train"):
         Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, training.silent)
     assert not (tmp_path / "run").exists()
 

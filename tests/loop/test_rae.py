@@ -106,11 +106,11 @@ def test_without_its_keys_or_with_labels_it_says_so(
 ) -> None:
     run, _, _ = straight
     shutil.copytree(run / "negatives", tmp_path / "gone" / "negatives")
-    with pytest.raises(TableError, match="Put them back, or start a new run"):
+    with pytest.raises(TableError, match="Restore the file, or start a new run"):
         train(Trainer.start(small.layout.root, str(tmp_path / "gone"), recipe(refresh={"start": 3}), silent))
     url, queries = RunLayout(str(tmp_path / "labels")).negatives(2, "queries"), small.layout.queries("train")
     build_negatives(url, open_manifest(queries), small.points["train"].positives, small.labels, 3)
-    with pytest.raises(TableError, match="this table names labels, expected one that names points"):
+    with pytest.raises(TableError, match="the ids of this table are labels, expected points"):
         train(Trainer.start(small.layout.root, str(tmp_path / "labels"), recipe(), silent))
 
 
@@ -139,5 +139,7 @@ def test_the_recipe_runs_from_end_to_end(data: Path, tmp_path: Path) -> None:
     epochs = [record for record in read_metrics(RunLayout(str(run))) if record["kind"] == "epoch"]
     assert [record["table_epoch"] for record in epochs] == [None, None, 2]
     shown = call("inspect", data, "--run", run, "--rows", "1")
-    assert "no table of labels" in shown.out
-    refused(call("tuples", run, tmp_path / "tuples.jsonl", "--data", data, "--keys"), "this table names points")
+    assert "no hard negatives of" in shown.out
+    refused(
+        call("tuples", run, tmp_path / "tuples.jsonl", "--data", data, "--keys"), "the ids of this table are points"
+    )

@@ -117,7 +117,7 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
     assert {end.status for end in others} == {1}, [end.err for end in others]
     told = [end for end in others if "error: " in end.err]
     assert len(told) == 1
-    refused(told[0], "has lost another rank", "go on with --resume", status=1)
+    refused(told[0], "lost another rank", "Continue with --resume", status=1)
     for process in processes:
         wait_until_gone(process.pid)
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_told_once(data: Path, tmp_path: Path) -> None:
 def test_half_an_environment_and_a_run_that_is_there_are_refused(
     data: Path, single_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(call("train", "astra", data, single_rank, *CHOICES), "there is a run here already")
+    refused(call("train", "astra", data, single_rank, *CHOICES), "a run exists here already")
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(call("train", "astra", data, tmp_path / "run", *CHOICES), "RANK = None, WORLD_SIZE = '2'", "torchrun")
 

@@ -124,7 +124,7 @@ def test_a_refused_input_leaves_nothing(env: dict[str, str], bucket: Bucket, raw
     for file in raw.iterdir():
         bucket.put(f"bad/{file.name}", file.read_bytes() if file.name != "trn.json.gz" else file.read_bytes()[:-90])
     done = extremis("shard", f"s3://{BUCKET}/bad", f"s3://{BUCKET}/never", env=env, check=False)
-    refused(done, f"s3://{BUCKET}/bad/trn.json.gz: cut off", "Copy it again")
+    refused(done, f"s3://{BUCKET}/bad/trn.json.gz: incomplete", "Copy the file again")
     assert bucket.keys("never/") == []
 
 

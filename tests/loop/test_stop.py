@@ -65,7 +65,7 @@ def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path:
     _, said = trainer.communicate(timeout=60)
     assert trainer.returncode == 143, said
     assert "stopped by a signal after step" in said
-    assert "Go on with --resume" in said
+    assert "Continue with --resume" in said
     steps = [int(place.name.removeprefix("step-")) for place in (run / "checkpoints").iterdir()]
     assert len(steps) == 1
     assert steps[0] == records(run)[-1]["step"] >= 20
@@ -98,7 +98,7 @@ def test_a_run_that_waits_for_a_table_stops_too(data: Path, tmp_path: Path) -> N
     trainer.send_signal(signal.SIGTERM)
     _, said = trainer.communicate(timeout=60)
     assert trainer.returncode == 143, said
-    assert "Go on with --resume" in said
+    assert "Continue with --resume" in said
 
 
 @pytest.mark.slow
@@ -132,4 +132,4 @@ def test_a_second_trainer_is_told_who_the_first_is(data: Path, tmp_path: Path) -
     first.wait()
     assert done.status == 2, done.err
     assert f"{tmp_path / 'run'}: being trained by process {first.pid} on" in done.err
-    assert "Let it finish, or end it" in done.err
+    assert "Wait until that process has finished, or end it" in done.err

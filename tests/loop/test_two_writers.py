@@ -130,7 +130,12 @@ def race(kind: str, world: World, folder: Path, choices: tuple[int, int], apart:
     for number in {0, 1} - {*winners}:
         said = [line for line in done[number][1].splitlines() if line.startswith("error: ")]
         assert len(said) == 1, context
-        refusals = ("Let it finish", "there is a run here already", "made otherwise", "holds a finished")
+        refusals = (
+            "Wait until that process has finished",
+            "a run exists here already",
+            "made with other options",
+            "holds a finished",
+        )
         assert any(words in said[0] for words in refusals), context
     if kind != "fuse" and choices[0] != choices[1]:
         assert len(winners) == 1, context

@@ -231,11 +231,14 @@ def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queries": "PLAIN"}, r"--queries: say where the table goes, with --for-epoch E or --out URL"),
-        ({"queries": "PLAIN", "for_epoch": 0}, r"no trainer asked for clusters of a size here. Give --size C"),
+        ({"queries": "PLAIN"}, r"--queries needs the place of the table: give --for-epoch E or --out URL"),
+        ({"queries": "PLAIN", "for_epoch": 0}, r"the recipe of this run has no cluster size. Give --size C"),
         ({"size": 24, "smallest": 16}, r"--smallest 16: clusters of 24 are halved"),
         ({"memory": 100 << 20}, r"--memory 100.0 MiB.*Give --memory"),
-        ({"queries": "OTHER", "for_epoch": 0, "size": 8}, r"embeddings of other queries .* than .*queries/train"),
+        (
+            {"queries": "OTHER", "for_epoch": 0, "size": 8},
+            r"these embeddings belong to queries .*, but .*queries/train",
+        ),
         ({"queries": "SPOILT", "for_epoch": 0, "size": 8}, r"vector of row 7 is not finite"),
     ],
 )
@@ -276,7 +279,7 @@ def test_parts_too_small_for_equal_clusters_are_refused() -> None:
 
 
 def test_a_run_without_a_dump_is_told_so(data: SmallData, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no embeddings of queries to cluster. A run with order.cluster > 1"):
+    with pytest.raises(InputError, match=r"no query embeddings to cluster. A run with order.cluster > 1"):
         cluster(data.layout.root, str(tmp_path))
 
 

@@ -107,7 +107,9 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     written = place.stat().st_mtime_ns
     assert embed(small.layout.root, run, out) == made
     assert place.stat().st_mtime_ns == written
-    with pytest.raises(InputError, match="out: holds a finished embeddings table, not one of kind vectors"):
+    with pytest.raises(
+        InputError, match="out: holds a finished embeddings table, and this command writes a vectors table"
+    ):
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
     with pytest.raises(InputError, match="the command reads this"):
         embed(small.layout.root, run, small.layout.root)
@@ -118,7 +120,7 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
 
 def test_refusals_leave_nothing(small: SmallData, run: str, tmp_path: Path) -> None:
     out, data = str(tmp_path / "out"), small.layout.root
-    with pytest.raises(InputError, match="no split 'dev'; this data set has test, train"):
+    with pytest.raises(InputError, match="no split 'dev'; known splits: test, train"):
         embed(data, run, out, EmbedOptions(split="dev"))
     with pytest.raises(TableError, match="step-00000099: no table here"):
         embed(data, run, out, EmbedOptions(step=99))

@@ -123,7 +123,7 @@ def test_a_mined_table_and_another_give_the_same_bytes_anywhere(tmp_path):
     assert manifest.parents == {"queries": queries, "table-0": first.digest, "table-1": second.digest}
     assert manifest.parameters["use_from"] == 5
     assert manifest.counters["same_text_dropped"] > 0  # of the table whose miner did not compare texts
-    with pytest.raises(InputError, match=r"made otherwise \(merged was 'turns', now it is 'score'\)"):
+    with pytest.raises(InputError, match=r"made with other options \(merged was 'turns', now it is 'score'\)"):
         merge(world.data, urls, str(tmp_path / "out-0"), MergeOptions(by="score"))
 
 
@@ -157,22 +157,24 @@ class TestRefused:
         beyond = foreign(world, str(tmp_path / "beyond"), [[LABELS, 1]] * ROWS, 2)
         out = str(tmp_path / "out")
         for url, words in (
-            (other, r"was made from another queries table"),
-            (more, r"more: negatives out of 31 labels; .* has 30\. Make it again"),
-            (ranges, r"ranges: has columns for each label range\. Make it again without --ranges"),
+            (other, r"was made from a queries table"),
+            (more, r"more: this table was made with 31 labels, but .* has 30\. Make the table again"),
+            (ranges, r"ranges: this table has columns for each label range\. Make the table again without --ranges"),
             (beyond, r"part-0000\d-of-00002\.parquet: a label is outside of \[0, 30\)"),
         ):
             with pytest.raises(TableError, match=words):
                 merge(world.data, [good, url], out)
             assert storage.list_names(out) == []
-        with pytest.raises(TableError, match=r"good: made from rows that .* does not have\. Give its own DATA"):
+        with pytest.raises(TableError, match=r"good: this table was made from rows that are not in .*\. Give the DATA"):
             merge(small_world(str(tmp_path / "other"), 1).data, [good, good], out)
 
     def test_one_table_and_too_large_a_width(self, world, tmp_path):
         good, out = foreign(world, str(tmp_path / "good"), self.rows(), 2), tmp_path / "out"
-        refused(call("merge", world.data, good, out), "one table alone", "--others")
+        refused(call("merge", world.data, good, out), "only one table is given", "--others")
         refused(
-            call("merge", world.data, good, out, "--others", good, "--width", 5), "--width 5", "4 negatives of a row"
+            call("merge", world.data, good, out, "--others", good, "--width", 5),
+            "--width 5",
+            "4 negatives for each row",
         )
         done = call("merge", world.data, good, out, "--others", good, "--width", 3, "--json")
         assert done.status == 0, done.err

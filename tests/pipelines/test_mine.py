@@ -214,7 +214,7 @@ def test_damaged_candidates_are_named(tmp_path):
     with pytest.raises(StorageError, match=r"keys after \d attempt.*are damaged"):
         read_chunk(url, chunks, 1, 0)
     Path(url).unlink()
-    with pytest.raises(StorageError, match="these candidates are gone"):
+    with pytest.raises(StorageError, match="this file of candidates is missing"):
         read_chunk(url, chunks, 1, 0)
 
 
@@ -245,7 +245,7 @@ def test_a_mining_that_was_cut_off_goes_on_from_its_finished_shards(tmp_path):
     record = second.with_suffix(".record")
     record.write_bytes(record.read_bytes()[:-1])
     mine(world.data, world.run, options=options, progress=lines.append)
-    assert "epoch 3: going on from 1 of 5 shards, which are finished" in lines
+    assert "epoch 3: resuming, 1 of 5 shards are finished" in lines
     assert contents(url) == whole
     assert storage.list_names(str(Path(url).parent)) == ["queries", "spent.json"]
 
@@ -331,7 +331,7 @@ def test_the_loop_runs_on_an_object_store():
         mine(world.data, world.run, options=options, progress=stop)
     lines: list[str] = []
     manifest = mine(world.data, world.run, options=options, progress=lines.append)["queries"]
-    assert "epoch 3: going on from 1 of 2 shards, which are finished" in lines
+    assert "epoch 3: resuming, 1 of 2 shards are finished" in lines
     _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     assert (label_ids == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
 
@@ -356,7 +356,7 @@ class TestRefusals:
     def test_a_run_of_other_data(self, world, tmp_path):
         other = random_world(str(tmp_path / "other"), rows=70, labels=40, dimension=6, seed=1)
         other.write_data()
-        message = r"epoch-0003/queries: this embeddings table was made from another queries table .*other/data/queries"
+        message = r"epoch-0003/queries: this embeddings table was made from a queries table .*other/data/queries"
         with pytest.raises(TableError, match=message):
             mine(other.data, world.run)
 
@@ -370,7 +370,7 @@ class TestRefusals:
     def test_embeddings_of_another_width(self, world):
         world.vectors = np.ones((40, 9), np.float32)
         world.write_vectors(["queries"])
-        with pytest.raises(TableError, match=r"embeddings of 6 dimensions, the vectors at .* have 9"):
+        with pytest.raises(TableError, match=r"embeddings of 6 dimensions, but the vectors at .* have 9"):
             mine(world.data, world.run)
 
     def test_a_diverged_training(self, world):
@@ -392,7 +392,7 @@ class TestRefusals:
 
     def test_no_width_anywhere(self, world):
         world.write_vectors(["queries"], table_width=None)
-        with pytest.raises(InputError, match=r"neither the tables nor the options say .* Give --width K"):
+        with pytest.raises(InputError, match=r"the number of negatives for each query is unknown\. Give --width K"):
             mine(world.data, world.run)
 
 

@@ -248,7 +248,7 @@ class TestAnOutputThatIsThere:
         out = files[0].parent / "out"
         self.mine(files)
         shutil.rmtree(out / "data")
-        refused(self.mine(files), "mined from something else")
+        refused(self.mine(files), "mined from other input")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ class TestBadInput:
         refused(self.mine(tmp_path, place), "part-01.npy: dimension 3, but 6 in")
         (tmp_path / "empty").mkdir()
         refused(self.mine(tmp_path, tmp_path / "empty", "--metric", "inner"), "no vectors here; found: nothing")
-        refused(self.mine(tmp_path, tmp_path / "q.npy"), "q.npy: no such file")
+        refused(self.mine(tmp_path, tmp_path / "q.npy"), "q.npy: file not found")
 
     def test_files_that_are_not_what_their_name_says(self, tmp_path):
         for form in ("npy", "safetensors", "parquet", "arrow"):
@@ -364,10 +364,10 @@ class TestBadInput:
             refused(self.mine(tmp_path, bad), f"bad.{form}: not a ")
         objects = tmp_path / "objects.npy"
         np.save(objects, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-        refused(self.mine(tmp_path, objects), "never unpickled")
+        refused(self.mine(tmp_path, objects), "does not unpickle objects")
         torn = tmp_path / "torn.npy"
         torn.write_bytes(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (" + bytes(40))
-        refused(self.mine(tmp_path, torn), "torn.npy: not a .npy file, or a damaged one: has a header that cannot be")
+        refused(self.mine(tmp_path, torn), "torn.npy: not a .npy file, or damaged: has a header that cannot be")
         short = write(tmp_path / "short", "npy", self.GOOD) / "part-00.npy"
         short.write_bytes(short.read_bytes()[:-4])
         refused(self.mine(tmp_path, short), "too short for 6 × 6")
@@ -385,7 +385,7 @@ class TestBadInput:
             "1 numbers",
         )
         keys = write(tmp_path / "keys", "parquet", self.GOOD, key=["a", "b", "c", "b", "e", "f"])
-        refused(self.mine(tmp_path, keys), "row 3", "'b' is that of row 1")
+        refused(self.mine(tmp_path, keys), "row 3", "'b' is also the key of row 1")
         none = write(tmp_path / "none", "parquet", self.GOOD, key=["a", None, "c", "b", "e", "f"])
         refused(self.mine(tmp_path, none), "row 1: no key")
         other = write(tmp_path / "other", "parquet", self.GOOD[:4], key=list("abcd"))
@@ -401,10 +401,10 @@ class TestBadInput:
             ("q1,0\nq9,1\n", "row 2", "query 'q9'", "keys"),
             ("query,document\nq1,0\nq2,6\n", "row 3", "document '6'", "6 rows"),
             ("q1,0,1,2,3\n", "Expected a query, a document"),
-            ("q1,0,high\n", "row 1", "score 'high' is no number"),
+            ("q1,0,high\n", "row 1", "score 'high' is not a number"),
             ("q1,0\nq2\n", "Expected 2 columns"),
             ("query,document\n", "no pairs"),
-            ("", "it holds no line"),
+            ("", "the file is empty"),
         ):
             pairs.write_text(content)
             refused(self.mine(tmp_path, keys, "--positives", pairs), "pairs.csv", *said)
@@ -423,5 +423,5 @@ class TestBadInput:
         for folder in (data, data / "queries/train"):
             with pytest.raises(InputError, match="no complete dump to mine"):
                 extremis.mine(folder, tmp_path / "run", progress=False)
-        with pytest.raises(InputError, match="never unpickled"):
+        with pytest.raises(InputError, match="does not unpickle objects"):
             extremis.mine(np.array([None]), self.GOOD, out=tmp_path / "out", progress=False)

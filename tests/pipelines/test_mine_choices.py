@@ -146,7 +146,8 @@ class TestOtherTables:
         mine(world.data, world.run)
         url = world.layout.negatives(5, "queries")
         with pytest.raises(
-            InputError, match=r"queries: holds a finished negatives table made otherwise \(width was 5, now it is 3\)"
+            InputError,
+            match=r"queries: holds a finished negatives .* made with other options \(width was 5, now it is 3\)",
         ):
             mine(world.data, world.run, options=MineOptions(width=3))
         with pytest.raises(InputError, match=r"other vectors; by was 'classifier', now it is 'labels'"):
@@ -222,10 +223,10 @@ def test_the_command_line_takes_every_option(world):
     assert done.status == 0, done.err
     facts = done.json["tables"]["queries"]
     assert facts["counters"]["skipped_top"] == 60
-    assert "of 1.0 GiB a worker process" in done.err
+    assert "of its 1.0 GiB, with" in done.err
     refused(call("mine", world.data, world.run, "--memory", "100MiB"), "--memory 100.0 MiB", "Give --memory")
-    refused(call("mine", world.data, world.run, "--memory", "much"), "'much' is no size", "8GiB")
-    refused(call("mine", world.data, world.run, "--width", 7), "made otherwise", "--overwrite")
+    refused(call("mine", world.data, world.run, "--memory", "much"), "'much': expected a number with a unit", "8GiB")
+    refused(call("mine", world.data, world.run, "--width", 7), "made with other options", "--overwrite")
     refused(call("mine", world.data, world.run, "--target-recall", 2), "--target-recall", "2.0 is not in the range")
     refused(call("mine", world.data, world.run, "--watch", "--out", "x"), "--out")
 

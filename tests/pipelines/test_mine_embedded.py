@@ -54,7 +54,7 @@ def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_p
 
 def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
     options = MineOptions(queries=f"{run}-queries", vectors=f"{run}-labels", width=4)
-    with pytest.raises(InputError, match="say where the table goes, with --for-epoch E or --out URL"):
+    with pytest.raises(InputError, match="the place of the table: give --for-epoch E or --out URL"):
         mine(small.layout.root, run, options=options)
     mine(small.layout.root, run, options=options.model_copy(update={"for_epoch": 7}))
     table = open_manifest(RunLayout(run).negatives(7, "queries"), "negatives")
@@ -66,10 +66,10 @@ def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData
     early = f"{run}-early"
     embed(small.layout.root, run, early, EmbedOptions(what="labels", step=min(steps)))
     options = MineOptions(queries=f"{run}-queries", vectors=early, out=str(tmp_path), width=4)
-    with pytest.raises(TableError, match=r"is of step \d+, .* of step \d+ .*extremis embed --step"):
+    with pytest.raises(TableError, match=r"comes from step \d+, .* comes from step \d+ .*extremis embed --step"):
         mine(small.layout.root, run, options=options)
     other = build_data(str(tmp_path / "other"), labels=31, seed=1)
-    with pytest.raises(TableError, match="made from another queries table"):
+    with pytest.raises(TableError, match="made from a queries table"):
         mine(other.layout.root, run, options=options)
     wrong = options.model_copy(update={"vectors": f"{run}-queries", "by": "labels"})
     with pytest.raises(TableError, match=r"expected the vectors|no label embeddings"):

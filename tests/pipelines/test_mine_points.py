@@ -39,7 +39,7 @@ def test_a_point_finds_the_nearest_others_and_never_itself(world: World) -> None
 def test_who_reads_labels_refuses_points(world: World) -> None:
     mine(world.data, world.run)
     url = world.layout.negatives(world.epoch + 2, "queries")
-    said = "this table names points, expected one that names labels"
+    said = "the ids of this table are points, expected labels"
     with pytest.raises(TableError, match=said):
         Source("queries", Table.open(DataLayout(world.data).queries("train"))).with_negatives(url)
     with pytest.raises(TableError, match=said):
@@ -49,7 +49,7 @@ def test_who_reads_labels_refuses_points(world: World) -> None:
 @pytest.mark.parametrize("option", ["queries", "vectors"])
 def test_other_embeddings_are_refused(world: World, option: str) -> None:
     other = {option: world.layout.embeddings(world.epoch, "queries")}
-    with pytest.raises(InputError, match="--by points: the points of a dump are searched among themselves"):
+    with pytest.raises(InputError, match="--by points: points are searched among the points of the same dump"):
         mine(world.data, world.run, options=MineOptions(by="points", **other))
 
 
@@ -58,4 +58,4 @@ def test_several_sources_are_refused(tmp_path: Path) -> None:
     world.write_dump()
     done = call("mine", world.data, world.run, "--by", "points")
     assert done.status == 2
-    assert "of one source, `queries`; got queries, labels" in done.err.replace("\n", " ")
+    assert "the single source `queries`; got queries, labels" in done.err.replace("\n", " ")

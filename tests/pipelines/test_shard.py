@@ -181,7 +181,7 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     before = {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
     said: list[str] = []
     assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
-    assert "nothing to do" in said[-1]
+    assert "up to date" in said[-1]
     assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
     with pytest.raises(InputError, match=r"options\.max_tokens was not set, now it is 9\)\. .*--overwrite"):
         shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_tokens=9))
@@ -203,7 +203,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     whole = contents(data)
     (data / "_manifest.json").unlink()
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
-    with pytest.raises(InputError, match="holds other files, and a data set would be written there"):
+    with pytest.raises(InputError, match="holds other files, and this command writes a data set"):
         shard(str(tiny), str(data), OPTIONS)
     (data / MARK).write_text("sharded\n")
     shard(str(tiny), str(data), OPTIONS)
@@ -234,12 +234,12 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Fix these; or raise --max-reject-share, which is 0.001 "
+        "Fix these rows, or raise --max-reject-share, which is 0.001 "
         "(a label's line is its id, so no label may be rejected).",
     ]
     message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
     assert "rejected 5 of 30 rows of trn.json.gz (1 duplicate_key, 1 label_out_of_range, 1 missing_field" in message
-    assert "trn.json.gz, line 12: label 7 does not exist: there are labels 0 to 6" in message
+    assert "trn.json.gz, line 12: label 7 does not exist; the labels are 0 to 6" in message
     data = str(tiny.parent / "data")
     shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_reject_share=0.2))
     table = open_manifest(f"{data}/queries/train")
@@ -272,7 +272,7 @@ def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
     ("name", "content", "message"),
     [
         ("trn.json.gz", b"{}\n", "trn.json.gz: not a gzip file"),
-        ("tst.json.gz", b"", "tst.json.gz: empty"),
+        ("tst.json.gz", b"", "tst.json.gz: the file is empty"),
         ("filter_labels_test.txt", b"15 0\n", "filter_labels_test.txt, line 1: row 15 does not exist"),
         ("trn.raw.json.gz", b"", "both trn.json.gz and trn.raw.json.gz are here"),
     ],

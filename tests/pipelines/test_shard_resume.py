@@ -50,7 +50,7 @@ def fail(*_: Any) -> None:
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
     "join": (labels, "look_up", "rows are read"),
-    "tokenize": (queries, "encode", "rows are read, and the ids of their labels known"),
+    "tokenize": (queries, "encode", "rows are read, and label ids are known"),
     "write": (queries, "write_shard", "rows are read and tokenized"),
     "write labels": (labels, "count_tokens", "rows are read and tokenized"),
 }
@@ -92,7 +92,7 @@ def go_on(raw: Path, out: Path, options: ShardOptions, done: str) -> list[str]:
         if "tokenized" in done:
             patch.setattr("pipelines.shard.tokenize", fail)
         shard(str(raw), str(out), options, progress=lines.append)
-    assert [line.partition("from there: ")[2] for line in lines if "from there" in line] == ([done] if done else [])
+    assert [line.partition("resuming: ")[2] for line in lines if "resuming: " in line] == ([done] if done else [])
     return lines
 
 
@@ -101,7 +101,9 @@ def test_an_error_that_may_pass_keeps_what_is_finished_and_says_so(raw: Path, tm
     lines: list[str] = []
     with pytest.raises(StorageError, match="disk is full"):
         cut_off(raw, out, "write", fail, lenient(), lines)
-    assert lines[-1].endswith("cut off; the same command goes on from what is finished, --overwrite begins anew")
+    assert lines[-1].endswith(
+        "interrupted. The same command resumes from the last finished phase; --overwrite starts from the beginning"
+    )
     kept = storage.list_names(phases(str(out)))
     assert [name.partition("-")[0] for name in kept] == ["labels", "rejects", "rows", "tokenized.json"]
     go_on(raw, out, lenient(), "rows are read and tokenized")
@@ -119,8 +121,8 @@ def test_other_options_other_input_and_overwrite_begin_anew(raw: Path, tmp_path:
             with (raw / "train.jsonl").open("a") as file:
                 file.write('{"key": "more", "text": "more", "labels": ["l1"]}\n')
         shard(str(raw), str(out), options, progress=lines.append, overwrite=change == "overwrite")
-        assert not any("from there" in line for line in lines)
-        assert any("INPUT has changed: begun anew" in line for line in lines) == (change == "input")
+        assert not any("resuming: " in line for line in lines)
+        assert any("INPUT has changed; starting from the beginning" in line for line in lines) == (change == "input")
         whole = tmp_path / f"whole {change}"
         shard(str(raw), str(whole), options)
         assert contents(out) == contents(whole)

@@ -118,7 +118,7 @@ def test_workers_change_no_byte_and_what_is_there_stays(world, teachers, tmp_pat
     labels = Table.open(DataLayout(world.data).labels).digest
     assert made.parents["table-0"] == open_manifest(mined(world)).digest
     assert made.parents["labels"] == labels
-    with pytest.raises(InputError, match=r"made otherwise \(margin was 0\.0, now it is 0\.5\)"):
+    with pytest.raises(InputError, match=r"made with other options \(margin was 0\.0, now it is 0\.5\)"):
         teach(world.data, mined(world), teachers[1], out, TeachOptions(margin=0.5))
 
 
@@ -147,25 +147,28 @@ class TestRefused:
         for folder, words in (
             (str(tmp_path / "nowhere"), r"nowhere: no such directory"),
             (pickled, r"pytorch_model\.bin: pickled weights.*safetensors.*save_pretrained"),
-            (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer \(.*\)\. Save it there"),
-            (headless, r"headless: a teacher is a sequence classifier, and this is BertModel"),
-            (teachers[2], r"2 outputs, LABEL_0, LABEL_1\. Say with --label"),
-            (random, r"random: no weights for .*classifier.*: its scores are random"),
+            (copy("mute", "*token*", "vocab*"), r"mute: no tokenizer \(.*\) here\. Save the tokenizer to this folder"),
+            (headless, r"headless: expected a sequence classifier, got BertModel"),
+            (teachers[2], r"2 outputs: LABEL_0, LABEL_1\. Name the output that is the score with --label"),
+            (random, r"random: the model has no weights for .*classifier.*, so its scores are random"),
         ):
             with pytest.raises(InputError, match=words):
                 teach(world.data, mined(world), folder, out)
             assert storage.list_names(out) == []
-        with pytest.raises(InputError, match="and none is 'yes'"):
+        with pytest.raises(InputError, match="but not 'yes'"):
             teach(world.data, mined(world), teachers[2], out, TeachOptions(label="yes"))
 
     def test_rows_without_texts_and_the_command(self, world, teachers, tmp_path):
         bare = random_world(str(tmp_path / "bare"), rows=12, labels=16, dimension=4, width=WIDTH)
         bare.write_dump()
         mine(bare.data, bare.run, options=MineOptions(out=str(tmp_path / "mined")))
-        with pytest.raises(TableError, match=r"holds no texts, which a teacher reads\. Make it again with --keep-text"):
+        with pytest.raises(
+            TableError,
+            match=r"this table has no texts, which the teacher needs\. Shard the data again with --keep-text",
+        ):
             teach(bare.data, str(tmp_path / "mined" / "queries"), teachers[1], str(tmp_path / "out"))
         line = ("teach", world.data, mined(world), teachers[1], tmp_path / "out")
-        refused(call(*line, "--width", 5), "--width 5", "4 negatives of a row")
+        refused(call(*line, "--width", 5), "--width 5", "4 negatives for each row")
         done = call(*line, "--relative-margin", 0.05, "--json")
         assert done.status == 0, done.err
         assert done.json["counters"]["candidates"] == 48

@@ -206,9 +206,9 @@ def test_versions_move_together(tmp_path: Path) -> None:
 def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
     data = make(tmp_path, SEQUENCE)
     shutil.rmtree(data[1])
-    with pytest.raises(TableError, match=r"part 0002 .*data1/parts/0002/queries/train.* is gone"):
+    with pytest.raises(TableError, match=r"part 0002 .*data1/parts/0002/queries/train.* is missing"):
         open_whole(data[2])
-    with pytest.raises(TableError, match=r"data1.*gone"):
+    with pytest.raises(TableError, match=r"data1.*missing"):
         rows_of(DataLayout(data[2]).queries("train"))
 
 
@@ -217,8 +217,8 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     options = OPTIONS.model_copy(update={"onto": data[0], "labels": "all"})
     lines: list[str] = []
     shard(f"{tmp_path}/raw1", data[1], options, progress=lines.append)
-    assert "nothing to do" in lines[0]
-    with pytest.raises(InputError, match="goes on from another one"):
+    assert "up to date" in lines[0]
+    with pytest.raises(InputError, match="was made with another --onto"):
         shard(f"{tmp_path}/raw1", data[1], options.model_copy(update={"again": "keep"}))
 
 
@@ -227,7 +227,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     [
         ({"part": "0001"}, "has a part of this name"),
         ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
-        ({}, r"lack 5 of the 6 labels .* Say --labels new"),
+        ({}, r"lack 5 of the 6 labels .* Give --labels new"),
     ],
 )
 def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -28,7 +28,7 @@ def test_neither_a_shard_nor_a_part_of_a_data_set_can_lie_outside(path: str, tmp
     shard = {"path": path, "rows": 1, "bytes": 1, "sha256": "0" * 64}
     for kind, lie in (("queries", {"shards": [shard]}), ("data", {"parents": {path: "0" * 64}})):
         seal(tmp_path, {**json.loads(Manifest(kind=kind).model_dump_json()), **lie})
-        with pytest.raises(TableError, match="leaves its prefix"):
+        with pytest.raises(TableError, match="leads out of the table's folder"):
             open_manifest(str(tmp_path))
 
 
@@ -40,7 +40,7 @@ def test_the_name_of_a_split_or_source_is_one_folder(name: str) -> None:
         lambda: RunLayout("root").embeddings(1, name),
         lambda: RunLayout("root").evaluation(name, 1),
     ):
-        with pytest.raises(InputError, match="lead out of its prefix"):
+        with pytest.raises(InputError, match="lead out of the folder"):
             path()
 
 
@@ -96,5 +96,5 @@ def test_an_index_that_points_beyond_its_archive_is_damage(tmp_path: Path) -> No
     shard = Shard(path="part-00000-of-00001.tar", rows=4, bytes=len(data), sha256=manifests.storage.sha256(data))
     opened = webdataset.open_shard(str(tmp_path), shard)
     for read in (lambda: opened.read_row_group(0), lambda: opened.fetch(0)):
-        with pytest.raises(ValueError, match="beyond its end"):
+        with pytest.raises(ValueError, match="past the end of the file"):
             read()

@@ -91,7 +91,7 @@ def test_a_disk_that_fills_while_mining(tmp_path: Path, small_disk: Path) -> Non
                     pass
 
     needed = (
-        r"out: at least .* of tables and .* of candidates are written there, and 0 B are free\. Free some.* goes on"
+        r"out: the command writes at least .* of tables and .* of candidates, and 0 B are free\. Free some.* resumes"
     )
     with pytest.raises(RoomError, match=needed):
         mine(world.data, world.run, options=options, progress=say)
@@ -99,7 +99,7 @@ def test_a_disk_that_fills_while_mining(tmp_path: Path, small_disk: Path) -> Non
     filler.unlink()
     filler.touch()
     mine(world.data, world.run, options=options, progress=say)
-    assert "epoch 3: going on from 2 of 5 shards, which are finished" in lines
+    assert "epoch 3: resuming, 2 of 5 shards are finished" in lines
     Table.open(str(out / "queries"), "negatives").verify()
 
 
@@ -119,7 +119,7 @@ def test_whoever_writes_more_than_a_disk_has_names_it(small_disk: Path) -> None:
     def index(url: str) -> None:
         write_index(url, "index", Block(0, vectors))
 
-    full = r"file: the disk is full: about 1.0 KiB of bytes are to be written there\. Remove some\."
+    full = r"file: the disk is full: the command writes about 1.0 KiB of bytes\. Remove some\."
     for write in (bytes_of, shard, index):
         with pytest.raises(RoomError, match=full), with_room(str(small_disk / "file"), "bytes", 1024, "Remove some."):
             write(str(small_disk / "file"))
@@ -162,7 +162,7 @@ def test_a_scratch_file_has_its_room_when_the_disk_is_full(small_disk: Path) -> 
         done.stderr
     )
     (small_disk / "other").unlink()
-    needed = r"disk: 20.0 KiB are needed there for pages, 16.0 KiB are free. Choose another one\.$"
+    needed = r"disk: pages need 20.0 KiB, and 16.0 KiB are free. Choose another directory\.$"
     with pytest.raises(StorageError, match=needed):
         ScratchFile("pages", str(small_disk)).reserve(20 << 10)
 
@@ -171,5 +171,5 @@ def test_label_texts(small_disk: Path, tmp_path: Path, monkeypatch: pytest.Monke
     data = build_data(str(tmp_path / "data"))
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     (small_disk / "other").write_bytes(bytes(12 << 10))
-    with pytest.raises(StorageError, match=r"are needed there for the texts of labels, 0 B are free\. Set TMPDIR"):
+    with pytest.raises(StorageError, match=r"the texts of labels need .*, and 0 B are free\. Set TMPDIR"):
         open_label_texts(data.layout, "tokens")

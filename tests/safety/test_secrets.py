@@ -69,7 +69,7 @@ def test_credentials_of_a_bucket_are_refused_and_not_said(place: str, tmp_path: 
     ):
         done = call(*arguments)
         if "input form" not in done.err and "no table" not in done.err:
-            refused(done, "credentials do not belong into a URL", "AWS_ACCESS_KEY_ID")
+            refused(done, "the URL contains credentials", "AWS_ACCESS_KEY_ID")
         assert done.status == 2
         assert SECRET not in done.out + done.err
 

@@ -22,7 +22,7 @@ def test_a_row_has_token_ids_or_features_or_both(tokens: pa.DataType | None, fea
 
 
 def test_a_row_without_anything_to_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="got neither"):
+    with pytest.raises(ValueError, match="got none of the three"):
         arrow.queries(None, pa.int32())
-    with pytest.raises(ValueError, match="got neither"):
+    with pytest.raises(ValueError, match="got none of the three"):
         arrow.labels(None)

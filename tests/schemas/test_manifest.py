@@ -82,7 +82,7 @@ def test_no_table_is_not_an_unfinished_table() -> None:
 def test_an_unfinished_table_is_invisible_and_says_so(table: Manifest) -> None:
     unpublish(URL)
     assert not is_published(URL)
-    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no _manifest.json"):
+    with pytest.raises(TableError, match=r"unfinished table: 2 file\(s\), but no _manifest.json"):
         open_manifest(URL)
 
 
@@ -91,13 +91,16 @@ def test_a_folder_of_tables_names_one_and_a_run_says_what_to_type() -> None:
     for name in ("negatives/epoch-0002/queries", "negatives/epoch-0002/labels", "dumps/epoch-0000/queries"):
         publish(join(place, name), Manifest(kind="negatives" if "neg" in name else "embeddings"))
     for folder in ("negatives", "negatives/epoch-0002"):
-        with pytest.raises(TableError, match=r"a folder of negatives tables.* Name one: .*/epoch-0002/queries\.$"):
+        with pytest.raises(
+            TableError,
+            match=r"a folder of negatives tables.* Give the path of a table, such as .*/epoch-0002/queries\.$",
+        ):
             open_manifest(join(place, folder), "negatives")
     storage.write_bytes(join(place, RUN_FILE), b"")
     for kind, remedy in (
-        ("export", f"a run, and no export. Type `extremis export DATA {place} exported/`"),
-        ("data", "a run, and no DATA"),
-        ("negatives", f"a run, and no table itself. `extremis inspect {place}` lists"),
+        ("export", f"expected an export, got a run. Run `extremis export DATA {place} exported/`"),
+        ("data", "expected DATA, got a run"),
+        ("negatives", f"expected a table, got a run. `extremis inspect {place}` lists"),
     ):
         with pytest.raises(TableError, match=re.escape(f"{place}: {remedy}")):
             open_manifest(place, kind)
@@ -106,8 +109,8 @@ def test_a_folder_of_tables_names_one_and_a_run_says_what_to_type() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"name": "a web app"}', "no Extremis table: expected format 'extremis-table', got None"),
-        (b"[1, 2]", "no Extremis table.*got 'list'"),
+        (b'{"name": "a web app"}', "not an Extremis table: expected format 'extremis-table', got None"),
+        (b"[1, 2]", "not an Extremis table.*got 'list'"),
         (b"\x89PNG\r\n", "damaged: not JSON"),
         (b"", "damaged: not JSON"),
     ],
@@ -125,13 +128,13 @@ def test_another_version_names_both_and_the_writer(table: Manifest) -> None:
 
 
 def test_another_kind_is_refused(table: Manifest) -> None:
-    with pytest.raises(TableError, match="expected a queries table, got a labels table"):
+    with pytest.raises(TableError, match="expected a table of kind queries, got labels"):
         open_manifest(URL, "queries")
 
 
 def test_a_kind_that_does_not_exist_is_refused_whatever_is_expected(table: Manifest) -> None:
     seal(kind="lables")
-    with pytest.raises(TableError, match="expected a known table, got a lables table"):
+    with pytest.raises(TableError, match="expected a table of a known kind, got lables"):
         open_manifest(URL)
 
 
@@ -177,7 +180,7 @@ def test_an_unknown_field_is_refused(table: Manifest) -> None:
     [
         (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256 is .* expected"),
         (lambda content: content[:-1], "damaged: .* bytes, expected"),
-        (None, "the manifest names this shard, but it is gone"),
+        (None, "the manifest names this shard, but the file is missing"),
     ],
 )
 def test_verify_names_the_shard_that_differs(table: Manifest, change, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -197,7 +200,7 @@ def test_a_child_of_another_parent_names_both(table: Manifest) -> None:
     object.__setattr__(parent, "digest", "0" * 64)
     child.require_made_from("tokenizer", parent)
     object.__setattr__(parent, "digest", "1" * 64)
-    with pytest.raises(TableError, match=r"another tokenizer table.*00000.*than /data/tokenizer.*11111"):
+    with pytest.raises(TableError, match=r"from a tokenizer table.*00000.*, but /data/tokenizer.*11111"):
         child.require_made_from("tokenizer", parent)
-    with pytest.raises(TableError, match="another queries table"):
+    with pytest.raises(TableError, match="from a queries table"):
         child.require_made_from("queries", parent)

@@ -60,7 +60,7 @@ def test_longest_row() -> None:
 
 
 def test_rows_that_do_not_match_are_refused() -> None:
-    with pytest.raises(ValueError, match="one row a ragged row"):
+    with pytest.raises(ValueError, match="one row for each ragged row"):
         Ragged(np.array([1]), np.array([0, 1])).contains(np.array([[1], [2]]))
 
 

@@ -74,11 +74,11 @@ def test_a_table_is_found_and_travels(tmp_path) -> None:  # type: ignore[no-unty
     table = publish(url, embeddings(7), [7], 3)
     assert Table.find(url, "embeddings") == table == pickle.loads(pickle.dumps(table))
     assert len(pickle.dumps(table)) == len(pickle.dumps((table.groups, table)[1])), "what is cached stays here"
-    with pytest.raises(TableError, match="expected a vectors table"):
+    with pytest.raises(TableError, match="expected a table of kind vectors"):
         Table.find(url, "vectors")
     with pytest.raises(ValueError, match="rows in"):
         table.rows_at(np.array([7]))
-    with pytest.raises(TableError, match="without scores"):
+    with pytest.raises(TableError, match="has no column scores"):
         table.width("scores")
 
 
@@ -90,11 +90,11 @@ def test_tables_that_are_aligned_are_joined_as_a_zip() -> None:
     pairs = [pair for shard in (0, 1) for pair in rows.aligned_with(other, shard, ["query_id"])]
     assert pa.concat_tables([left for left, _ in pairs])["query_id"].to_pylist() == list(range(9))
     assert pa.concat_tables([right for _, right in pairs]).equals(embeddings(9, seed=1))
-    with pytest.raises(TableError, match="made from another queries table"):
+    with pytest.raises(TableError, match="made from a queries table"):
         rows.require_aligned(other, "")
     cut_otherwise = publish("memory://tables/cut", embeddings(9, seed=1), [5, 4], 3, parents=parents)
     with pytest.raises(TableError, match=r"not aligned with .*\. Mine it again"):
         cut_otherwise.require_aligned(rows, "Mine it again.")
     moved = publish("memory://tables/moved", embeddings(9, first_id=1), [5, 4], 2, parents=parents)
-    with pytest.raises(TableError, match="its query_id column is not that of memory://tables/rows"):
+    with pytest.raises(TableError, match="the column query_id differs from that of memory://tables/rows"):
         list(rows.aligned_with(moved, 0))

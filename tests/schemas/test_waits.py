@@ -58,6 +58,6 @@ def test_another_thing_is_waited_for_anew_and_a_signal_ends_it() -> None:
         if len(lines) == 2:
             stop.set()
     assert [re.sub(CLOCK, "NOW", line) for line in lines] == [
-        "waiting for a run since NOW, until it is stopped",
-        "waiting for a dump since NOW, until it is stopped",
+        "waiting for a run since NOW, until the process is stopped",
+        "waiting for a dump since NOW, until the process is stopped",
     ]

@@ -36,7 +36,7 @@ def test_another_seed_draws_another_training_sample():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("NOPE", r"index 'NOPE' cannot be made for 8 dimensions: .*Faiss factory string such as"),
+        ("NOPE", r"index 'NOPE' cannot be built for 8 dimensions: .*Faiss factory string such as"),
         ("IVF64,Flat", r"index 'IVF64,Flat' cannot be built on a block of 50 vectors: .*or auto"),
     ],
 )
@@ -49,9 +49,9 @@ def test_an_index_that_cannot_be_is_refused(spec, message):
     ("spec", "params", "message"),
     [
         ("Flat", SearchParams(nprobe=4), r"index 'Flat' has no inverted lists, so nprobe=4"),
-        ("IVF4,Flat", SearchParams(ef_search=4), r"index 'IVF4,Flat' is no graph, so ef_search=4"),
-        ("IVF4_HNSW8,Flat", SearchParams(ef_search=4), "is no graph"),
-        ("exact", SearchParams(refine=4), "'exact' has nothing to refine; got refine=4"),
+        ("IVF4,Flat", SearchParams(ef_search=4), r"index 'IVF4,Flat' is not a graph, so ef_search=4"),
+        ("IVF4_HNSW8,Flat", SearchParams(ef_search=4), "is not a graph"),
+        ("exact", SearchParams(refine=4), "'exact' is exact already, so refine=4"),
     ],
 )
 def test_an_option_that_means_nothing_is_refused(spec, params, message):

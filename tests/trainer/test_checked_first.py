@@ -24,7 +24,7 @@ CHOICES = sets("train.epochs=1", "logging.tensorboard=false", "refresh.start=3",
     [
         ("validation.split=vall", ("vall", "test, train")),
         ("validation.split=holdout", ("data.holdout",)),
-        ("encoder.dimension=8000000", ("of memory", "are free", "encoder.dimension (it is 8,000,000)")),
+        ("encoder.dimension=8000000", ("of memory", "are free", "encoder.dimension (now 8,000,000)")),
         ("encoder.buckets=2000000000", ("of memory", "encoder.dimension")),
         ("negatives.random=1000000000000", ("negatives.random", "16777216")),
         ("checkpoint.keep=1000000000", ("of checkpoints", "are free.")),
@@ -80,7 +80,10 @@ def started(group: Group, data: str, run: str, odd: str) -> str:
 
 @pytest.mark.parametrize(
     ("odd", "words"),
-    [("release", ("it has Extremis 0.0.9", "Install one release")), ("memory", ("of memory", " are free. "))],
+    [
+        ("release", ("this rank has Extremis 0.0.9", "Install the same version")),
+        ("memory", ("of memory", " are free. ")),
+    ],
 )
 def test_an_odd_rank_is_named_by_all(tmp_path: Path, odd: str, words: tuple[str, ...]) -> None:
     data = build_data(str(tmp_path / "data"), rows={"train": 20})

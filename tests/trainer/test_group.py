@@ -134,8 +134,8 @@ def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
     assert killed is None
     assert sum(tells for tells, _ in others) == 1
     for rank, (_, said) in enumerate(others):
-        assert f"rank {rank} of 3 has lost another rank" in said
-        assert "go on with --resume" in said
+        assert f"rank {rank} of 3 lost another rank" in said
+        assert "Continue with --resume" in said
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -149,7 +149,7 @@ def test_a_gpu_that_waits_for_a_rank_is_given_up_and_sooner_when_asked_to_stop(
     answers = iter([False, False, True])
     group._wait_until(lambda: next(answers), lambda: False)
     assert next(answers, None) is None
-    with pytest.raises(RankLostError, match=r"rank 1 of 2: its GPU has waited .* for another rank.*--resume"):
+    with pytest.raises(RankLostError, match=r"rank 1 of 2: the GPU has waited .* for another rank.*--resume"):
         group._wait_until(lambda: False, lambda: asked)
 
 
@@ -188,5 +188,5 @@ def test_two_ranks_on_one_gpu_are_refused(tmp_path: Path) -> None:
 def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InputError, match=r"rank 1 of 2 cannot find the others: .*MASTER_ADDR.*torchrun"):
+    with pytest.raises(InputError, match=r"rank 1 of 2 cannot find the other ranks: .*MASTER_ADDR.*torchrun"):
         join(Ranks(1, 2))

@@ -141,11 +141,11 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     def start(recipe: Recipe) -> None:
         Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, silent)
 
-    with pytest.raises(InputError, match=r"say whose encoder it is, with --set train\.encoder_from=RUN"):
+    with pytest.raises(InputError, match=r"needs a trained encoder: give --set train\.encoder_from=RUN"):
         start(second(""))
     with pytest.raises(InputError, match="no run here"):
         start(second(str(tmp_path / "nowhere")))
-    with pytest.raises(InputError, match=r"encoder\.ngrams is 2 there, 1 here"):
+    with pytest.raises(InputError, match=r"encoder\.ngrams is 2 in that run, 1 in this run"):
         start(second(first, encoder={"ngrams": 1}))
     other = build_data(str(tmp_path / "data"), seed=1)
     with pytest.raises(InputError, match="made from other data"):

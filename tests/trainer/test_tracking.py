@@ -63,7 +63,7 @@ def test_records_that_cannot_be_written_stop_nothing_and_are_told_once(tmp_path:
         tracker.record("train", step, {"loss": 1.0})
         tracker.sync()
     tracker.close()
-    assert lines == [f"{tmp_path}/metrics.jsonl: records are lost: No space left on device. Training goes on"]
+    assert lines == [f"{tmp_path}/metrics.jsonl: records are lost: No space left on device. Training continues"]
 
 
 def test_tensorboard_holds_the_numbers(run: RunLayout, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class TestMLflow:
         for step in range(1, 4):
             tracker.record("train", step, {"loss": 1.0})
         tracker.close(True)
-        assert sum("Training goes on" in line for line in said) == 1
+        assert sum("Training continues" in line for line in said) == 1
 
     def test_a_store_that_cannot_be_used_is_one_message(
         self, client: Any, options: Logging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

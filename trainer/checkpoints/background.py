@@ -1,4 +1,4 @@
-"""Writes in the background while the training goes on to change rows of labels: a thread, and rows as they were."""
+"""Writes in the background while the training continues to change rows of labels: a thread, and rows as they were."""
 
 import functools
 import itertools
@@ -37,14 +37,14 @@ class _Piece(NamedTuple):
 
 
 class RowSnapshot:
-    """Rows [0, n) of `tensors` [n, ...] as they are now.
+    """Rows [0, n) of `tensors` [n, ...] at the present moment.
 
-    The thread that changes rows calls `keep` first; another reads. Of several readers each reads after those before it,
-    ranges in any order, each once. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that
-    changed before the last reader came to them; the others are in a scratch file of n rows at most, block by block.
+    The thread that changes rows calls `keep` first; another reads. Several readers read one after the other, each range
+    once, in any order. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that changed before
+    the last reader came to them; the others are in a scratch file of n rows at most, block by block.
 
-    Of rows on a GPU that byte is there too, so that it finds by itself which rows are to be kept. They go to pinned
-    memory on a stream of their own, and from there to the file in a thread: nobody waits, unless they are too many.
+    For rows on a GPU the byte is also there, so the GPU finds by itself which rows to keep. They go to pinned memory on
+    a separate stream, and from there to the file in a thread: training waits only if there are too many.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -66,7 +66,7 @@ class RowSnapshot:
         self._lock = threading.Lock()
 
     def reader(self) -> ReadRows:
-        """Return what one more reader reads by; all readers are there before the first row changes."""
+        """Return access for one more reader; all readers register before the first row changes."""
         with self._lock:
             self._readers += 1
             self._free.zero_()
@@ -147,7 +147,7 @@ class RowSnapshot:
         return copies
 
     def _shrink(self) -> None:
-        """Write what is too much for the memory to the file."""
+        """Write the rows that exceed the memory to the file."""
         while True:
             with self._lock:
                 much = self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
@@ -161,7 +161,7 @@ class RowSnapshot:
                 self._held -= piece.size
 
     def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Append rows to those of their blocks in the file; return how many of each block they are."""
+        """Append rows to their blocks in the file; return their number in each block."""
         self._file = self._file or ScratchFile("rows of labels that change while a dump or a checkpoint is written")
         records = np.empty(len(ids), self._record)
         records[_ID] = ids
@@ -175,7 +175,7 @@ class RowSnapshot:
         return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield ids and rows from the file, of the blocks that [start, stop) lies in; it has `filed` rows of each."""
+        """Yield ids and rows from the file, for the blocks of [start, stop); it has `filed` rows of each."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
             records = np.empty(filed[block], self._record)
@@ -184,11 +184,11 @@ class RowSnapshot:
 
 
 class BackgroundWriter:
-    """Writes what is there now while training goes on: one job after the other, in a thread, in the order they came in.
+    """Writes snapshots while training continues: one job after the other, in a thread, in order.
 
-    Jobs of the same step share one snapshot of the rows, for which the training calls `before_change`; a job of another
-    step waits for all before. Where a job fails those after it are left out, and the next call raises its error. In the
-    foreground a job is done at once, and nothing is copied.
+    Jobs of the same step share one snapshot of the rows, for which the training calls `before_change`; a job of a
+    different step waits for all before. Where a job fails those after it are left out, and the next call raises its
+    error. In the foreground a job is done at once, without copies.
     """
 
     def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
@@ -201,7 +201,7 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Begin `job` on `rows` [n, ...] of this rank as they are after `step` of the run; all ranks do alike.
+        """Begin `job` on the present `rows` [n, ...] of this rank, after `step` of the run; all ranks do the same.
 
         Raises StorageError or RankLostError of a job before; in the foreground of this one.
         """
@@ -219,17 +219,17 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait_for_other_steps(self, step: int) -> None:
-        """Wait for what was begun at another step than `step`. Raises StorageError; RankLostError."""
+        """Wait for jobs of other steps than `step`. Raises StorageError; RankLostError."""
         if step != self._step:
             self.wait()
 
     @property
     def copies_rows(self) -> bool:
-        """True where `before_change` has to hear of rows."""
+        """True if `before_change` has to hear of rows."""
         return self._thread is not None
 
     def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C], from this rank's first, before they change; on a device there may be pads among them.
+        """Keep rows `ids` [C], counted from this rank's first row, before they change; on a device there may be pads.
 
         Raises StorageError: writing failed.
         """
@@ -241,7 +241,7 @@ class BackgroundWriter:
             self._snapshot.keep(ids)
 
     def wait(self) -> None:
-        """Wait until what was begun is published. Raises StorageError; RankLostError."""
+        """Wait until all jobs are published. Raises StorageError; RankLostError."""
         self.close()
         self._thread, self._snapshot, self._step = None, None, -1
         failed, self._failed = self._failed, None
@@ -256,7 +256,7 @@ class BackgroundWriter:
     def close(self) -> None:
         """Wait for the thread, and raise nothing: an error may be on its way already."""
         if self._thread is not None:
-            with Wait(f"{self._what} to be written", until="they are there"):
+            with Wait(f"{self._what} to be written", until="the files are written"):
                 self._thread.join()
 
     def seconds(self) -> float:

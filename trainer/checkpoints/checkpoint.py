@@ -25,13 +25,13 @@ _VECTORS = "vectors-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint; `state` is what the loop needs to go on."""
+    """A published checkpoint; `state` is the state of the loop."""
 
     table: Table
 
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
-        """Open the checkpoint at `url`. Raises TableError when there is none, or it is damaged."""
+        """Open the checkpoint at `url`. Raises TableError: missing or damaged."""
         return cls(Table.open(url, "checkpoint"))
 
     @property
@@ -80,11 +80,11 @@ class Checkpoint:
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
         url = self.table.url
-        return load(check_shard(url, shard, f"Remove {url} to go on from the checkpoint before it."))
+        return load(check_shard(url, shard, f"Remove {url} to continue from the checkpoint before it."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Cut the labels [start, stop) where files of rows of `row_bytes` end: at the same labels whoever holds them."""
+    """Cut the labels [start, stop) at the ends of files of rows of `row_bytes`: at the same labels on any ranks."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
     edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
@@ -128,7 +128,7 @@ NEWEST = "newest"  # in place of a step
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of `step`, the NEWEST, or by default the one that stands for the run; None: there is none.
+    """Open the checkpoint of `step`, the NEWEST, or by default the one that represents the run; None if there is none.
 
     That is the newest that a fusion was fitted to, else the best on validation, else the newest.
     """
@@ -149,7 +149,7 @@ def best_step(run: RunLayout) -> int | None:
 
 
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
-    """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
+    """Remove all finished checkpoints except the newest `keep` and that of step `spare` (the best)."""
     steps = numbered(run.checkpoints)
     finished = [step for step in steps if is_published(run.checkpoint(step))]
     kept = {*finished[max(0, len(finished) - keep) :], spare}

@@ -1,4 +1,4 @@
-"""Stopping by a signal: a run saves a checkpoint first, where its grace allows, as preempted machines need."""
+"""Stopping by a signal: a run first saves a checkpoint, if its grace allows, for preempted machines."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ GRACE = 25.0  # seconds for saving a checkpoint: machines that are preempted giv
 
 
 class StoppedError(ExtremisError):
-    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended, whatever told it."""
+    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended, for any cause."""
 
     exit_status = 128 + signal.SIGTERM
 

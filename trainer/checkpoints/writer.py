@@ -1,4 +1,4 @@
-"""Writes checkpoints by rank, in the background while the training goes on to change rows."""
+"""Writes checkpoints by rank, in the background while the training continues to change rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Contents:
     """Contents of a checkpoint of global `step`, on one rank.
 
     `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of the labels
-    [first, first + n) of [0, `labels`) that this rank holds. `best`: the step whose checkpoint is not dropped.
+    [first, first + n) of [0, `labels`) that this rank holds. `best`: the step of the checkpoint to keep.
     """
 
     step: int
@@ -40,9 +40,9 @@ class Contents:
 class CheckpointWriter(BackgroundWriter):
     """Writes one checkpoint at a time; the newest `keep` are kept.
 
-    In the background it works on what was there when `save` was called: a copy of the parts, on rank 0, and a snapshot
-    of the rows. Memory: the parts and a snapshot's, with a file of rows (FILE_BYTES); never all rows. In the foreground
-    it takes no copy of anything. Rank 0 holds the `claim` on the run.
+    In the background it works on a snapshot from the call of `save`: a copy of the parts, on rank 0, and of changing
+    rows. Memory: the parts and a snapshot's, with a file of rows (FILE_BYTES); never all rows. In the foreground it
+    copies nothing. Rank 0 holds the `claim` on the run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CheckpointWriter(BackgroundWriter):
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
 
     def save(self, contents: Contents) -> None:
-        """Begin to write a checkpoint, once the one before is there; all ranks call it. StorageError of either."""
+        """Begin to write a checkpoint after the previous one; all ranks call it. StorageError of either."""
         if self.background:
             self.wait_for_other_steps(contents.step)
             parts = contents.parts.items() if self.group.first else ()

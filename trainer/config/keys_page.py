@@ -14,10 +14,11 @@ from trainer.methods.sections import Classifier
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe
 
-Every key: meaning, type, default and range, written by `python -m trainer.config.keys_page` from options. First the
-sections of every method, then those of each: a recipe says `method = "astra"`, and has its keys and no others.
-`extremis run astra data/ runs/1 --set train.epochs=5` sets one; `extremis recipes show astra` prints what a recipe
-states. Numbers that a recipe leaves to the data are `"auto"` ([recipes](recipes.md#settings-that-come-from-the-data)).
+For anyone who changes a recipe: the meaning, type, default and range of every key. `python -m
+trainer.config.keys_page` writes this page from the code. The sections that all methods share come first, then the
+sections of each method: a recipe with `method = "astra"` has the keys of that method and no others. `extremis run
+astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. A
+number that comes from the data is `"auto"` ([recipes](recipes.md#settings-that-come-from-the-data)).
 """
 
 

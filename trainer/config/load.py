@@ -37,16 +37,16 @@ _SEAL = _SEAL_MARK + b"%08x\n"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides`, as `read_recipe`; what it leaves to the data has defaults.
+    """Read the recipe `source` with `overrides`, as `read_recipe`; settings from the data have defaults.
 
-    Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of another kind, a value
-    out of range.
+    Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of a different kind, a
+    value out of range.
     """
     return validate(without_auto(read_recipe(source, overrides)), source)
 
 
 def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
-    """Check what can be known of a recipe without loading what it configures: its name, sections, and plain options.
+    """Check a recipe without loading its classes: its name, sections, and plain options.
 
     Encoders, losses, and what depends on several sections are checked by `load_recipe`. Raises InputError.
     """
@@ -89,9 +89,9 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
 
 
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
-    """Return those of `overrides` that are options of the method of the recipe `source`, or of no method.
+    """Return the `overrides` that are options of the method of the recipe `source`, or of no method.
 
-    Where several recipes are compared, each takes what it has. Raises InputError.
+    If several recipes are compared, each takes the options that it has. Raises InputError.
     """
     overrides = list(overrides)
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
@@ -109,7 +109,7 @@ def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read the encoder's section alone of what `restore_recipe` reads, whose other sections may load PyTorch."""
+    """Read only the encoder's section of `restore_recipe`'s input; other sections may load PyTorch."""
     body = renew(body, restores=True)
     section = body.get("encoder")
     try:
@@ -157,23 +157,23 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def load_config(url: str) -> dict[str, Any]:
-    """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError where there is no run."""
+    """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError if there is no run."""
     from schemas import storage
 
     try:
         data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)
     except FileNotFoundError:
-        raise InputError(f"{url}: no run here. Start one with `extremis run` or `extremis train`.") from None
+        raise InputError(f"{url}: no run here. Start a run with `extremis run` or `extremis train`.") from None
     if not _matches_seal(data):
         raise InputError(
-            f"{url}: damaged, or changed by hand: it does not match the checksum at its end. Restore it; a run with "
-            "other settings is a new run."
+            f"{url}: damaged, or changed by hand: the checksum at the end of the file differs. Restore the file; for "
+            "other settings start a new run."
         )
     return _parse(data.decode(errors="replace"), url)
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Tell whether a config matches the checksum at its end; those of earlier versions have none."""
+    """Return whether a config matches the checksum at its end; true for earlier versions without a checksum."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return not mark or checksum.strip() == b"%08x" % crc32(text)
 
@@ -185,13 +185,13 @@ def recipe_names() -> list[str]:
 
 
 def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the recipe's TOML and, before it, those that it `extends`: by name, or by a path from its own folder."""
+    """Read the recipe's TOML after the recipes that it `extends`, by name or by a path from its own folder."""
     bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
         source = str(base)
         if source in bodies:
-            raise InputError(f"recipe {source}: extends itself, by {[*bodies][-1]}. Fix one of them.")
+            raise InputError(f"recipe {source}: extends itself, through {[*bodies][-1]}. Fix one of the two.")
         bodies[source] = _parse(_read_text(source), source)
         base = bodies[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
@@ -205,45 +205,45 @@ def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
     if source == BY_TRIALS:
-        raise InputError("auto chooses a recipe, and is none itself: type `extremis run auto DATA RUN`.")
+        raise InputError("auto is not a recipe: it chooses a recipe for your data. Run `extremis run auto DATA RUN`.")
     if not source.endswith(".toml"):
         for paper, names in OF_PAPERS.items():
             if (name := source.replace("+", "-")) in names:
                 raise InputError(
-                    f"no recipe {source!r}: it is a line of a paper's table, and does not ship with Extremis. A "
-                    f"checkout has it as papers/{paper}/{name}.toml: give that path."
+                    f"unknown recipe {source!r}. It belongs to a table of a paper, and is not part of the package. In "
+                    f"a checkout give the path papers/{paper}/{name}.toml."
                 )
         known = [BY_TRIALS, *recipe_names()]
         near = difflib.get_close_matches(source, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InputError(
-            f"no recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
+            f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
         )
     from schemas import storage  # a named recipe does without Arrow and fsspec, so a typo in it is told at once
 
     try:
         return storage.read_bytes(source).decode()
     except FileNotFoundError:
-        raise InputError(f"recipe {source}: no such file. Check the path.") from None
+        raise InputError(f"recipe {source}: file not found. Check the path.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"{source}: {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Is it a recipe?")
+        raise InputError(f"{source}: {len(text):,} characters; expected at most {MAX_CHARACTERS:,}. Is it a recipe?")
     try:
         body = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?") from None
     except ValueError as error:  # also a number of thousands of digits
-        raise InputError(f"{source}: not TOML: {error}. Fix it.") from None
+        raise InputError(f"{source}: not TOML: {error}. Fix the file.") from None
     _check_depth(body, source)
     return body
 
 
 def _check_depth(value: Any, source: str, left: int = MAX_DEPTH) -> None:
-    """Raise InputError where tables and lists are nested deeper than MAX_DEPTH."""
+    """Raise InputError if tables and lists are nested deeper than MAX_DEPTH."""
     if not left:
         raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -261,7 +261,7 @@ def _override(body: dict[str, Any], override: str) -> None:
         parsed = value  # a bare word is a string
     _check_depth(parsed, f"--set {path}")
     if len(keys) > MAX_DEPTH:
-        raise InputError(f"--set: a key of {len(keys):,} parts; expected section.key=value, as in train.epochs=10.")
+        raise InputError(f"--set: a key with {len(keys):,} parts; expected section.key=value, as in train.epochs=10.")
     for key in keys[:-1]:
         body = body.setdefault(key, {})
         if not isinstance(body, dict):

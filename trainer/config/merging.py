@@ -1,4 +1,4 @@
-"""Options of a recipe before they are checked: merged without those of other kinds, and their faults explained."""
+"""Options of a recipe before they are checked: merged, without options of other kinds, and with explained faults."""
 
 import difflib
 import functools
@@ -18,8 +18,8 @@ Classes = Callable[[], list[type[Options]]]  # found when they are asked for: to
 def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
     """Merge recipes that extend one another, the base first, under the keys of today.
 
-    Where a recipe changes the method or another kind, options that those before it set for other kinds alone are left
-    out. `light`: encoders and losses are not looked at, so that what implements them is not loaded.
+    If a recipe changes the method or another kind, options that exist only in the earlier kind are dropped. `light`:
+    encoders and losses are not looked at, so that what implements them is not loaded.
     """
     renewed, method = [], Recipe.kind_in({})
     for body in bodies:
@@ -29,7 +29,7 @@ def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
 
 
 def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
-    """Return the options `body` of a section with kinds, without those of other kinds alone."""
+    """Return the options `body` of a section with kinds, without options that only other kinds have."""
     return _merge_section(section, [body], kept_from=1, others=list, light=False)
 
 
@@ -42,7 +42,7 @@ def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(options: type[Options], name: str) -> type[Options] | None:
-    """Return the class of the section `name`; None where there is no such section."""
+    """Return the class of the section `name`; None if there is no such section."""
     kind = options.model_fields[name].annotation if name in options.model_fields else None
     return kind if isinstance(kind, type) and issubclass(kind, Options) else None
 
@@ -50,11 +50,11 @@ def section_of(options: type[Options], name: str) -> type[Options] | None:
 def _merge_section(
     section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Merge what `bodies` state of a section; its kind is that of the last of them that names one.
+    """Merge the section of all `bodies`; its kind is that of the last body that names one.
 
-    An option is foreign where the class of this kind lacks it, and that of another kind, here or among `others`, has
-    it. Foreign options are left out, but for those that bodies[kept_from:] state: they are a mistake, and validation
-    says so. A body that changes the kind raises `kept_from` to itself.
+    An option is foreign if the class of this kind lacks it, and that of another kind, here or among `others`, has it.
+    Foreign options are left out, except those in bodies[kept_from:]: they are a mistake, which validation reports. A
+    body that changes the kind raises `kept_from` to itself.
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
@@ -90,7 +90,7 @@ def _merge_options(
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
-    """Tell whether `options` have `key`, and may leave it to the data where `value` says so."""
+    """Return whether `options` have `key`, and accept `value` as a setting from the data."""
     if key not in options.model_fields:
         return False
     is_word = options.model_fields[key].annotation is str
@@ -104,14 +104,14 @@ def _sections_of(others: Classes, key: str) -> list[type[Options]]:
 
 
 def _variants(section: type[Options]) -> list[type[Options]]:
-    """Return the classes of a section's kinds; encoders and losses, which every method has, by what they share."""
+    """Return the classes of a section's kinds; for encoders and losses, which every method has, the base class."""
     if issubclass(section, OneOfKinds) and not issubclass(section, KindSection):
         return [section.options_of(kind) for kind in section.KINDS]
     return [section]
 
 
 def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
-    """Return the options of all `bodies`, the last on top, in tables of their own."""
+    """Return the options of all `bodies`, the last on top, in new tables."""
     merged: dict[str, Any] = {}
     for body in bodies:
         for key, value in body.items():
@@ -122,7 +122,7 @@ def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
 
 
 def applies(body: Body, dotted: str) -> bool:
-    """Tell whether an option is of the recipe `body`; True for one that no method has, which validation refuses."""
+    """Return whether an option belongs to the recipe `body`; True for unknown options, which validation refuses."""
     section, *path = dotted.split(".")
     if not path or any(_has(options, path) for options in _classes_of(section, body)):
         return True
@@ -142,7 +142,7 @@ def left_to_data(body: Body) -> dict[str, FromData]:
 
 
 def _classes_of(name: str, body: Body) -> list[type[Options]]:
-    """Return the class of a section's options; those of all kinds where the data decide the kind."""
+    """Return the class of a section's options; of all kinds if the data decide the kind."""
     try:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is None or not issubclass(section, OneOfKinds):
@@ -154,9 +154,9 @@ def _classes_of(name: str, body: Body) -> list[type[Options]]:
 
 
 def without_auto(body: Body) -> dict[str, Any]:
-    """Return a copy of a recipe's `body` without the options that it leaves to the data, or with what stands for them.
+    """Return a copy of a recipe's `body` without the options that come from the data, or with placeholders for them.
 
-    Of a kind that the data decide, the options of the default are left.
+    If the data decide a kind, the options of the default kind stay.
     """
     left, stated = left_to_data(body), dict(body)
     for dotted, mark in left.items():
@@ -168,7 +168,7 @@ def without_auto(body: Body) -> dict[str, Any]:
 
 
 def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's `body` with `values` by dotted key, without options of other kinds than are among them."""
+    """Return a recipe's `body` with `values` by dotted key, without options of kinds that do not occur in them."""
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
     for dotted, value in values.items():
         section, _, option = dotted.partition(".")
@@ -177,7 +177,7 @@ def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of the sections whose kind is among `keys` the options of other kinds."""
+    """Drop options of other kinds from the sections whose kind is among `keys`."""
     for name in {key.partition(".")[0] for key in keys}:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is not None and issubclass(section, OneOfKinds) and section.PLACE in keys:
@@ -186,10 +186,10 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
 
 
 def explain(fault: Any, body: Body) -> str:
-    """Say one of pydantic's faults in a recipe's `body`, with a remedy: the nearest key, or the kind that has it."""
+    """Describe a fault of pydantic in a recipe's `body`, with a remedy: the nearest key, or the kind that has it."""
     if fault["type"] != "extra_forbidden":
         text = fault_text(fault)
-        return f"{text}; the data cannot decide it" if fault["input"] in AUTO else text
+        return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
     *path, key = (str(part) for part in fault["loc"])
     where = ".".join([*path, key])
     if where in REMOVED:
@@ -205,7 +205,10 @@ def explain(fault: Any, body: Body) -> str:
     for kinds, kind, rest in reversed(levels):
         having = [each for each in kinds.KINDS if _has(kinds.options_of(each), rest)]
         if having:
-            return f"{where} is of {kinds.PLACE} = {' or '.join(map(repr, having))}, and this is {kind!r}: leave it out"
+            return (
+                f"{where} works only with {kinds.PLACE} = {' or '.join(map(repr, having))}, but this is {kind!r}: "
+                "leave it out"
+            )
     near = difflib.get_close_matches(key, options.model_fields, n=1, cutoff=0.5)
     hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(options.model_fields)}"
     return f"unknown key {where!r}{hint}"

@@ -1,4 +1,4 @@
-"""A bag of embeddings without PyTorch: its options, what it reads of a row, and x as an export computes it."""
+"""A bag of embeddings without PyTorch: its options, its inputs, and x as an export computes it."""
 
 import itertools
 from pathlib import Path
@@ -33,15 +33,19 @@ class BagSection(EncoderSection):
     SERVED_BY = {"numpy": "trainer.encoders.bag:ServedBag"}
 
     kind: Literal["bag"] = "bag"
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
-    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
-        0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag"
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field(
+        "adam", description="optimizer of the embedding rows; updates only touched rows"
     )
-    initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
+    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
+        0.001, gt=0, le=MOST_RATE, description="Adam's learning rate for the dense parameters"
+    )
+    initial_scale: float = Field(1.0, gt=0, description="expected length of a feature's initial vector")
     pretrained: str = Field(
         "",
-        description="a local directory or hub name of a static table or a transformer, whose vectors of tokens the "
-        "tokens begin with; DATA is of its tokenizer. Empty: random vectors",
+        description=(
+            "model (directory or hub name) whose token vectors are the initial vectors: a static table or a "
+            "transformer. DATA must use its tokenizer. Empty: random vectors"
+        ),
     )
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
     buckets: Annotated[int, FromData(rules.buckets)] = Field(
@@ -50,14 +54,17 @@ class BagSection(EncoderSection):
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
-    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
-    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
+    feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
+    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, next to tokens")
     dense_weight: float = Field(1.0, gt=0, description="factor on a row's dense vector, which has length 1")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
-    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
-    residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
+    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features that training drops at random")
+    residual: bool = Field(False, description="add a residual layer on top: v + relu(Linear(v))")
     hidden: Annotated[int, FromData(rules.hidden)] = Field(
-        0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
+        0,
+        ge=0,
+        le=1 << 24,
+        description="hidden units of the residual layer: v + Linear(relu(Linear(v))); 0: no hidden layer",
     )
     relu: bool = Field(False, description="x = relu(v + a bias): one hidden layer of D units over the features")
 
@@ -66,11 +73,11 @@ class BagSection(EncoderSection):
         if self.hidden and not self.residual:
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
         if self.relu and self.residual:
-            raise ValueError("encoder.relu is in the place of the residual layer: set encoder.residual = false")
+            raise ValueError("encoder.relu replaces the residual layer: set encoder.residual = false")
         if self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         if self.pretrained and "tokens" not in reads(self.inputs):
-            raise ValueError(f"encoder.pretrained is of tokens, and encoder.inputs = {self.inputs!r} reads none")
+            raise ValueError(f"encoder.pretrained needs tokens, but encoder.inputs = {self.inputs!r} reads no tokens")
         return self
 
 
@@ -78,13 +85,13 @@ class BagFeatures:
     """Features that a bag reads of a row: tokens, then hashed n-grams, then the data's sparse features.
 
     N-grams are [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`); `dense`: numbers of a row's
-    dense vector. What the encoder does not read has none.
+    dense vector. Unused inputs are absent.
     """
 
     def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
         reads_tokens, reads_features, reads_dense = (part in reads(config.inputs) for part in PARTS)
         if reads_dense and not dense:
-            raise ValueError(f"encoder.inputs = {config.inputs!r} reads vectors, of 0 numbers")
+            raise ValueError(f"encoder.inputs = {config.inputs!r} needs vectors, but the data has none")
         self._config = config
         self.dense = dense if reads_dense else 0
         self.vocabulary = vocabulary if reads_tokens else 0
@@ -92,7 +99,7 @@ class BagFeatures:
         self.features = self.sparse_from + (features if reads_features else 0)
 
     def count(self, inputs: Inputs) -> SparseRows:
-        """Return the features of each row, with their weights before IDF. Raises TableError: one that is not known."""
+        """Return the features of each row, with their weights before IDF. Raises TableError: an unknown feature."""
         parts = reads(self._config.inputs)
         if "tokens" not in parts:
             return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
@@ -106,12 +113,12 @@ class BagFeatures:
         return normalize_rows(rows) if self._config.unit_features else rows
 
     def dense_of(self, inputs: Inputs) -> np.ndarray | None:
-        """Return the dense vectors [B, d]; None where none are read. Raises TableError: vectors of another length."""
+        """Return the dense vectors [B, d]; None if none are read. Raises TableError: vectors of a different length."""
         dense = inputs.dense if self.dense else None
         if dense is not None and dense.shape[1] != self.dense:
             raise TableError(
-                f"a row has a vector of {dense.shape[1]:,} numbers, but the data's manifest states {self.dense:,}. "
-                "Shard the data again."
+                f"a row has a vector of {dense.shape[1]:,} numbers, but the manifest of the data states "
+                f"{self.dense:,}. Shard the data again."
             )
         return dense
 
@@ -120,8 +127,8 @@ class BagFeatures:
         ids, values, offsets = inputs.features
         if ids.size and not 0 <= ids.min() <= ids.max() < self.features - self.sparse_from:
             raise TableError(
-                f"a row has feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data's manifest states "
-                f"{self.features - self.sparse_from} features. Shard the data again."
+                f"a row has the feature {ids.max() if ids.min() >= 0 else ids.min()}, but the manifest of the data "
+                f"states {self.features - self.sparse_from} features. Shard the data again."
             )
         return SparseRows(ids.astype(np.int64) + self.sparse_from, values, offsets)
 
@@ -139,12 +146,12 @@ def _no_features(inputs: Inputs) -> SparseRows:
 class ServedBag:
     """x = r(sum_f weight_f E_f + P d) as `BagEncoder` computes it without dropout, from its file, which is mapped.
 
-    A row's x depends on the row alone, up to rounding.
+    A row's x depends only on the row, up to rounding.
     """
 
     @classmethod
     def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "ServedBag":
-        """Open what `Encoder.write` wrote. Raises ValueError for a file of another bag."""
+        """Open what `Encoder.write` wrote. Raises ValueError for a file of a different bag."""
         return cls(section, map_file(WEIGHTS), *sizes)
 
     def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:
@@ -163,7 +170,9 @@ class ServedBag:
         found = {name: tensor.shape for name, tensor in self._layers.items()}
         expected = (self._read.features, d), (self._read.features,)
         if (self._table.shape, self._weights.shape) != expected or found != shapes:
-            raise ValueError(f"{Path(file.path).name}: tensors of another encoder than the recipe's")
+            raise ValueError(
+                f"{Path(file.path).name}: the tensors belong to a different encoder than that of the recipe"
+            )
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Return x float32 [B, D]."""

@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens, n-grams and sparse features, beside a dense vector: trains on a CPU in minutes."""
+"""A bag of embeddings over tokens, n-grams and sparse features, plus a dense vector: trains on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 class BagEncoder(Encoder):
     """x = dropout(r(sum_f weight_f E_f + P d)), r the identity, a residual layer or relu; E is trained on touched rows.
 
-    Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads. P is
-    [D, d], for the dense vector d of unit length times `dense_weight`, where `inputs` reads one.
+    Rows of E are tokens, then hashed n-grams, then the data's sparse features, as far as `inputs` reads them. P is [D,
+    d], for the dense vector d of unit length times `dense_weight`, if `inputs` reads one.
     """
 
     section = BagSection
@@ -47,7 +47,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of a bag, which is linear in its features, from those of bags with one and two of them."""
+        """Return the bytes of a bag, which is linear in its features, from bags with one and two features."""
         changes = {"inputs": "tokens", "ngrams": 1}
         projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
@@ -66,9 +66,9 @@ class BagEncoder(Encoder):
         return 4 * config.dimension * (rows + layer)
 
     def begin(self, data: DataLayout) -> None:
-        """Begin tokens at the vectors of `encoder.pretrained`, and n-grams at zero: random ones drown what is known.
+        """Begin tokens at the vectors of `encoder.pretrained`, and n-grams at zero, since random ones would drown them.
 
-        A token that no training row has counts then, where it has a vector. Raises InputError, TableError.
+        A token without training rows then counts, if it has a vector. Raises InputError, TableError.
         """
         config = self._config
         if not config.pretrained:
@@ -100,7 +100,7 @@ class BagEncoder(Encoder):
         self._weights *= torch.from_numpy(weights)
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:
-        """Weigh features that had no training row, and begin their vectors at zero: texts are what they were."""
+        """Weigh features without earlier training rows, and begin them at zero, so texts keep their embeddings."""
         unseen = (self._weights == 0).numpy()
         if not unseen.any():
             return
@@ -196,7 +196,7 @@ class BagEncoder(Encoder):
 
 
 class Layers(nn.Module):
-    """[B, D] -> [B, D]: r(v + P d), d [B, d] where there is a `projection` P; `dense` is r."""
+    """[B, D] -> [B, D]: r(v + P d), d [B, d] if there is a `projection` P; `dense` is r."""
 
     def __init__(self, config: BagSection, dense: int, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Interface of an encoder: what training, export and sizing ask of it."""
+"""Interface of an encoder for training, export and sizing."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -33,8 +33,9 @@ class Size(NamedTuple):
 class Encoder(ABC):
     """Inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
-    Its parameters are those of torch modules, trained with AdamW; an encoder with others adds them to these methods.
-    Each rank has a whole one and encodes parts of the batch; all stay the same, to the bit, by `reduce` and `update`.
+    Its parameters are those of torch modules, trained with AdamW; an encoder with other parameters extends these
+    methods. Each rank has a whole one and encodes parts of the batch; all stay the same, to the bit, by `reduce` and
+    `update`.
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind
@@ -43,14 +44,14 @@ class Encoder(ABC):
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features).
 
-        Where the section's `inputs` read dense vectors, by their numbers too: dense=d.
+        If the section's `inputs` read dense vectors, also by their length: dense=d.
         """
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
         self._exchange: GradientExchange | None = None
 
     def move(self, device: torch.device) -> None:
-        """Move the parameters, before the first step; what is prepared goes to the same device."""
+        """Move the parameters, before the first step; prepared inputs go to the same device."""
         self.device = device
         self._modules.to(device)
 
@@ -58,7 +59,7 @@ class Encoder(ABC):
     def size(cls, config: Any, vocabulary: int, dense: int = 0) -> Size:
         """Return the bytes of such an encoder. Raises InputError: a model that is not there.
 
-        By default one is built, and Adam's state is twice its parameters.
+        By default it builds one, and Adam's state is twice its parameters.
         """
         encoder: Encoder = config.implementation(config, vocabulary, 0)
         parameters = encoder._measure().parameters
@@ -66,14 +67,14 @@ class Encoder(ABC):
 
     @classmethod
     def least_bytes(cls, config: Any, vocabulary: int, features: int, dense: int = 0) -> int:
-        """Return bytes that the parameters take at least, by arithmetic; one column of a matrix where no more is known.
+        """Return a lower bound of the parameters' bytes, by arithmetic; at least one column of a matrix.
 
-        `features`: sparse ones of the data. `dense`: numbers of its dense vectors.
+        `features`: number of sparse features of the data. `dense`: numbers of its dense vectors.
         """
         return 4 * int(config.dimension)
 
     def begin(self, data: DataLayout) -> None:  # noqa: B027
-        """Take what a pretrained model knows of DATA's tokens, before `fit`; by default nothing. Raises InputError."""
+        """Use a pretrained model's vectors of DATA's tokens, before `fit`; by default nothing. Raises InputError."""
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
         """Learn statistics of the training rows before the first step; by default none.
@@ -82,24 +83,24 @@ class Encoder(ABC):
         """
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:  # noqa: B027
-        """Take in what `rows`, new among so many training rows, have and no row before them; by default nothing.
+        """Take in features of `rows`, which are new among so many training rows; by default nothing.
 
-        Of an encoder that another run trained, before the first step; the same `rows` on every rank.
+        For an encoder from another run, before the first step; the same `rows` on every rank.
         """
 
     @abstractmethod
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before) -> Any:
         """Prepare B rows for `encode`, on its device; `dropout_key` (epoch, step, ...) only in training.
 
-        `before(count)`: for rows that are part of a batch and have `count` of something, the count of it in the parts
-        before; dropout is then that of the whole batch. It may be called any number of times (`Group.before`).
+        `before(count)`: for rows that are part of a batch and have `count` items, the number of items in earlier parts;
+        dropout then equals that of the whole batch. It may be called any number of times (`Group.before`).
         """
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         """Return x [B, D], with a graph only in training (`dropout_key` given).
 
-        Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
+        Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout but no graph.
         """
 
     def exchanging(self, group: Group) -> contextlib.AbstractContextManager[None]:
@@ -131,7 +132,7 @@ class Encoder(ABC):
     def update(self, factor: float, clip: float = 0.0) -> None:
         """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
 
-        With `clip`, gradients whose norm over all of them together is greater are scaled down to it.
+        With `clip`, gradients with a larger norm over all of them are scaled down to it.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
         for group in self._optimizer.param_groups:
@@ -144,7 +145,7 @@ class Encoder(ABC):
         return {name: value.detach() for name, value in self._modules.named_parameters()}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state, needed only to go on training, by name."""
+        """Return the optimizer's state, needed only to continue training, by name."""
         if "_optimizer" not in vars(self):  # no step was made: nothing is built to say so
             return {}
         return {
@@ -179,7 +180,7 @@ class Encoder(ABC):
         self.load_tensors(load_file(folder / WEIGHTS))
 
     def _draw_kept(self, rows: int, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor | None:
-        """Draw which numbers of x [b, D] dropout leaves, bool on the host; None where it leaves all.
+        """Draw which numbers of x [b, D] dropout leaves, bool on the host; None if it leaves all.
 
         They are rows [first, first + b) of a batch, and are dropped as they would be in it. `prepare` draws, which may
         be ahead of the step.
@@ -190,7 +191,7 @@ class Encoder(ABC):
         return torch.rand((first + rows, self.dimension), generator=draw)[first:] >= self._config.dropout
 
     def _finish(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply the last steps to x [b, D]: unit norm, a factor, in training dropout; what is `kept` is scaled up."""
+        """Apply the last steps to x [b, D]: unit norm, a factor, dropout in training, which scales `kept` up."""
         if self._config.normalize:
             x = torch.nn.functional.normalize(x, dim=1)
         if self._config.scale != 1.0:
@@ -203,7 +204,7 @@ class Encoder(ABC):
 
 
 def _groups(modules: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Divide parameters into those that decay and those that do not: biases and norms, which are vectors."""
+    """Split parameters into decaying parameters and others: biases and norms, which are vectors."""
     parameters = list(modules.parameters())  # there may be none
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]

@@ -21,7 +21,7 @@ _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1
 
 
 class ByFeature(NamedTuple):
-    """Entries of bags by feature, for `sum_entries`: the bag of each and its weight, [n]; where features begin [U + 1].
+    """Entries of bags by feature, for `sum_entries`: bag and weight of each, [n]; starts of features [U + 1].
 
     `pieces` are of features that many bags have.
     """
@@ -44,7 +44,7 @@ class ByFeature(NamedTuple):
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `bags`: the rows they were made of. `dense`: vectors [B, d] beside them. `kept` [B, D] bool: what dropout leaves of
+    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: what dropout leaves of
     x. On a CPU `places` are `ids`, elsewhere a tensor; the tensors are on the device, which has the entries by feature.
     """
 
@@ -76,7 +76,7 @@ class BagInputs:
 
     @classmethod
     def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
-        """Keep the features of B rows as they are: for `sums` of the whole table alone, without gradients."""
+        """Keep the features of B rows unchanged: only for `sums` of the whole table, without gradients."""
         columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
         return cls(rows.ids, rows.ids, columns, weight, offsets, rows, vectors)
 
@@ -111,8 +111,8 @@ class BagGradients:
     """Gradients on the rows of `table`, from those on the bags of any number of batches.
 
     Bags and their gradients are kept, and sent to other ranks, instead of the rows': a batch has many more features
-    than rows. One batch of one rank costs nothing. Beyond PIECE bags they are sent, and become those of rows, a piece
-    after the other, so that a rank has its own bags and one piece of all ranks' in memory.
+    than rows. One batch of one rank costs nothing. Above PIECE bags, pieces are sent one after the other, so a rank has
+    its own bags and one piece of all ranks' in memory.
     """
 
     def __init__(self, table: RowMatrix) -> None:

@@ -1,4 +1,4 @@
-"""Sparse features of token sequences, in columns: tokens and hashed n-grams of them, with TF-IDF weights."""
+"""Sparse features of token sequences, in columns: tokens and their hashed n-grams, with TF-IDF weights."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
 def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:
     """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
 
-    A feature's weight is 1 + ln(its count in the row), or the count where it is not `damped`.
+    A feature's weight is 1 + ln(its count in the row), or the count if it is not `damped`.
     """
     tokens, row_of = rows.values, rows.row_of()
     ends = rows.offsets[1:][row_of]

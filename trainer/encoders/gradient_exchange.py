@@ -15,9 +15,9 @@ _BUCKET_BYTES = 1 << 25
 class GradientExchange:
     """Exchange of the gradients of `parameters` over the ranks of `group`: a backward pass or several, then `finish`.
 
-    Buckets go from the last parameter to the first, as a backward pass reaches them. A bucket is sent when all that it
-    expects is there and the one before it is sent; all are sent when the pass ends, so that every rank sends the
-    same in the same order, whatever its part of the batch has gradients for.
+    Buckets go from the last parameter to the first, as a backward pass reaches them. A bucket is sent when it is full
+    and the previous bucket is sent; all are sent when the pass ends, so every rank sends the same buckets in the same
+    order, with any part of the batch.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
@@ -49,7 +49,7 @@ class GradientExchange:
             self._send()
 
     def finish(self) -> None:
-        """Put the sums in place of the gradients; what no rank has a gradient for keeps none. Raises RankLostError."""
+        """Put the sums instead of the gradients; what no rank has a gradient for keeps none. Raises RankLostError."""
         if not self._parameters:
             return
         if not self._sums:  # gradients of several passes are sent now
@@ -74,7 +74,7 @@ class GradientExchange:
         self._sums.append(self.group.begin_sum(self._pack(self._buckets[len(self._sums)])))
 
     def _pack(self, numbers: list[int]) -> torch.Tensor:
-        """Lay gradients end to end, zeros where there is none."""
+        """Lay gradients end to end, zeros if there is none."""
         some = [self._parameters[n] for n in numbers]
         return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).view(-1) for each in some])
 

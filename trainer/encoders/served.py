@@ -1,4 +1,4 @@
-"""An encoder of an export by PyTorch, where nothing lighter computes it."""
+"""An encoder of an export computed by PyTorch, if nothing lighter can compute it."""
 
 from pathlib import Path
 

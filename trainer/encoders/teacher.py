@@ -26,21 +26,23 @@ class TeacherFiles:
     def find(cls, name: str, label: str | None) -> "TeacherFiles":
         """Look at a directory. Raises InputError: none, pickled weights, no tokenizer, or another head than one output.
 
-        Of several outputs `label` names one.
+        `label` names one of several outputs.
         """
         folder = Path(name)
         if not folder.is_dir():
-            raise InputError(f"{name}: no such directory. Give one with a cross-encoder that save_pretrained wrote.")
+            raise InputError(
+                f"{name}: no such directory. Give a directory with a cross-encoder, as save_pretrained writes it."
+            )
         require_files("Transformer", folder)
         config = _load("AutoConfig", name)
         kinds = ", ".join(config.architectures or ["nothing named"])
         if "SequenceClassification" not in kinds:
-            raise InputError(f"{name}: a teacher is a sequence classifier, and this is {kinds}. Give a cross-encoder.")
+            raise InputError(f"{name}: expected a sequence classifier, got {kinds}. Give a cross-encoder.")
         names = [str(config.id2label[number]) for number in range(config.num_labels)]
         if len(names) > 1 and label not in names:
             raise InputError(
-                f"{name}: {len(names)} outputs, {', '.join(names[:10])}"
-                f"{'' if label is None else f', and none is {label!r}'}. Say with --label which one is the score."
+                f"{name}: the model has {len(names)} outputs: {', '.join(names[:10])}"
+                f"{'' if label is None else f', but not {label!r}'}. Name the output that is the score with --label."
             )
         digest = digest_of(folder, (place for pattern in READ for place in folder.glob(pattern)))
         return cls(name, names.index(label) if label in names else 0, digest)
@@ -53,7 +55,10 @@ class TeacherFiles:
         )
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
-            raise InputError(f"{self.name}: no weights for {missing}: its scores are random. Give a trained teacher.")
+            raise InputError(
+                f"{self.name}: the model has no weights for {missing}, so its scores are random. Give a trained "
+                "teacher."
+            )
         return Teacher(tokenizer, model.eval().to(device), self.output, device)
 
 
@@ -67,9 +72,9 @@ class Teacher:
     device: torch.device
 
     def score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
-        """Score V pairs of texts: float32 [V], the logit of the output; of several, that of its softmax.
+        """Score V pairs of texts: float32 [V], the logit of the output; for several outputs, of its softmax.
 
-        The longest first, `batch` at a time: the pairs alone decide which are together. On one thread: equal bytes.
+        The longest pairs first, `batch` at a time: batches depend only on the pairs. On one thread: equal bytes.
         """
         scores = np.empty(len(queries), np.float32)
         with one_thread(), torch.inference_mode():
@@ -97,7 +102,7 @@ class Teacher:
 
 
 def _load(kind: str, name: str, **options: Any) -> Any:
-    """Load a part of a directory by its class in transformers; no code of the directory is run. Raises InputError."""
+    """Load a part of a directory with its transformers class; code of the directory is never run. Raises InputError."""
     import transformers
 
     try:
@@ -106,4 +111,4 @@ def _load(kind: str, name: str, **options: Any) -> Any:
         )
     except (OSError, ValueError, LookupError, RuntimeError, TypeError) as error:
         cause = str(error).strip().partition("\n")[0]
-        raise InputError(f"{name}: {kind} could not open it: {cause} Save the model again.") from error
+        raise InputError(f"{name}: {kind} cannot open the model: {cause} Save the model again.") from error

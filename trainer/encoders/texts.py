@@ -1,6 +1,7 @@
-"""Models of texts, opened to embed alone: of sentence-transformers, a transformers directory, or a static table.
+"""Text models, opened only to embed: of sentence-transformers, a transformers directory, or a static table.
 
-Its files say all: modules, pooling, the longest text, prompts. No code of theirs is run, and nothing is unpickled.
+Its files define everything: modules, pooling, the length limit, prompts. Their code is never run, and nothing is
+unpickled.
 """
 
 import contextlib
@@ -66,9 +67,9 @@ class TextFiles:
         kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else "" for name in types]
         if kinds[:1] not in [[kind] for kind in _FIRST] or not {*kinds[1:]} <= {*_LATER}:
             raise InputError(
-                f"{place}: expected {' or '.join(_FIRST)} of sentence_transformers, and then any of "
-                f"{', '.join(_LATER)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own library, "
-                "and mine its vectors as arrays."
+                f"{place}: expected the sentence_transformers modules {' or '.join(_FIRST)}, followed by any of "
+                f"{', '.join(_LATER)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own library, and "
+                "mine its vectors as arrays."
             )
         return list(zip(kinds, (str(module["path"]) for module in _read_json(place)), strict=True))
 
@@ -85,7 +86,7 @@ class TextFiles:
     def assumed(self) -> str | None:
         """Say what nothing in the files says; None: they say all."""
         stated = (self.folder / "modules.json").exists() or self._is_table
-        return None if stated else f"{self.name}: no modules.json, so a text is the mean of its tokens' states"
+        return None if stated else f"{self.name}: no modules.json, so the embedding is the mean over tokens"
 
     @cached_property
     def digest(self) -> str:
@@ -118,18 +119,18 @@ class TextFiles:
 
 @contextlib.contextmanager
 def reading_model(name: str) -> Iterator[None]:
-    """Raise InputError where the block cannot read the files of the model `name`."""
+    """Raise InputError if the block cannot read the files of the model `name`."""
     try:
         yield
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
         raise InputError(
-            f"{name}: its files are damaged, or do not fit together ({type(error).__name__}: "
+            f"{name}: the files are damaged, or do not fit together ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}). Save the model again with the library that made it."
         ) from error
 
 
 def find_folder(name: str) -> Path:
-    """Find the files of the model `name`: its directory, or what the hub gives. Raises InputError: there is none."""
+    """Find the files of the model `name`: its directory, or files from the hub. Raises InputError: no such model."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -141,8 +142,8 @@ def find_folder(name: str) -> Path:
     except Exception as error:
         cause = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"{name}: no such directory, and not to be had from the hub ({cause}). "
-            "Give a directory with a model, or a hub name that this machine can reach."
+            f"{name}: not a local directory, and not available from the hub ({cause}). Give a directory with a model, "
+            "or a hub name that this machine can reach."
         ) from None
 
 
@@ -153,7 +154,7 @@ def digest_of(folder: Path, places: Iterable[Path]) -> str:
 
 
 def require_files(kind: str, folder: Path) -> None:
-    """Raise InputError where a module has no weights, but pickled ones, or no tokenizer."""
+    """Raise InputError if a module has no weights, only pickled weights, or no tokenizer."""
 
     def found(*patterns: str) -> list[str]:
         return sorted(str(place) for pattern in patterns for place in folder.glob(pattern))
@@ -161,15 +162,18 @@ def require_files(kind: str, folder: Path) -> None:
     if kind in (*_FIRST, "Dense") and not found("*.safetensors"):
         if pickled := found("*.bin", "*.pt", "*.pth", "*.ckpt"):
             raise InputError(
-                f"{pickled[0]}: pickled weights, which may run code when they are opened. Save them as safetensors "
-                "with the library that made them: model.save_pretrained(folder)."
+                f"{pickled[0]}: pickled weights can run code when they are opened, so Extremis does not open them. "
+                "Save safetensors with the library of the model: model.save_pretrained(folder)."
             )
         raise InputError(
-            f"{folder}: no weights here (*.safetensors); found: {', '.join(found('*')[:10]) or 'nothing'}."
+            f"{folder}: no weights (*.safetensors) here; found: {', '.join(found('*')[:10]) or 'nothing'}."
         )
     if kind in _FIRST and not found(*_TOKENIZERS):
         names = ", ".join(_TOKENIZERS)
-        raise InputError(f"{folder}: no tokenizer ({names}). Save it there: tokenizer.save_pretrained(folder).")
+        raise InputError(
+            f"{folder}: no tokenizer ({names}) here. Save the tokenizer to this folder: "
+            "tokenizer.save_pretrained(folder)."
+        )
 
 
 class _Transformer:
@@ -185,7 +189,7 @@ class _Transformer:
         modes = config.get("pooling_mode") or [mode for mode, key in MODES.items() if config.get(key)] or ["mean"]
         self._modes = [modes] if isinstance(modes, str) else modes
         if not {*self._modes} <= {*MODES}:
-            raise InputError(f"{files.name}: pooling is {modes}; expected some of {', '.join(MODES)}.")
+            raise InputError(f"{files.name}: pooling is {modes}; expected one or more of {', '.join(MODES)}.")
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._model = load_model(str(folder), files.name).eval().to(device, getattr(torch, compute))
         self._device = device
@@ -214,7 +218,7 @@ class _Transformer:
 
 
 class _Table:
-    """Texts to token ids, and these to the mean of rows of a table [B, D]; of none it is zero."""
+    """Texts to token ids, and these to the mean of rows of a table [B, D]; zero without tokens."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -275,7 +279,7 @@ class TextModel:
     prompt: str = ""
 
     def embed(self, texts: list[str], threads: int = 1) -> np.ndarray:
-        """Embed texts, the longest first in batches that they alone decide: equal bytes on any number of `threads`."""
+        """Embed texts, the longest first, in batches that depend only on texts: equal bytes on any `threads`."""
         ids = self.reader.tokenize([self.prompt + text for text in texts])
         lengths = np.array([len(row) for row in ids], np.int64)
         tokens = Ragged(np.fromiter((n for row in ids for n in row), np.int64, lengths.sum()), offsets_of(lengths))
@@ -298,7 +302,7 @@ class TextModel:
 
 
 def choose_compute(stated: str, device: torch.device) -> str:
-    """Return the numbers to compute with; "auto" is bfloat16 where the processor multiplies them by itself."""
+    """Return the number type to compute with; "auto" is bfloat16 if the processor supports it."""
     if stated != "auto":
         return stated
     if device != CPU:
@@ -309,7 +313,7 @@ def choose_compute(stated: str, device: torch.device) -> str:
 
 
 def _read_json(place: Path) -> Any:
-    """Read a file of JSON; nothing where there is none. Raises InputError."""
+    """Read a file of JSON; nothing if there is none. Raises InputError."""
     try:
         return json.loads(place.read_text("utf-8")) if place.exists() else {}
     except ValueError as error:

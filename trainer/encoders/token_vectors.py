@@ -1,4 +1,4 @@
-"""Vectors of tokens that a pretrained model has: what a bag's tokens begin with in place of random ones.
+"""Vectors of tokens from a pretrained model, which replace the random initial vectors of a bag's tokens.
 
 They are rows of a static table (Model2Vec, sentence-transformers, WordLlama), or input embeddings of a transformer.
 """
@@ -23,7 +23,7 @@ _OF_TRANSFORMER = tuple(
 
 
 class _Place(NamedTuple):
-    """Tensor `name` of so many columns in a file."""
+    """Tensor `name` with so many columns in a file."""
 
     columns: int
     file: Path
@@ -33,36 +33,36 @@ class _Place(NamedTuple):
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     """Return the vectors [V, d] float32 that the tokens of DATA have in the model `name`; zero of those it has not.
 
-    Raises InputError: as `find_token_vectors`, or there are none in it; TableError.
+    Raises InputError: as `find_token_vectors`, or no token vectors; TableError.
     """
     folder, tokens = find_token_vectors(name, data)
     with reading_model(_of(name)):
         rows = _widest(folder)
     if not rows.any():
         raise InputError(
-            f"{_of(name)}: no vectors of tokens in it. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
+            f"{_of(name)}: no token vectors found. Expected *.safetensors with {' or '.join(STATIC)} (Model2Vec, "
             "sentence-transformers, WordLlama), or with the input embeddings of a transformer."
         )
     if not rows.isfinite().all():
-        raise InputError(f"{_of(name)}: a vector holds NaN or infinity. Name another model, or mend this one.")
+        raise InputError(f"{_of(name)}: a vector contains NaN or infinity. Use another model.")
     return torch.nn.functional.pad(rows[:tokens], (0, 0, 0, max(0, tokens - len(rows))))
 
 
 def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
-    """Return the folder of a model whose ids of tokens are those of DATA, and the number V of these.
+    """Return the folder of a model whose token ids equal those of DATA, and their number V.
 
-    Raises InputError: no such directory or hub name, or a model of another tokenizer; TableError.
+    Raises InputError: no such directory or hub name, or a model of a different tokenizer; TableError.
     """
     folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
     if table is None:
-        raise InputError(f"{_of(name)}: {data.root} has no tokens, which its vectors are of. Shard texts.")
+        raise InputError(f"{_of(name)}: {data.root} has no tokens. Shard data with texts.")
     own = Tokenizer.from_str(table.read_files()["tokenizer.json"].decode()).get_vocab()
     there = _vocabulary(name, folder)
     same = sum(there.get(token) == number for token, number in own.items())
     if same < len(own):
         raise InputError(
-            f"{_of(name)}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id there: its vectors "
-            f"are of another tokenizer. Shard by that: extremis shard INPUT DATA --tokenizer {name}"
+            f"{_of(name)}: only {same:,} of the {len(own):,} tokens of {data.root} have the same id in the model, so "
+            f"the tokenizers differ. Shard with the model's tokenizer: extremis shard INPUT DATA --tokenizer {name}"
         )
     return folder, int(table.parameters["vocabulary"])
 
@@ -72,7 +72,7 @@ def _of(name: str) -> str:
 
 
 def _widest(folder: Path) -> torch.Tensor:
-    """Return the vectors of tokens of most columns in the files of a model; [0, 0] where there are none."""
+    """Return the token vectors with most columns in the files of a model; [0, 0] if there are none."""
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         return torch.empty(0, 0)
@@ -99,7 +99,7 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
 
         return dict(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab())
     except Exception as error:
-        raise InputError(f"{_of(name)}: no tokenizer could be loaded ({str(error).splitlines()[0]}).") from None
+        raise InputError(f"{_of(name)}: cannot load the tokenizer ({str(error).splitlines()[0]}).") from None
 
 
 def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:

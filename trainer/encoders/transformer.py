@@ -19,17 +19,21 @@ class TransformerSection(EncoderSection):
     }
 
     kind: Literal["transformer"] = "transformer"
-    model: str = Field("", description="local directory or hub name")
-    pooling: Literal["mean", "cls"] = Field("mean", description="of the last hidden states: their mean, or the first")
+    model: str = Field("", description="the model: a local directory or hub name")
+    pooling: Literal["mean", "cls"] = Field(
+        "mean", description="how the last hidden states become a vector: their mean, or the first state"
+    )
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
-    max_tokens: int = Field(128, ge=1, description="tokens of a text that are read, at most")
+    max_tokens: int = Field(128, ge=1, description="maximum number of tokens of a text")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="of a transformer's products (automatic mixed precision); its parameters are float32. auto: "
-        "bfloat16 on a GPU, float32 on a CPU",
+        description=(
+            "number type of matrix products (automatic mixed precision); parameters are float32. auto: bfloat16 on a "
+            "GPU, float32 on a CPU"
+        ),
     )
     compile: bool = Field(
-        False, description="compile the model (torch.compile): the first steps take minutes, later ones may be faster"
+        False, description="compile the model (torch.compile): the first steps take minutes, later steps can be faster"
     )
 
     @property

@@ -59,8 +59,8 @@ class TransformerEncoder(Encoder):
         hidden = int(self._model.config.hidden_size)
         if not config.bottleneck and config.dimension != hidden:
             raise InputError(
-                f"encoder.dimension = {config.dimension}, but {config.model} gives {hidden} dimensions: "
-                f"set encoder.dimension = {hidden}, or encoder.bottleneck = true to project to {config.dimension}."
+                f"encoder.dimension = {config.dimension}, but {config.model} has {hidden} dimensions: set "
+                f"encoder.dimension = {hidden}, or encoder.bottleneck = true to project to {config.dimension}."
             )
         modules = nn.ModuleDict({"model": self._model})
         self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
@@ -227,11 +227,11 @@ def load_model(name: str, what: str) -> Any:
         options = {"trust_remote_code": False, "use_safetensors": True, "output_loading_info": True}
         model, found = kind.from_pretrained(name, **options)  # nothing is unpickled
         if missing := sorted(key for key in found["missing_keys"] if "pooler." not in key):  # heads have no pooler
-            raise ValueError(f"its weights lack {', '.join(missing[:3])} and {len(missing) - 1} more of the model.")
+            raise ValueError(f"the weights lack {', '.join(missing[:3])} and {len(missing) - 1} more.")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{what} cannot be loaded: {str(error).splitlines()[0]} "
-            "Give a directory with config.json and model.safetensors, or a hub name that this machine can reach."
+            f"cannot load {what}: {str(error).splitlines()[0]} Give a directory with config.json and "
+            "model.safetensors, or a hub name that this machine can reach."
         ) from error
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()  # they lie in the mapped file, which may be written to or cut

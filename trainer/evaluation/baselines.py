@@ -29,7 +29,7 @@ _TOKENS = "input_ids"
 
 
 def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank labels by their `frequency` [L], for each text alike: a Baseline."""
+    """Rank labels by their `frequency` [L], the same for each text: a Baseline."""
     order = np.argsort(-frequency, kind="stable")[:k]
     order = widened(np.tile(order, (texts.rows, 1)), k, PAD)
     return np.where(order == PAD, -np.inf, frequency[order]), order
@@ -52,9 +52,9 @@ def measure_popularity(
 def measure_baselines(
     data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and where rows have tokens
-    the labels of near texts, and those of the linear ranker. `trained`: the rows that a model was trained
-    on; `filter=False` applies no filter.
+    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and if rows have tokens,
+    the labels of near texts and of the linear ranker. `trained`: the rows that a model was trained on; `filter=False`
+    applies no filter.
 
     Raises InputError: no such split; TableError.
     """

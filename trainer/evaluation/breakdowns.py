@@ -1,4 +1,4 @@
-"""Metrics by group, streamed as `Metrics` is: by frequency of labels, by part, of zero-shot labels; and the weakest."""
+"""Metrics by group, streamed as `Metrics`: by label frequency, part, zero-shot; and the worst of all."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,15 @@ BINS = 10
 def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
     """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
 
-    Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin where its
-    share of the total frequency begins; so a bin's mass is a `bins`-th of the total but for the last label in it.
-    Labels never seen in training are in the last bin. Raises InputError where no label was ever seen.
+    Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin in which its share
+    of the total frequency begins; so a bin's mass is a `bins`-th of the total, except for the last label. Labels never
+    seen in training are in the last bin. Raises InputError if no label was ever seen.
     """
     total = int(frequency.sum())
     if total <= 0:
-        raise InputError("labels cannot be binned by frequency: none has a training point. Shard a train split first.")
+        raise InputError(
+            "cannot bin labels by frequency, because no label has training points. Shard a train split first."
+        )
     order = np.argsort(-frequency, kind="stable")
     ordered = frequency[order].astype(np.int64)
     begin = np.cumsum(ordered) - ordered
@@ -46,7 +48,7 @@ class Deciles:
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: top [B, K] label ids best first, -1 pads; positives are label ids.
 
-        Raises InputError for a label id beyond L, ValueError for unequal rows.
+        Raises InputError for a label id of L or more, ValueError for unequal rows.
         """
         top = top[:, : len(self._hits)]
         refuse_unknown(top, positives.entries, len(self._bin))
@@ -55,17 +57,17 @@ class Deciles:
         self._points += len(top)
 
     def result(self) -> dict[str, list[float]]:
-        """Return metric ("P@1", ...) -> each bin's part of it x 100, most frequent labels first; they add up to P@k."""
+        """Return metric ("P@1", ...) -> each bin's part x 100, most frequent labels first; they add up to P@k."""
         if not self._points:
-            raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
+            raise InputError("no point was evaluated. Is the split empty?")
         upto = np.cumsum(self._hits, axis=0)
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
 
 class ByPart:
-    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics` is.
+    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics`.
 
-    A table of one part alone is of no interest.
+    A table for a single part is left out.
     """
 
     def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:
@@ -114,11 +116,11 @@ def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
 
 
 class ZeroShot:
-    """Metrics of zero-shot labels over the queries that have one of them, or more, among their positives.
+    """Metrics of zero-shot labels over the queries with at least one of them among their positives.
 
-    These alone count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
-    against all labels. `frequency` [L] are the labels' training points; of `candidates` [C] where there is a choice.
-    Raises InputError where every label has one.
+    Only these count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
+    against all labels. `frequency` [L]: the labels' training points; of `candidates` [C] if candidates are restricted.
+    Raises InputError if every label has one.
     """
 
     def __init__(self, frequency: np.ndarray, ks: Sequence[int], candidates: np.ndarray | None = None) -> None:
@@ -127,7 +129,9 @@ class ZeroShot:
             self._unseen &= np.isin(np.arange(len(frequency)), candidates)
         self.labels = np.flatnonzero(self._unseen)
         if not len(self.labels):
-            raise InputError("there is no zero-shot label: every label has a training point. Leave --zero-shot out.")
+            raise InputError(
+                "every label has training points, so there are no zero-shot labels. Leave --zero-shot out."
+            )
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 
@@ -144,7 +148,7 @@ class ZeroShot:
         self._among_all.update(among_all, positives)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
-        """Return metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""
+        """Return metrics x 100 with their intervals, by both rankings; empty if no query has such a positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
             report |= {
@@ -160,7 +164,7 @@ QUERIES = 100  # of which many may have one text
 
 
 class Weakest:
-    """Counts of what was found among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
+    """Counts of positives among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
 
     def __init__(self) -> None:
         # Hits and positives of each query [B], labels of each hit, and those of each positive.
@@ -174,7 +178,8 @@ class Weakest:
     def report(self) -> dict[str, Any]:
         """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, the worst first.
 
-        Queries by the share of what could be found, labels by that of their queries; then those with most to find.
+        Queries by the found share of attainable positives, labels by the share over their queries; then by the number
+        attainable.
         """
         hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
         rows = np.flatnonzero(positives)
@@ -185,7 +190,7 @@ class Weakest:
 
 
 def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray, most: int) -> list[list[int]]:
-    """Return at most `most` rows (id, hits, total) [n, 3] of those of which not all that is `attainable` was found."""
+    """Return at most `most` rows (id, hits, total) [n, 3] with fewer hits than `attainable`."""
     order = np.lexsort((ids, -total, hits / attainable))[:most]
     order = order[hits[order] < attainable[order]]
     return np.stack([ids, hits, total], 1)[order].tolist()

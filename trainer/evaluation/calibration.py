@@ -1,4 +1,4 @@
-"""Calibration: the probability that a predicted label is right, by its score: an isotonic curve over held-out rows.
+"""Calibration: the probability that a predicted label is correct, from its score: an isotonic curve over held-out rows.
 
 scikit-learn fits the curve; numpy applies its numbers.
 """
@@ -17,16 +17,16 @@ EVEN = 0.5  # a query whose best label is less likely right has "none of these"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Straight lines through `scores` and `probabilities`, ascending [n] both; constant beyond their ends."""
+    """Straight lines through `scores` and `probabilities`, both ascending [n]; constant outside."""
 
     scores: np.ndarray
     probabilities: np.ndarray
 
     @classmethod
     def fit(cls, scores: np.ndarray, hits: np.ndarray) -> "Calibration":
-        """Learn from predictions with `scores` [n], of which `hits` [n] bool are right.
+        """Learn from predictions with `scores` [n]; `hits` [n] bool: correct ones.
 
-        Raises InputError where all or none are right, and without scikit-learn.
+        Raises InputError if all or none are correct, and without scikit-learn.
         """
         try:
             from sklearn.isotonic import IsotonicRegression
@@ -34,7 +34,7 @@ class Calibration:
             raise MissingExtra("calibration needs scikit-learn", "fusion") from None
         if hits.all() or not hits.any():
             raise InputError(
-                f"{hits.sum():,} of {len(hits):,} held-out predictions are right: nothing to calibrate by. Name a "
+                f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, too few to calibrate. Name a "
                 "larger split that the run was not trained on."
             )
         curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores.astype(np.float64), hits)
@@ -45,7 +45,7 @@ class Calibration:
         return np.interp(scores, self.scores, self.probabilities).astype(np.float32)
 
     def score_of(self, probability: float) -> float | None:
-        """Return the lowest score with at least this `probability`; None where no score has it."""
+        """Return the lowest score with at least this `probability`; None if no score has it."""
         place = int(np.searchsorted(self.probabilities, probability))
         if place == len(self.scores):
             return None
@@ -58,19 +58,19 @@ class Calibration:
 
     @classmethod
     def read(cls, numbers: Any, place: str) -> "Calibration":
-        """Read what the manifest at `place` states. Raises TableError where it is no curve."""
+        """Read the content of the manifest at `place`. Raises TableError if it is not a curve."""
         try:
             x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
             if not (rising and len(x) and 0 <= y[0] <= y[-1] <= 1):
-                raise ValueError("no rising curve of probabilities")
+                raise ValueError("the probabilities do not increase")
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{place}: not a calibration: {error}. Export the run again.") from None
+            raise TableError(f"{place}: not a calibration file: {error}. Export the run again.") from None
         return cls(x, y)
 
 
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
-    """Learn from all predictions; the facts beside are of either half of the queries, by the curve of the other.
+    """Learn from all predictions; each half of the queries is measured with the curve of the other half.
 
     Raises as `Calibration.fit`.
     """
@@ -85,8 +85,7 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
 def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
     """Return ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of their scores.
 
-    `none_of_these`: the share of queries whose best label is less likely right than wrong, and of these the share
-    whose best label is wrong.
+    `none_of_these`: the share of queries whose best label is probably wrong, and how often it is wrong.
     """
     scores, hits, query = predictions.pairs()
     first = np.flatnonzero(np.diff(query, prepend=-1))

@@ -83,11 +83,11 @@ class Scorer:
         trained: Data | None = None,
         window: str | Sequence[str] = "",
     ) -> "Scorer":
-        """Open a split. `ranking`: by default by the model's vectors; `statistics`: where they are read already.
+        """Open a split. `ranking`: default: by the model's vectors; `statistics`: if they are read already.
 
         `trained`: the rows that the model was trained on, for those left out. `window`: parts of a version, as of
-        `open_split`.
-        Raises InputError for no such split, or one without the columns that the model reads; TableError when damaged.
+        `open_split`. Raises InputError for a missing split, or a split without the columns that the model reads;
+        TableError if damaged.
         """
         queries, part = open_split(data, split, trained or Data(), window)
         require_inputs(queries, model.inputs)
@@ -111,13 +111,13 @@ class Scorer:
         """Measure the first `limit` queries (all by default) at KS and `ks`; `filter=False` applies no filter.
 
         `seen_only`: labels without a training point are no candidates. `zero_shot`: they are reported separately.
-        Raises InputError for both at once, and where every label has a training point.
+        Raises InputError for both at once, and if every label has training points.
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
         unseen = ZeroShot(frequency, ks, self.statistics.candidates()) if zero_shot else None
         if zero_shot and seen_only:
-            raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
+            raise InputError("--seen-only leaves out zero-shot labels. Give only one of --zero-shot and --seen-only.")
         among = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         deciles = Deciles(frequency, ks) if frequency.sum() else None

@@ -37,7 +37,7 @@ from trainer.model import Model, find_earlier, load_model
 class FitOptions:
     """Options of fitting a fusion: the checkpoint of `step` (None: the best), and the first `queries` of `split`.
 
-    `split`: None for what the run held out, or else `val`. `shortlist`: labels of a query that are ranked again.
+    `split`: None for the held-out rows, or else `val`. `shortlist`: labels of a query that are ranked again.
     """
 
     split: str | None = None
@@ -66,7 +66,7 @@ MISSED = 0.03  # of the rows held out: a greater share is worth another fit of t
 def fit_ranker(
     data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
 ) -> LinearRanker | None:
-    """Fit the linear ranker to rows that `recipe` trains on, as `LinearRanker.of`; None: of a mix, or no rows.
+    """Fit the linear ranker to the rows that `recipe` trains on, as `LinearRanker.of`; None for a mix, or no rows.
 
     Raises TableError, StorageError.
     """
@@ -85,14 +85,13 @@ def fit_weights(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit weights for a checkpoint: of labels' texts, of a memory, and of a linear ranker.
+    """Fit weights for a checkpoint: for labels' texts, a memory, and a linear ranker.
 
-    The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
-    that the run held out come to it then, which the weights were fitted without. The ranker, of the rows that
-    `ranker_budget` bytes hold (0: none), or `ranker`, which is one without what was held out, is kept if it has a
-    weight, fitted once more with what was held out where it would miss that; each fit takes no more than `seconds`. A
-    fusion that is there already is replaced.
-    Raises InputError: no such split or device; TableError, StorageError.
+    The memory of the training points is kept with the weights, within `budget` bytes, if it has a weight; held-out
+    points then join it, though the weights were fitted without them. The ranker is fitted to the rows within
+    `ranker_budget` bytes (0: none), or is the given `ranker`, without held-out rows; it is kept if it has a weight, and
+    fitted again with the held-out rows if it would miss many; each fit takes at most `seconds`. An existing fusion is
+    replaced. Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
@@ -130,7 +129,7 @@ def fit_weights(
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
-    """Give a run the fusion of `earlier`, which it went on from: its weights, its linear ranker, a memory of its own.
+    """Give a run the fusion of `earlier`, which it continues: the weights, the linear ranker, and a new memory.
 
     Nothing is fitted, so that no row has to be held out; the memory's index is tuned on points. None: `earlier` has no
     fusion, or `run` has one. Raises as `fit_weights`.
@@ -161,14 +160,14 @@ def describe_weights(facts: dict[str, Any]) -> str:
     memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
-        f"{facts['votes']:.2f} x votes of training points{memory} + "
-        f"{facts['linear']:.2f} x linear ranker; P@1 / P@5 on these: "
+        f"{facts['votes']:.2f} x votes of training points{memory} + {facts['linear']:.2f} x linear ranker; P@1 / P@5 "
+        "on these queries: "
         + ", ".join(f"{name} {of['P@1']:.1f} / {of['P@5']:.1f}" for name, of in facts["metrics"].items())
     )
 
 
 def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
-    """Embed the first `count` rows of `groups`, or as many as there are."""
+    """Embed the first `count` rows of `groups`, or all of them."""
     embedded = [torch.zeros(0, model.width)]
     for rows in groups:
         missing = count - sum(map(len, embedded))
@@ -211,7 +210,7 @@ def score_shortlists(
 def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
     """Fit the tree for a checkpoint: on the `shortlist` best labels of each query, and on its own.
 
-    A fusion that is there already is replaced.
+    An existing fusion is replaced.
     Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)

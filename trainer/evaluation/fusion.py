@@ -30,7 +30,7 @@ class PairScores(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Scorers:
-    """Scorers beside the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
+    """Scorers in addition to the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
 
     texts: Any = None
     memory: Memory | None = None
@@ -47,14 +47,14 @@ class Scorers:
     ) -> Scored:
         """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that others add to it.
 
-        `inputs`: what x was embedded from; a linear ranker needs them. All ranks have the same queries and get the same
-        result; each has the scores of its own labels.
+        `inputs`: what x was embedded from; a linear ranker needs them. All ranks have the same queries and results;
+        each has the scores of its own labels.
         """
         scores, ids = shortlisted
         votes = None if self.memory is None else self.memory.votes(x)
         ranked = None
         if self.linear is not None:
-            assert inputs is not None, "a linear ranker reads what x was embedded from"
+            assert inputs is not None, "a linear ranker needs the rows that x was embedded from"
             ranked = self.linear.votes(inputs, VOTED)
         found = [rows.best(VOTED)[1] for rows in (votes, ranked) if rows is not None]
         if found:
@@ -97,9 +97,9 @@ class Weights:
     def fit(cls, scored: Scored, relevant: Ragged) -> "Weights":
         """Find the most likely weights of validation queries; `relevant`: their labels.
 
-        A label of a query is likely by its share of exp(score) among itself and all that are not right, as in the
-        decoupled softmax (DEXML, equation 5); as much counts that any right label of a query is, by their share among
-        all, since P@1 asks for no more. A few dozen queries are enough, where ranking measures would jump.
+        The likelihood of a correct label is its share of exp(score) among itself and all wrong labels, as in the
+        decoupled softmax (DEXML, equation 5); equally weighted is the share of all correct labels of a query among all
+        labels, since P@1 needs only one. A few dozen queries are enough; ranking measures would be too noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
         columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
@@ -117,7 +117,7 @@ class Weights:
 
     @property
     def reads_texts(self) -> bool:
-        """True where labels' texts count."""
+        """True if labels' texts count."""
         return self.texts > 0
 
     def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
@@ -140,17 +140,17 @@ class Weights:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Weights":
-        """Read the weights in the content of a file, which lies at `place`. Raises TableError for another file."""
+        """Read the weights in the content of a file at `place`. Raises TableError for another file."""
         try:
             body = json.loads(data)
             if body.pop("format") != FORMAT:
-                raise ValueError("of another format")
+                raise ValueError("of another version")
             weights = cls(**body)
             numbers = np.array([weights.unit, weights.texts, weights.votes, weights.linear], float)
             if not np.isfinite(numbers).all() or numbers[0] <= 0:
                 raise ValueError(f"weights {numbers.tolist()}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(f"{place}: not the weights of score fusion: {error}. Fit them again.") from None
+            raise TableError(f"{place}: not a file of fusion weights: {error}. Fit the fusion again.") from None
         return weights
 
 
@@ -164,7 +164,7 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     wrong, some = listed & ~right, right.any(axis=1)
 
     def softmax(scores: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log sum exp(score) of the labels `among` [B, S], -inf where there are none; its gradient [C, B]."""
+        """Return log sum exp(score) of the labels `among` [B, S], -inf if there are none; its gradient [C, B]."""
         masked = np.where(among, scores, -np.inf)
         total = logsumexp(masked, axis=1)
         share = np.where(among, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)

@@ -1,4 +1,4 @@
-"""Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
+"""Files of a run's fusion: published with the checkpoint that it was fitted to, and opened for evaluation."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -34,14 +34,14 @@ class RunFusion(NamedTuple):
         return int(self.table.parameters["shortlist"])
 
     def memory(self, split: str | None = None) -> Memory | None:
-        """Read the memory, where one has a weight; for queries of `split` what may vote on them. Raises TableError.
+        """Read the memory, if it has a weight; for `split` only the points that may vote. Raises TableError.
 
         What was held out is not asked about itself: each row would find itself.
         """
         return Memory.read(self.table, trained=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
-        """Read the linear ranker, where one has a weight; for queries of `split` one that has not seen them."""
+        """Read the linear ranker, if it has a weight; for queries of `split` a ranker that has not seen them."""
         unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
         return unseen or LinearRanker.read(self.table)
 
@@ -55,7 +55,7 @@ def publish_fusion(
     memory: Memory | None = None,
     linear: Mapping[str, LinearRanker] | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), a memory, and rankers by file, in place of an earlier one."""
+    """Publish a fusion's `file` (name, content), a memory, and rankers by file, instead of an earlier one."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     with building(url, "fitted") as build:
         return build.publish(
@@ -75,7 +75,7 @@ def publish_fusion(
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
     """Open the fusion of `checkpoint` for the rank's labels and queries of `split`.
 
-    Raises InputError where there is none; TableError.
+    Raises InputError if there is none; TableError.
     """
     opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
@@ -87,23 +87,23 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
-    """Name the scores that a checkpoint is judged by where none are asked for: fused, where it has a fusion."""
+    """Name the default scores of a checkpoint: fused, if it has a fusion."""
     return "fused" if is_published(RunLayout(run).fusion(step)) else "classifier"
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
-    """Open what `extremis fuse` made for `checkpoint`. Raises InputError where it made nothing, TableError."""
+    """Open what `extremis fuse` made for `checkpoint`. Raises InputError if it made nothing, TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
-        raise InputError(f"{run}: no fusion is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
+        raise InputError(f"{run}: step {step:,} has no fusion. Fit a fusion with `extremis fuse {data} {run}`.")
     table = Table.open(url, KIND)
     if table.parents["checkpoint"] != checkpoint.table.digest:
         raise InputError(
-            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
-            f"`extremis fuse {data} {run}` fits one anew."
+            f"{url}: the checkpoint of step {step:,} has changed since this fusion was fitted. Fit the fusion again "
+            f"with `extremis fuse {data} {run}`."
         )
     file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
-        raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit it again.")
+        raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
     parse = Weights.parse if file.path == WEIGHTS else Tree.parse
-    return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), table)
+    return RunFusion(parse(check_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)

@@ -1,7 +1,7 @@
-"""Memory of training points as unit embeddings with their labels, of which the nearest to a query vote.
+"""Memory of training points as unit embeddings with their labels; the points nearest to a query vote.
 
-Codes of an index, where one pays, and labels are in memory; embeddings lie in a file that is mapped, and score exactly
-what the index offers. Without an index all of them are read for each batch of queries.
+Index codes (if an index pays) and labels are in memory; embeddings are in a mapped file, and score the points that the
+index offers. Without an index all embeddings are read for each batch of queries.
 """
 
 import itertools
@@ -54,7 +54,7 @@ _WHAT = "the embeddings of a memory"
 
 
 class Settled(NamedTuple):
-    """The index of a memory, and how many points, the first, fit into its budget by it; bytes in memory and stored."""
+    """The index of a memory, the number of first points that fit into its budget, and bytes in memory and stored."""
 
     factory: Factory
     points: int
@@ -66,7 +66,7 @@ class Settled(NamedTuple):
 def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
     """Choose the index of `points` with vectors [dimension] and `labels` each on average, within `budget` bytes.
 
-    The one that holds the most points; of several the cheapest, if as many queries are asked as there are points.
+    The index that holds the most points; among several the cheapest, for as many queries as points.
     """
 
     def fitting(factory: Factory) -> int:
@@ -97,9 +97,9 @@ def _fixed_bytes(factory: Factory, dimension: int) -> int:
 class Memory:
     """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each.
 
-    The first `trained` of them are rows that the run trained on, the others rows that it held out. `factory`: the index
-    that was chosen, which `index` is once it is built; it offers `refine` times as many points as vote. `measured`:
-    what it was tuned to. `on_device`: the vectors where queries are that are searched exactly.
+    The first `trained` points are training rows of the run, the others held-out rows. `factory`: the chosen index,
+    `index` once it is built; it offers `refine` times as many points as vote. `measured`: its tuned recall and time.
+    `on_device`: the vectors on the queries' device, for exact search.
     """
 
     vectors: np.ndarray
@@ -115,13 +115,15 @@ class Memory:
 
     @classmethod
     def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
-        """Embed the rows that the run trains on, and behind them those that it held out, without an index.
+        """Embed the training rows of the run, followed by the held-out rows, without an index.
 
-        The first of them that `budget` bytes of memory hold: any rows are random ones. Embeddings are in a scratch
-        file. Raises InputError where the run mixes splits; TableError, StorageError.
+        The first points within `budget` bytes of memory: rows are in random order. Embeddings are in a scratch
+        file. Raises InputError if the run mixes splits; TableError, StorageError.
         """
         if trained.mix:
-            raise InputError("data.mix: a memory holds the training points of one split, and this run mixes several.")
+            raise InputError(
+                "data.mix: a memory contains the training points of a single split, but this run mixes several."
+            )
         table, dimension = open_queries(data, trained.split), model.encoder.dimension
 
         def read(*columns: str) -> Iterator[pa.Table]:
@@ -150,9 +152,9 @@ class Memory:
         )
 
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
-        """Return this memory with its index, tuned on `queries` [S, D or more] that are none of its points.
+        """Return this memory with its index, tuned on `queries` [S, D or more] that are not among its points.
 
-        The index is left out where a query would cost more than exact search by it, for which `budget` has room.
+        Without an index if exact search is cheaper and fits into `budget`.
         """
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
@@ -175,7 +177,7 @@ class Memory:
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
     def extended(self, whole: "Memory") -> "Memory":
-        """Return `whole`, of which this memory is the first points, by the same search."""
+        """Return `whole`, whose first points are this memory, with the same search."""
         from search.index import add
 
         if self.index is not None:
@@ -184,9 +186,9 @@ class Memory:
 
     @classmethod
     def read(cls, table: Table, trained: bool = False, coded: bool = False) -> "Memory | None":
-        """Read what `write` wrote among the files of `table`; None where it has no memory.
+        """Read what `write` wrote among the files of `table`; None if it has no memory.
 
-        `trained`: the points alone that the run trained on. `coded`: as of a `Block`. Raises TableError, StorageError.
+        `trained`: only the training points of the run. `coded`: as of a `Block`. Raises TableError, StorageError.
         """
         files = {shard.path: shard for shard in table.shards}
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
@@ -212,7 +214,7 @@ class Memory:
         rows, wide = vectors.shape
         if labels.rows != rows or (index is not None and (index.ntotal, index.d) != (rows, factory.dimension(wide))):
             raise TableError(
-                f"{table.url}: a memory whose labels, vectors and index do not fit together. Fit it again."
+                f"{table.url}: the labels, vectors and index of this memory do not fit together. Fit the fusion again."
             )
         count = int(facts.get("trained", table.parameters.get(TRAINED, rows)))
         measured = facts.get("measured", {})
@@ -246,7 +248,7 @@ class Memory:
             yield write_index(url, INDEX, self._block)
 
     def to(self, device: "torch.device") -> "Memory":
-        """Return this memory with its vectors on `device`, where they fit there, to be searched exactly."""
+        """Return this memory with its vectors on `device`, if they fit, for exact search."""
         import torch
 
         if device.type == "cpu" or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
@@ -262,7 +264,7 @@ class Memory:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what a manifest says of the memory, by which it is read."""
+        """Return the fields of a manifest that describe the memory."""
         return {
             "points": len(self.vectors),
             "trained": self.trained,
@@ -327,7 +329,7 @@ class Memory:
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 
     def _measure(self, queries: Any) -> "Memory":
-        """Return this memory with the milliseconds that one of `queries` takes here."""
+        """Return this memory with the measured milliseconds of a query, on `queries`."""
         began = time.perf_counter()
         self.votes(queries)
         taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
@@ -335,9 +337,9 @@ class Memory:
 
 
 def describe_memory(facts: Mapping[str, Any]) -> str:
-    """Describe a memory by its facts: points, search, recall, bytes and milliseconds."""
+    """Describe a memory: points, search, recall, bytes and milliseconds."""
     measured = facts["measured"]
-    found = "" if facts["index"] == EXACT else f" finds {100 * measured['recall']:.1f} % of the nearest"
+    found = "" if facts["index"] == EXACT else f" with recall {100 * measured['recall']:.1f} %"
     return (
         f"{facts['points']:,} points, index {facts['index']}{found}, {measured['milliseconds']:.2f} ms a query, "
         f"{say_bytes(facts['bytes'])} in memory, {say_bytes(facts['stored'])} of vectors in files"
@@ -354,9 +356,11 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
-    """Map the vectors in a file of the table at `url`, or in a scratch copy of one that is on no local disk."""
+    """Map the vectors in a file of the table at `url`, or in a scratch copy if it is remote."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
-        raise TableError(f"{url}/{VECTORS}: {shard.bytes:,} bytes are no {shard.rows:,} vectors. Fit it again.")
+        raise TableError(
+            f"{url}/{VECTORS}: {shard.bytes:,} bytes do not hold {shard.rows:,} vectors. Fit the fusion again."
+        )
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)
         file = Mapped(storage.filesystem(place)[1], shard.bytes)

@@ -32,7 +32,7 @@ from trainer.methods.sections import METRICS
 class Contributions(NamedTuple):
     """Contributions of N points to a metric, [N] float32, or to a family of metrics, [N, len(ks)].
 
-    The metric is sum(achieved) / sum(achievable); where `achievable` is None it is the mean of `achieved`.
+    The metric is sum(achieved) / sum(achievable); without `achievable` it is the mean of `achieved`.
     """
 
     achieved: np.ndarray
@@ -56,8 +56,8 @@ class Metrics:
     def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch: `top` [B, K] int64 distinct label ids, best first, -1 pads, K of any width.
 
-        `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id beyond L,
-        ValueError for unequal rows.
+        `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id of L or
+        more, ValueError for unequal rows.
         """
         weights = self._inverse_propensity
         rankings = Rankings(top[:, : max(self.ks)], positives, np.asarray(self.ks), weights)
@@ -76,7 +76,7 @@ class Metrics:
     def contributions(self) -> dict[str, Contributions]:
         """Return metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
         if not self._batches:
-            raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
+            raise InputError("no point was evaluated. Is the split empty?")
         joined: dict[str, Contributions] = {}
         for family in self._batches[0]:
             batches = zip(*(batch[family] for batch in self._batches), strict=True)
@@ -86,9 +86,9 @@ class Metrics:
         return joined
 
     def result(self, points: slice | np.ndarray = slice(None)) -> dict[str, float]:
-        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points, a slice, or those of a mask [N].
+        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points, of a slice, or of a mask [N].
 
-        Raises InputError where no point was counted.
+        Raises InputError if no point was counted.
         """
         return {
             name: value(Contributions(*(column[points] for column in part if column is not None)))
@@ -97,7 +97,7 @@ class Metrics:
 
 
 def value(part: Contributions) -> float:
-    """Return the metric x 100 of its contributions [N]; 0 where nothing could be achieved."""
+    """Return the metric x 100 of its contributions [N]; 0 if nothing is achievable."""
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
@@ -107,8 +107,8 @@ def value(part: Contributions) -> float:
 class Rankings:
     """Rankings of B points as the functions of METRICS take them: each returns its contributions at each of `ks`.
 
-    `top` [B, K]: distinct label ids, best first, -1 pads; `positives`: those of each point; `ks` [k] int64;
-    `inverse_propensity` [L], or None where the data states no propensities.
+    `top` [B, K]: distinct label ids, best first, -1 pads; `positives` of each point; `ks` [k] int64;
+    `inverse_propensity` [L], or None without propensity constants.
     """
 
     top: np.ndarray
@@ -123,7 +123,7 @@ class Rankings:
 
     @cached_property
     def hits(self) -> np.ndarray:
-        """1 where a rank holds a positive, else 0: [B, depth] float64."""
+        """1 if a rank holds a positive, else 0: [B, depth] float64."""
         return widened(self.positives.contains(self.top), self.depth).astype(np.float64)
 
     @property
@@ -192,16 +192,18 @@ def _refuse_repeats(top: np.ndarray) -> None:
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if repeated.any():
         row = int(repeated.argmax())
-        raise InputError(f"predictions name a label once a point; row {row} of the batch repeats one: {top[row]}.")
+        raise InputError(
+            f"a point can have each label only once, but row {row} of the batch repeats a label: {top[row]}."
+        )
 
 
 def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
-    """Raise InputError where a predicted or a true label id is not in [0, labels)."""
+    """Raise InputError if a predicted or a true label id is not in [0, labels)."""
     greatest = max(int(top.max(initial=-1)), int(positives.max(initial=-1)))
     if greatest >= labels:
         raise InputError(
-            f"label {greatest} has no training frequency: the labels cover [0, {labels}). "
-            "Evaluate with the labels table that the split was sharded with."
+            f"label {greatest} has no training frequency: known labels are [0, {labels}). Evaluate with the labels "
+            "table that the split was sharded with."
         )
 
 
@@ -209,12 +211,12 @@ _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
 
 def half_interval(metric: float, queries: int) -> float:
-    """Return half of the 95 % interval of a `metric` in %, from its mean over so many queries alone."""
+    """Return half of the 95 % interval of a `metric` in %, from its mean and the number of queries."""
     return float(1.96 * np.sqrt(max(metric * (100 - metric), 0) / max(1, queries)))
 
 
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError where no point was counted."""
+    """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError if no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)
     return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
@@ -225,7 +227,7 @@ def bootstrap(
     """Return metric -> ends x 100: its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
 
     `contributions`: [N] each, as `Metrics.contributions()` gives them. All metrics see the same resamples, a ratio of
-    sums is taken anew in each, and the same seed gives the same intervals on any machine.
+    sums is taken again in each, and the same seed gives the same intervals on any machine.
     Raises InputError for a level outside (0, 1), no resamples or no points.
     """
     if not 0 < level < 1 or resamples < 1:
@@ -237,7 +239,7 @@ def bootstrap(
     is_ratio = np.array([part.achievable is not None for part in contributions.values()])
     achievable = np.stack(ratios, axis=1).astype(np.float64) if ratios else np.empty((len(achieved), 0))
     if not len(achieved):
-        raise InputError("there is nothing to resample: no point was evaluated. Is the split empty?")
+        raise InputError("no point was evaluated, so nothing can be resampled. Is the split empty?")
 
     values = np.empty((resamples, len(is_ratio)))
     for start, weights in _weights(len(achieved), resamples, seed):
@@ -253,7 +255,7 @@ def bootstrap(
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first resample, weights [S, N]) chunk by chunk: how often each resample of N draws took each point.
 
-    Resample r has a counter-based generator of its own, so that the size of the chunks changes nothing.
+    Resample r has its own counter-based generator, so the size of the chunks changes nothing.
     """
     rows = max(1, _WEIGHTS // points)
     for start in range(0, resamples, rows):

@@ -1,4 +1,4 @@
-"""Rankings of labels: by the classifier's scores, those of the labels' texts, their sum, or fused scores."""
+"""Rankings of labels: by the classifier's scores, the scores of the labels' texts, their sum, or fused scores."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ By = Literal["classifier", "labels", "sum", "fused"]
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """A ranking by the scores of x with `labels`; with `fused` the best of them are ranked again."""
+    """A ranking by the scores of x with `labels`; `fused` ranks the best of them again."""
 
     labels: LabelRows
     fused: Fused | None = None
@@ -91,7 +91,8 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "head.kind = 'label-encoder': labels have the scores of their texts alone, and no others beside them."
+            "head.kind = 'label-encoder': labels have only the scores of their texts, so --scores has no effect. Leave "
+            "--scores out."
         )
     texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
     for first, rows in embed_texts(model, data, head.start, head.stop):

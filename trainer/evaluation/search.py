@@ -20,7 +20,7 @@ _BATCH = 256  # queries whose labels' rows are gathered together
 
 
 class Rows(Protocol):
-    """Rows [n, D], read by slices or by ids int64 [m]: a tensor, or one that is mapped from files."""
+    """Rows [n, D], read by slices or by ids int64 [m]: a tensor, or mapped files."""
 
     def __len__(self) -> int: ...
 
@@ -29,7 +29,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LabelRows:
-    """The `rows` [n, D] of labels [first, first + n): all labels, or those of one rank of `group`."""
+    """The `rows` [n, D] of labels [first, first + n): all labels, or the labels of one rank of `group`."""
 
     rows: Rows
     first: int = 0
@@ -45,7 +45,7 @@ class LabelRows:
         return replace(self, rows=rows)
 
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
-        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for those that no rank has.
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for labels of no rank.
 
         All ranks have the same queries and get the same result.
         """
@@ -86,9 +86,9 @@ def top_k(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the k greatest inner products of each query: [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
 
-    Best first, equal scores by ascending id; -inf and -1 pad where k > L. Blocks of `block_rows` vectors are moved
+    Best first, equal scores by ascending id; padded with -inf and -1 if k > L. Blocks of `block_rows` vectors are moved
     to the queries' device and widened to float32 at least, so that memory is [B, block_rows] and vectors may be half
-    precision or memory-mapped. Raises ExtremisError where a score is not a number.
+    precision or memory-mapped. Raises ExtremisError if a score is not a number.
     """
     dtype = torch.promote_types(queries.dtype, torch.float32)
     queries = queries.to(dtype)
@@ -154,7 +154,7 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
 def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k greatest products of each query with `rows` [R, D], and the rows: as `top_of_block`.
 
-    Of many on a CPU the search of mining, with Faiss, finds them, without a matrix of scores, in half of the time.
+    For many labels on a CPU, mining's search with Faiss finds them without a matrix of scores, in half of the time.
     """
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:

@@ -22,10 +22,10 @@ HOLDOUT = "holdout"
 
 
 def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
-    """Open the queries of `split`, and the part of them to score; `trained`: the rows that the run trains on.
+    """Open the queries of `split`, and the part of them to score; `trained`: the training rows of the run.
 
-    `window`: parts of a version, to score these alone.
-    Raises InputError: no such split, or nothing was left out; TableError.
+    `window`: score only these parts of a version.
+    Raises InputError: no such split, or nothing was held out; TableError.
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
@@ -39,7 +39,7 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
 
 
 def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
-    """Open what `open_split` does of rows that a run was not trained on: `split`, or what it held out, or `val`.
+    """Open rows that a run was not trained on, as `open_split`: `split`, or the held-out rows, or `val`.
 
     `what` is fitted on them. Raises InputError: no such split, or an empty one; TableError.
     """
@@ -48,12 +48,11 @@ def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str)
         table, part = open_split(data, split, trained)
     except InputError as error:
         raise InputError(
-            f"{error} {what} is fitted on queries that the run was not trained on: train with "
-            "--set data.holdout=0.02, or let `extremis shard --validation 0.05` cut some out as split val; or name "
-            "another split."
+            f"{error} {what} is fitted on queries that the run was not trained on. Train with --set data.holdout=0.02, "
+            "or make a split val with `extremis shard --validation 0.05`, or name another split."
         ) from None
     if not part.rows(table.manifest.rows):
-        raise InputError(f"{table.url}: has no queries to fit {what.lower()} on. Name another split.")
+        raise InputError(f"{table.url}: this split has no queries to fit {what.lower()} on. Name another split.")
     return split, table, part
 
 
@@ -61,7 +60,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
     """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
 
     `frequency` [L] int64: N_l, training points of each label; `points`: N, training points in all; -> float64 [L].
-    Raises InputError where no N training points could have these frequencies. Jain et al. (2016), section 4.
+    Raises InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
     """
     if points < 1:
         raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
@@ -88,7 +87,7 @@ def _count_points(
 
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:
-    """Return which labels are retired, bool [L]; None where none is. Raises TableError."""
+    """Return which labels are retired, bool [L]; None if there are none. Raises TableError."""
     if not Version.of(Table.open(data.root, "data").manifest).retired:
         return None
     groups = [group.column(RETIRED).to_numpy() for group in Table.open(data.labels, "labels").batches([RETIRED])]
@@ -97,10 +96,10 @@ def retired_labels(data: DataLayout) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
+    """`frequency` [L] training points of each label; `inverse_propensity` [L], None if A and B are not stated.
 
-    `retired` [L] bool: labels that are no candidates; None: there is none. `trained`: the model was trained without the
-    labels from it on, and they are none either.
+    `retired` [L] bool: labels that are not candidates; None: none are retired. `trained`: number of labels at training
+    time; later labels are not candidates.
     """
 
     frequency: np.ndarray
@@ -121,7 +120,7 @@ class LabelStatistics:
 def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
     """Read frequencies from the labels table, A and B from the data's manifest: never guessed.
 
-    Of a run that is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
+    If a run is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
     InputError: no such part; TableError.
     """
     labels = Table.open(data.labels, "labels")
@@ -142,9 +141,7 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
         points = int(points)
         a, b = float(propensity["a"]), float(propensity["b"])
     except (KeyError, TypeError, ValueError) as error:
-        raise TableError(
-            f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
-        ) from None
+        raise TableError(f"{data.root}: cannot read the propensity constants: {error}. Shard the data again.") from None
     return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
 
 
@@ -163,8 +160,8 @@ def positive_weights(
             mean = np.average(weight, weights=statistics.frequency)
             return (options.positive_ratio * weight / mean).astype(np.float32)
         say(
-            f"{data.root} does not state its propensity constants: positives weigh the same "
-            "(extremis shard --propensity A,B states them; train.positive_weight = 0 silences this)"
+            f"{data.root} has no propensity constants, so all positives have the same weight (set constants with "
+            "extremis shard --propensity A,B, or set train.positive_weight = 0 to silence this line)"
         )
     if options.positive_ratio == 1:
         return None

@@ -15,7 +15,7 @@ DEPTH = 10  # predictions of a query that thresholds and calibrations are made o
 class Threshold(NamedTuple):
     """The lowest `score` from which on at least the share `precision` of predictions is right.
 
-    `reached`, `recall` (of all positives) and `predictions` (a query, on average) are those at that score.
+    `reached`, `recall` (of all positives) and `predictions` (for each query, on average) at that score.
     """
 
     precision: float
@@ -46,18 +46,18 @@ class ScoredPredictions:
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the scores, hits bool and queries int64 of all predictions, [n] each, a query's best one first.
 
-        Raises InputError where nothing was scored.
+        Raises InputError if nothing was scored.
         """
         if not self.queries:
-            raise InputError("held-out rows are needed, and the split is empty. Name another one.")
+            raise InputError("thresholds need held-out rows, but the split is empty. Name another split.")
         counts = np.concatenate(self._counts)
         return np.concatenate(self._scores), np.concatenate(self._hits), np.repeat(np.arange(len(counts)), counts)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
-        """Find, for each p, the lowest score t among those that occur with at least p of the predictions >= t right.
+        """Find, for each p, the lowest occurring score t at which the share p of the predictions >= t is correct.
 
         The predictions of all queries are taken together; equal scores stand or fall together. A precision that no t
-        reaches has no threshold. Raises InputError for one outside (0, 1], and where nothing was scored.
+        reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
         """
         wrong = [p for p in precisions if not 0 < p <= 1]
         if wrong:

@@ -1,6 +1,6 @@
 """Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
 
-The paper's scores are cosines, so that the tree's values in [0, 1] count beside them. Scores of any size are added in
+The paper's scores are cosines, comparable with the tree's values in [0, 1]. Scores of any size are added in
 units of the largest that the tree was learned from. It is learned by scikit-learn and kept as plain arrays in JSON, so
 that reading it takes neither scikit-learn nor pickle.
 """
@@ -20,7 +20,7 @@ _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 where there is none."""
+    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 if there is none."""
 
     ids: np.ndarray
     scores: np.ndarray
@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] where d[feature] <= threshold, else `right`; 0 is the root.
+    """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
     A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: what
     both scores are divided by before they are added to T(d).
@@ -104,7 +104,7 @@ class Tree:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Tree":
-        """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
+        """Read the tree in the content of a file at `place`. Raises TableError for another file."""
         try:
             body = json.loads(data)
             kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
@@ -112,9 +112,9 @@ class Tree:
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, expected {FORMAT}")
             if not tree._is_whole():
-                raise ValueError("its nodes do not fit together")
+                raise ValueError("the nodes do not fit together")
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{place}: not a tree of score fusion: {error}. Fit it again.") from None
+            raise TableError(f"{place}: not a fusion tree: {error}. Fit the fusion again.") from None
         return tree
 
     def _is_whole(self) -> bool:

@@ -27,9 +27,9 @@ class Validator:
     group: Group
 
     def check(self, inputs: Kind) -> None:
-        """Refuse a split that is not there or lacks what is read, and a metric that is not measured on this data.
+        """Refuse a missing split, a split without necessary columns, and a metric that this data cannot have.
 
-        `inputs`: what the encoder reads. Raises InputError, TableError.
+        `inputs`: the inputs of the encoder. Raises InputError, TableError.
         """
         if not self._split:
             return
@@ -38,12 +38,12 @@ class Validator:
         name = self.options.metric
         if name.startswith("PS") and Table.open(self.data.root, "data").parameters.get("propensity") is None:
             raise InputError(
-                f"validation.metric = {name!r}: {self.data.root} does not state its propensity constants (extremis "
-                f"shard --propensity A,B). Choose another, such as {name.removeprefix('PS')!r}."
+                f"validation.metric = {name!r}: {self.data.root} has no propensity constants (extremis shard "
+                f"--propensity A,B). Choose another metric, such as {name.removeprefix('PS')!r}."
             )
 
     def is_due(self, epochs: int, last: bool) -> bool:
-        """Tell whether to validate after `epochs` epochs, of which the latest may be the run's `last`."""
+        """Return whether to validate after `epochs` epochs; the latest may be the run's `last`."""
         return bool(self._split) and (last or epochs % self.options.every_epochs == 0)
 
     def measure(self, model: Model) -> dict[str, float]:
@@ -53,23 +53,23 @@ class Validator:
         return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
-        """Say where the `metric` that decides is below its `best` value by more than its 95 % interval, or ""."""
+        """Describe a `metric` that is below its `best` value by more than its 95 % interval; else ""."""
         interval = half_interval(metric, self._rows)
         if best is None or metric >= best - interval:
             return ""
         return (
-            f"{self.options.metric} on {self._split} fell from {best:.2f} to {metric:.2f}, by more than its interval, "
-            f"{interval:.2f}: the rates are too high for these rows, or there are too many epochs"
+            f"{self.options.metric} on {self._split} fell from {best:.2f} to {metric:.2f}, by more than its confidence "
+            f"interval of {interval:.2f}: the learning rates are too high, or there are too many epochs"
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
-        """Say where the metric that decides is below that of popular labels on the same rows, or "" on every rank."""
+        """Describe a metric that is below that of popular labels on the same rows; else "", on every rank."""
         name = self.options.metric
         popular = self._popular.get(name, 0.0)
         if metrics.get(name, popular) >= popular:
             return ""
         return (
-            f"{name} on {self._split} is {metrics[name]:.2f}, below that of the most popular labels for every query, "
+            f"{name} on {self._split} is {metrics[name]:.2f}; predicting the most popular labels for every query gives "
             f"{popular:.2f}"
         )
 

@@ -14,8 +14,8 @@ def count_votes(
 ) -> SparseRows:
     """Let training points vote: `similarity` [B, K] of `rows` [B, K] int64, -1 pads, with `labels` of all points.
 
-    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so that
-    a label that all of them have gets 1. Returns each query's labels, ascending, with their votes.
+    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so a
+    label of all K points gets 1. Returns each query's labels, ascending, with their votes.
     """
     listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])
@@ -39,7 +39,7 @@ def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEM
 
 
 def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
-    """Return the votes of `ids` [B, K], float32; 0 where a query's have none, and for -1 pads."""
+    """Return the votes of `ids` [B, K], float32; 0 without votes, and for -1 pads."""
     stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
     keys = votes.row_of() * stride + votes.ids
     sought = np.arange(votes.rows)[:, None] * stride + ids

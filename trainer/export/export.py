@@ -61,7 +61,7 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
+    """Options of an export. `split` None: thresholds from `val`, if DATA has it. `index`: none, auto, a factory.
 
     `calibrate`: learn probabilities on the same split, or, without val, on what the run held out.
     `step`: as of `open_step`. `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a
@@ -94,7 +94,7 @@ class ExportOptions:
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN, made from DATA, to OUT.
 
-    An export that is there already, of the same checkpoint with the same options, is returned as it is.
+    An existing export of the same checkpoint with the same options is returned.
     Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
     """
     layout = DataLayout(data)
@@ -103,7 +103,9 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     split = _threshold_split(layout, options, recipe)
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.table.digest}
     if options.scores == "sum" and recipe.encodes_labels:
-        raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
+        raise InputError(
+            f"--scores {options.scores}: labels of {run} have only the scores of their texts. Leave --scores out."
+        )
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.table.digest
@@ -135,7 +137,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
 
 @dataclass(frozen=True)
 class _Plan:
-    """Content of an export: a checkpoint of a run, what is scored beside it, and the split of its thresholds."""
+    """Content of an export: a checkpoint of a run, its other scores, and the split of its thresholds."""
 
     data: DataLayout
     run: RunLayout
@@ -148,7 +150,7 @@ class _Plan:
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
-    """Write all files of an export at `url`; their manifest, to be published with them."""
+    """Write all files of an export at `url`; return their manifest, to be published with them."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataSizes.of(layout)
@@ -195,7 +197,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
 
 
 def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[str, Any]:
-    """Return the numbers of a dense vector, where the encoder reads one, and the model that makes it, if one does."""
+    """Return the length of a dense vector, if the encoder reads one, and the model that makes it, if any."""
     if DENSE not in reads(recipe.encoder.inputs):
         return {}
     model = DenseModel.stated(facts.manifest.parameters, layout.root)
@@ -212,7 +214,7 @@ def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
 
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
-    """Return the options that decide what the export holds, as the manifest states them."""
+    """Return the options that define the content of the export, for the manifest."""
     scores: dict[str, Any] = {} if options.scores == "classifier" else {"scores": options.scores}
     scores |= {"calibrate": True} if options.calibrate else {}
     scores |= {"form": options.form} if options.form else {}
@@ -242,8 +244,8 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
         stored = int(Table.open(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
     if limit is not None and limit < stored:
         say(
-            f"encoder.max_tokens = {limit} is below the {stored} tokens of the data: texts longer "
-            "than that lost their last special token in training, and keep it in the exported encoder"
+            f"encoder.max_tokens = {limit} is below the {stored} tokens of the data: longer texts lost their last "
+            "special token in training, but keep it in the exported encoder"
         )
         return limit
     return stored
@@ -335,7 +337,7 @@ def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard
 
 
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
-    """Write an index where the options ask for one, and return its files and the facts to open them."""
+    """Write an index if the options ask for one; return its files and the facts to open them."""
     earlier = _earlier_index(plan.earlier)
     spec = choose_index(plan.options.index, len(serving.vectors))
     if plan.options.index == AUTO and earlier is not None:
@@ -352,7 +354,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
 
 
 def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
-    """Return the indexes of the export that this one goes on from; None where it has none."""
+    """Return the indexes of the earlier export; None if it has none."""
     facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
         return None
@@ -367,8 +369,8 @@ def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, An
     split = plan.split
     if split is None:
         say(
-            f"no thresholds: {plan.data.root} has no split val (extremis shard --validation makes one); "
-            "--threshold-split names another"
+            f"no thresholds, because {plan.data.root} has no split val. Make val with extremis shard --validation, or "
+            "name another split with --threshold-split"
         )
         return None
     if split == HOLDOUT and plan.fusion is not None and serving.fused is not None:  # a row would find itself

@@ -1,6 +1,6 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores, without PyTorch.
 
-A bag of words and all that is scored beside it are computed by NumPy and Faiss, from files that are mapped.
+A bag of words and the other scores are computed by NumPy and Faiss, from mapped files.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _BATCH = 1024  # rows that are encoded at a time
 class Answer(NamedTuple):
     """Best labels of B rows: `scores` float32 and `ids` int64 [B, k], best first; -inf and -1 pad.
 
-    `probabilities` float32 [B, k], where the export is calibrated.
+    `probabilities` float32 [B, k], if the export is calibrated.
     """
 
     scores: np.ndarray
@@ -70,8 +70,8 @@ class Embeds(Protocol):
 class Serving:
     """An encoder of `inputs`, the vectors [L, D] it is scored against, and an index over their ranges, or none.
 
-    With `fused` the best by these vectors are ranked anew. `bias`: x meets a last column of the vectors with 1.
-    `retired` [L] bool: labels that are never predicted. `files`: those that are mapped.
+    `fused` ranks the best by these vectors again. `bias`: x meets a last column of the vectors with 1.
+    `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
     encoder: Embeds
@@ -85,7 +85,7 @@ class Serving:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of rows that are read."""
+        """The columns that the encoder reads."""
         return columns_of(self.inputs)
 
     @cached_property
@@ -94,9 +94,9 @@ class Serving:
         return None if self.retired is None else np.flatnonzero(~self.retired)
 
     def embed(self, inputs: Inputs) -> np.ndarray:
-        """Embed what the encoder reads of B rows: x float32 [B, D], as the vectors are scored against it.
+        """Embed the inputs of B rows: x float32 [B, D], ready for products with the vectors.
 
-        Raises TableError where the export's files were written over.
+        Raises TableError if the export's files were written over.
         """
         if self.files is not None:
             self.files.require_unchanged()
@@ -109,17 +109,17 @@ class Serving:
     def rank(
         self, inputs: Inputs, k: int, filters: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `top_k` does for what the encoder reads of B rows."""
+        """Return the result of `top_k` for the inputs of B rows."""
         return self.top_k(self.embed(inputs), k, filters, exact, inputs)
 
     def top_k(
         self, x: np.ndarray, k: int, filters: Ragged | None = None, exact: bool = False, inputs: Inputs | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
+        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 pad.
 
-        `filters`: the label ids that each row leaves out. An index, where there is one and not `exact`, finds
-        candidates that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises
-        TableError where the export's files were written over, ExtremisError where a score is not a number.
+        `filters`: the label ids that each row leaves out. An index, if there is one and not `exact`, finds candidates
+        that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises TableError if
+        the export's files were written over, ExtremisError if a score is not a number.
         """
         if self.files is not None and inputs is None:
             self.files.require_unchanged()  # else `embed` has looked
@@ -133,14 +133,14 @@ class Serving:
     def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
         """Return what each scorer says of labels `ids` [B, S] of B rows; -1 pads.
 
-        The fused score is `fused.fusion.fuse` of it. Without fusion all but `scores` are 0.
+        `fused.fusion.fuse` computes the fused score. Without fusion all but `scores` are 0.
         """
         x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
         return scorers.score_listed(x, inputs, self.vectors, listed)
 
     def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores [B, k] and ids [B, k] by the vectors alone."""
+        """Return scores [B, k] and ids [B, k] by the vectors only."""
         searched = self.vectors.indexed if exact or not self.index else self.index
         wanted, depth = min(k, len(self.vectors)), k + filters.longest
         while True:
@@ -165,10 +165,10 @@ class Exported:
 
     @classmethod
     def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
-        """Open the export at `url`, or the current one of a folder; files beyond a local disk are copied to TMPDIR.
+        """Open the export at `url`, or the current export of a folder; remote files are copied to TMPDIR.
 
-        What is open is one version, whatever becomes current later. `exact`: without an index. The encoder, and what is
-        searched without an index, go to `device`.
+        An open export is one version, also when another becomes current. `exact`: without an index. The encoder, and
+        vectors that are searched without an index, go to `device`.
 
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
@@ -190,7 +190,7 @@ class Exported:
                 served = import_name(encoder.SERVED_BY[form])
             except ImportError as error:
                 extra = "onnx" if error.name == "onnxruntime" else "trainer"
-                raise MissingExtra(f"{url}: its encoder is computed by {error.name}", extra) from None
+                raise MissingExtra(f"{url}: the encoder needs {error.name}", extra) from None
             require_needed(table)
             files = Files(table)
             serving = cls._open_serving(files, encoder, served, exact, device)
@@ -236,11 +236,11 @@ class Exported:
 
     @property
     def dense_model(self) -> DenseModel | None:
-        """Model of the dense vectors that the encoder reads; None: it reads none, or those of the user."""
+        """Model of the dense vectors of the encoder; None: it reads none, or vectors of the user."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
-        """Rank labels as `Serving.rank` does; texts with no `known` [B] tokens get those of the most training points.
+        """Rank labels as `Serving.rank`; texts without `known` [B] tokens get the most frequent labels.
 
         The score of such a label is the logarithm of the odds that a training point has it.
         """
@@ -286,8 +286,8 @@ class Exported:
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
 
-        Of a calibrated export any `precision` has one: the score from which on each label is right so probably.
-        Raises InputError for a precision without a threshold.
+        A calibrated export has a threshold for any `precision`: the score above which each label is that probably
+        correct. Raises InputError for a precision without a threshold.
         """
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]
@@ -300,25 +300,25 @@ class Exported:
             return lowest
         stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
-            f"{self.table.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
-            f"Export with --precision {precision:g} and a split to measure it on, or give --threshold SCORE."
+            f"{self.table.url}: no threshold for a precision of {precision:g}; known precisions: {stated or 'none'}. "
+            f"Export with --precision {precision:g} and a split to measure on, or give --threshold SCORE."
         )
 
 
 @contextlib.contextmanager
 def _naming_damage(url: str) -> Iterator[None]:
-    """Turn whatever libraries raise over files that are not those of an export into a TableError that names `url`."""
+    """Turn any library's error over foreign files into a TableError that names `url`."""
     try:
         yield
     except ExtremisError:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
-        raise TableError(f"{url}: damaged, or no export of this version: {reason}. Export the run again.") from None
+        raise TableError(f"{url}: damaged, or not an export of this version: {reason}. Export the run again.") from None
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the threads of Faiss, and of torch where it is loaded; None: all cores, and one in a forked child."""
+    """Set the threads of Faiss, and of torch if it is loaded; None: all cores, and one in a forked child."""
     from search.block import set_up
 
     if threads:

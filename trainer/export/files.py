@@ -1,4 +1,4 @@
-"""Files of an export on a local disk: where they lie, in this export or in one that it goes on from, or as copies."""
+"""Files of an export on a local disk: in this export, in an earlier export, or as copies."""
 
 import shutil
 import tempfile
@@ -26,9 +26,9 @@ _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
 class Files:
-    """Files of the export `table`; those beyond a local disk are copied to TMPDIR when they are asked for.
+    """Files of the export `table`; remote files are copied to TMPDIR on demand.
 
-    All that is read of them, now or later, is of the files that were checked: TableError where one was written over.
+    All reads, now or later, see the checked files: TableError if a file was written over.
     """
 
     def __init__(self, table: Table) -> None:
@@ -50,7 +50,7 @@ class Files:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Return where a file is, checked once. Raises TableError: gone, damaged, or changed since; StorageError."""
+        """Return the place of a file, checked once. Raises TableError: missing, damaged or changed; StorageError."""
         path, local = self._place(shard)
         if path in self._checked:
             if stamp(path) != self._checked[path]:
@@ -68,12 +68,12 @@ class Files:
         return Path(path)
 
     def check_all(self) -> None:
-        """Check, or fetch, all files; the second time, that none has changed since. Raises TableError, StorageError."""
+        """Check, or fetch, all files; the second time, check that none has changed. Raises TableError, StorageError."""
         for shard in self.table.shards:
             self.path(shard)
 
     def require_unchanged(self) -> None:
-        """Raise TableError where a file that is mapped was written to: its rows are of two exports by now."""
+        """Raise TableError if a mapped file was written to: its rows then belong to two exports."""
         for file in self._mapped:
             if file.has_changed():
                 raise _changed(file.path)
@@ -82,7 +82,7 @@ class Files:
         """Map a file, for `require_unchanged` to look at. What is written to the bytes stays in memory."""
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
-            raise TableError(f"{self.url}: names no {name}. {REMEDY}")
+            raise TableError(f"{self.url}: this export has no {name}. {REMEDY}")
         self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
         return self._mapped[-1]
 
@@ -115,7 +115,7 @@ class Files:
         return pa.concat_tables(groups).select([*columns])
 
     def _place(self, shard: Shard) -> tuple[str, bool]:
-        """Return the path of a file, and whether it lies there by itself."""
+        """Return the path of a file, and whether it is an original file."""
         place = shard_url(self.url, shard)
         local = storage.is_local(place)
         return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
@@ -126,13 +126,13 @@ class Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = storage.read_matching(lambda: _copy(place, path), lambda digest: digest == shard.sha256)
         if digest != shard.sha256:
-            raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. {REMEDY}")
+            raise TableError(f"{place}: damaged: the SHA-256 differs from the manifest. {REMEDY}")
 
 
 def _changed(path: str) -> TableError:
     return TableError(
-        f"{path}: changed since the export was opened. Open it again; and write a new export into a folder of its own, "
-        "which --current switches to, instead of over the files of one that is in use."
+        f"{path}: changed since the export was opened. Open the export again. Write each new export to a new folder, "
+        "and switch to it with --current, instead of overwriting files in use."
     )
 
 

@@ -32,7 +32,7 @@ _MOST_MOVED = 2  # an index of which more than a half has moved is built anew: i
 
 
 def map_vectors(file: Mapped) -> np.ndarray:
-    """Return the rows [n, D] of a mapped file of vectors, as they lie there. Raises ValueError where it is another."""
+    """Return the rows [n, D] of a mapped file of vectors, not copied. Raises ValueError for another file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
         raise ValueError(f"tensors {', '.join(tensors)}, expected {NAME} alone")
@@ -40,7 +40,7 @@ def map_vectors(file: Mapped) -> np.ndarray:
 
 
 def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
-    """Put the rows of a patch in place of those that were mapped. Raises ValueError where it does not fit."""
+    """Replace mapped rows by the rows of a patch. Raises ValueError if it does not fit."""
     tensors = load(patch)
     positions, changed = tensors[POSITIONS], tensors[NAME]
     if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
@@ -49,7 +49,7 @@ def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
 
 
 def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
-    """Return the positions of rows that differ in a bit, ascending; None for arrays of another shape or type."""
+    """Return the positions of rows that differ in a bit, ascending; None for arrays of a different shape or type."""
     if (before.shape, before.dtype) != (after.shape, after.dtype):
         return None
     bits = np.dtype(f"u{before.dtype.itemsize}")
@@ -63,7 +63,7 @@ def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
 class Vectors:
     """[L, D] as arrays of label ranges laid end to end, which are searched exactly and score pairs.
 
-    A slice is an array, a view of one range where possible. `device`: cpu, or one that PyTorch has, for exact search.
+    A slice is an array, a view of one range if possible. `device`: cpu, or a device of PyTorch, for exact search.
     """
 
     def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
@@ -112,7 +112,7 @@ class Vectors:
 
 
 class Indexed(NamedTuple):
-    """A range of vectors with its index; it offers `refine` times as many candidates as are asked for."""
+    """A range of vectors with its index; it offers `refine` times as many candidates as requested."""
 
     block: "Block"
     refine: int
@@ -120,10 +120,10 @@ class Indexed(NamedTuple):
 
 @dataclass(frozen=True)
 class EarlierIndex:
-    """Indexes of the export that a version goes on from: `facts` as in its manifest.
+    """Indexes of the export that a version continues from: `facts` as in its manifest.
 
-    `files`: the local file of each range of its vectors, and this file as the new manifest names it; None where a range
-    has none. `rows(number)`: its vectors [n, D] of a range.
+    `files`: the local file of each range of its vectors, and its entry in the new manifest; None if a range has none.
+    `rows(number)`: its vectors [n, D] of a range.
     """
 
     facts: Mapping[str, Any]
@@ -150,8 +150,8 @@ def write_indexes(
 ) -> tuple[list[Shard], dict[str, Any]]:
     """Write files under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open them.
 
-    A range of vectors behind the first that exact search is quick enough for has none. Those of `earlier` are updated
-    where rows have changed. Raises InputError: not a factory string, or one that cannot be built on so few vectors.
+    A later range of vectors that is small enough for exact search has none. Indexes of `earlier` are updated if rows
+    have changed. Raises InputError: not a factory string, or an index that cannot be built on so few vectors.
     """
     from search.block import Block, padded, set_up
     from search.index import SearchParams, build, tune, write_index
@@ -184,10 +184,10 @@ def write_indexes(
 def _update(
     earlier: EarlierIndex, number: int, rows: np.ndarray, wide: np.ndarray
 ) -> tuple[Any, int, Shard | None] | None:
-    """Return the earlier index of range `number` with those of `rows` [n, D] that differ put in place of its own.
+    """Return the earlier index of range `number`, updated with the changed rows of `rows` [n, D].
 
-    And how many rows have moved since it was built, and its entry where none does now. None: it has to be built anew.
-    `wide`: the rows as the index takes them.
+    Also return the number of rows that moved since it was built, and its entry if none moved now. None: it has to be
+    built again. `wide`: the rows as the index takes them.
     """
     from search.index import load_index, update
 
@@ -208,7 +208,7 @@ def _update(
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
-    """Open the indexes in local files, by the facts of `write_indexes`, over the vectors that they were made of."""
+    """Open the indexes in local files, by the facts of `write_indexes`, over their vectors."""
     from search.block import Block, padded
     from search.index import SearchParams, apply, load_index
 
@@ -227,9 +227,9 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf beyond the labels.
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
 
-    Raises ExtremisError where a score is not a number.
+    Raises ExtremisError if a score is not a number.
     """
     from search.block import padded, search
     from search.candidates import NOT_A_NUMBER, merge, unpack

@@ -1,4 +1,4 @@
-"""Files of labels and vectors of an export: whole, or onto an earlier export, whose files stay where little changed."""
+"""Files of labels and vectors of an export: complete, or based on an earlier export with few changes."""
 
 import itertools
 import shutil
@@ -41,7 +41,7 @@ _PATCH_ROWS = 1 << 16  # of a row group
 class Range(NamedTuple):
     """Rows [start, stop) of a part of an export; `entry`: the file of the earlier export with these rows, if it stays.
 
-    `number` is its place among the files, of which there are `files`.
+    `number` is its number among `files` files.
     """
 
     start: int
@@ -53,30 +53,30 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Earlier:
-    """The export `table`, which the one at `out` goes on from."""
+    """The export `table`, which the one at `out` continues from."""
 
     table: Table
     out: str
 
     @classmethod
     def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
-        """Open the export at `onto`, or the current one of a folder; made from `data` or a version before it.
+        """Open the export at `onto`, or the current export of a folder; made from `data` or an earlier version.
 
-        Where OUT is current already, it is the one that OUT went on from. Raises InputError, TableError.
+        If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
         """
         url = resolve(follow(onto), ".")
         if url == resolve(out, "."):
             before = Table.find(out, KIND)
             place = None if before is None else ExportVersion.of(before.manifest).onto
             if place is None:
-                raise InputError(f"--onto {onto}: this is OUT itself. Name the export to go on from.")
+                raise InputError(f"--onto {onto}: this is OUT itself. Name an earlier export.")
             url = resolve(out, place)
         export = Table.open(url, KIND)
         require_needed(export)
         if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
-                f"--onto {url}: made from other data than {data.root} or a version before it. Name an export of these, "
-                "or leave --onto out."
+                f"--onto {url}: this export was made neither from {data.root} nor from an earlier version. Name an "
+                "export of that data, or leave --onto out."
             )
         return cls(export, out)
 
@@ -93,9 +93,9 @@ class Earlier:
     def named(
         self, shard: Shard, first: int = 0, group_rows: int = 1, patches: Mapping[str, Patch] | None = None
     ) -> Shard:
-        """Return one of its files as the new export names it, with no other `patches`.
+        """Return one of its files for the new manifest, with no other `patches`.
 
-        `first`: its first label; `group_rows`: rows of its row groups, where it has any.
+        `first`: its first label; `group_rows`: rows of its row groups, if it has any.
         """
         view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
@@ -105,7 +105,7 @@ class Earlier:
         return shard.model_copy(update={"view": bare})
 
     def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
-        """Return (part, place, digest) of the exports whose files are among `shards`."""
+        """Return (part, place, digest) of the exports with files among `shards`."""
         places = {entry.view.table for entry in shards if entry.view is not None}
         own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
@@ -121,7 +121,7 @@ class Earlier:
 
 
 def plan_ranges(kept: Sequence[Shard], labels: int, rows_a_file: int) -> list[Range]:
-    """Return the ranges of files over `labels`: those of `kept`, and files of at most `rows_a_file` rows behind."""
+    """Return the ranges of files over `labels`: the `kept` ranges, then files of at most `rows_a_file` rows."""
     bounds = [*itertools.accumulate((shard.rows for shard in kept), initial=0)]
     while bounds[-1] < labels or len(bounds) == 1:
         bounds.append(min(bounds[-1] + rows_a_file, labels))
@@ -134,9 +134,9 @@ RowsOf = Callable[[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Place of vectors: OUT, their `dtype`, and a local folder for copies of them where OUT is remote.
+    """Place of vectors: OUT, their `dtype`, and a local folder for copies if OUT is remote.
 
-    `earlier`: the export that OUT goes on from.
+    `earlier`: the export that OUT continues from.
     """
 
     out: str
@@ -146,9 +146,9 @@ class Target:
 
 
 def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
-    """Write files of rows [labels, D] and map them: from OUT where it is a local disk, or from copies.
+    """Write files of rows [labels, D] and map them: from OUT if it is on a local disk, or from copies.
 
-    `rows_of(start, stop)` [stop - start, D]: a range of them, one held at a time.
+    `rows_of(start, stop)` [stop - start, D]: a range of them, one in memory at a time.
     """
     earlier = target.earlier
     ranges = plan_ranges([], labels, ROWS_A_FILE) if earlier is None else earlier.ranges(folder, labels, ROWS_A_FILE)
@@ -180,12 +180,12 @@ def write_vectors(path: Path, rows: torch.Tensor, start: int) -> None:
 
 
 def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
-    """Write `rows` [n, D], which lie over those at `positions` int64 [n] of a file of vectors."""
+    """Write `rows` [n, D], which replace the rows at `positions` int64 [n] of a file of vectors."""
     save_tensors(str(path), {POSITIONS: torch.from_numpy(positions), NAME: torch.from_numpy(rows)})
 
 
 def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
-    """Return the earlier file of these rows with a patch over those that have changed; None where too many have."""
+    """Return the earlier file of these rows with a patch of the changed rows; None if too many have changed."""
     earlier = target.earlier
     if earlier is None or piece.entry is None:
         return None
@@ -202,7 +202,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
 
 
 def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
-    """Write the labels of `data` under `out`, shard by shard; with `earlier` what is new or has changed alone."""
+    """Write the labels of `data` under `out`, shard by shard; with `earlier` only new and changed labels."""
     labels = Table.open(data.labels, "labels")
     columns = (*_COLUMNS, *(name for name in labels.columns if name == RETIRED))
     if earlier is not None:
@@ -234,7 +234,7 @@ def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: E
 
 
 def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
-    """Return the earlier file of these labels, with patches over what has changed in `after` since it was written."""
+    """Return the earlier file of these labels, with patches for changes in `after`."""
     assert piece.entry is not None
     metadata = pq.read_metadata(earlier.files.path(piece.entry))
     size = metadata.row_group(0).num_rows if metadata.num_row_groups else 1

@@ -22,7 +22,8 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 class HeadStep:
     """A step as a head sees it: the global `batch`, its x [B, D], and negatives from sources that needed them.
 
-    `number`: of the run, from 0. `factor` scales every rate. `before_change` hears of rows before they change.
+    `number`: of the step in the run, from 0. `factor` scales every rate. `before_change` hears of rows before they
+    change.
     """
 
     batch: Batch
@@ -46,7 +47,7 @@ class Head(ABC):
     @property
     @abstractmethod
     def vectors(self) -> torch.Tensor:
-        """[stop - start, D], D + 1 with a bias: what is dumped, indexed and searched."""
+        """[stop - start, D], D + 1 with a bias: the vectors for dumps, indexes and searches."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Copy vectors `rows` [C], counted from `start`, as float32, without a gradient."""
@@ -61,21 +62,21 @@ class Head(ABC):
         """
 
     def backward(self) -> None:  # noqa: B027
-        """Add to the gradients of encoders what the last `learn` owes them."""
+        """Add the gradients of the last `learn` to the encoders."""
 
     def encoders(self) -> dict[str, Encoder]:
-        """Return encoders beside that of the queries, by the name of their part of a checkpoint."""
+        """Return encoders other than the queries' encoder, by the name of their part of a checkpoint."""
         return {}
 
     def encoders_changed(self) -> None:  # noqa: B027
-        """Drop what was made with the encoders as they were."""
+        """Drop results of the encoders' earlier state."""
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [B, D] as the vectors meet it: with a last column of ones where there is a bias."""
+        """Return x [B, D] as the vectors need it: with a last column of ones if there is a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
     def label_inputs(self) -> Iterator[Inputs]:
-        """Yield texts of this rank's labels, where they are encoded: as many pieces on every rank."""
+        """Yield texts of this rank's labels, if they are encoded: the same number of pieces on every rank."""
         return iter(())
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:

@@ -23,8 +23,8 @@ _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
-    A rank of `group` holds the labels [start, stop), which the `bounds` [G + 1] of all ranks state; None: as many each.
-    Ids of rows are counted from start. Raises InputError where `config.storage`, or the `device`, has no room.
+    A rank of `group` holds the labels [start, stop), from the `bounds` [G + 1] of all ranks; None: equal ranges.
+    Ids of rows are counted from start. Raises InputError if `config.storage`, or the `device`, has no room.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class Classifier(Head):
 
 
 def merges_on(device: torch.device, recipe: Recipe) -> bool:
-    """Tell whether a classifier on `device` merges the labels of own pools itself: of rows that lie there."""
+    """Return whether a classifier on `device` merges the labels of own pools itself: if its rows are there."""
     on_device = device != CPU and isinstance(recipe, ClassifierRecipe) and recipe.classifier.storage == IN_MEMORY
     return on_device and recipe.loss == binary_cross_entropy.options
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Fill rows [first, ...) of L random vectors, and the bias's first value; zeros are there already.
+    """Fill rows [first, ...) of L random vectors, and the bias's first value; the memory is zero before.
 
-    Random numbers are keyed by blocks of labels, so a rank draws only those that it has rows of.
+    Random numbers are keyed by blocks of labels, so a rank draws only the blocks of its rows.
     """
     stop, drawn = first + len(weight), config.initial == "random" and config.initial_scale
     for block in range(first // _FILLED, -(-stop // _FILLED) if drawn else 0):

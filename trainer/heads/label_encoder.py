@@ -1,4 +1,4 @@
-"""Label encoder as a head: labels are encoded from their text, so no vector is kept for any of them (DEXML)."""
+"""Label encoder as a head: labels are encoded from their texts, so labels have no vectors (DEXML)."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,10 +27,10 @@ from trainer.stream.batch import Batch
 class LabelEncoderHead(Head):
     """Queries and labels through one encoder, or one each, and a loss over the labels of all ranks.
 
-    With `negatives.pool = "all"` every step scores every label. With "batch" the pool is what the batch brings:
-    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
-    Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can embed what it is given.
-    `encoder`: that of the labels.
+    With `negatives.pool = "all"` every step scores every label. With "batch" the pool comes from the batch: positives
+    of all its queries, and `negatives.hard` labels a query drawn from its row of the table, B(1 + m) labels at most.
+    Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can only embed given inputs.
+    `encoder`: the encoder of labels.
     """
 
     has_rows = False
@@ -109,9 +109,9 @@ class LabelEncoderHead(Head):
         labels.backward(gradient)
 
     def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
-        """Return the labels of a step over all ranks, ascending and each once; a rank encodes its share of them.
+        """Return the labels of a step over all ranks, ascending and each once; a rank encodes its share.
 
-        The negatives `hard` [B, k] and positives that are `drawn` [sum P] are among them, all where it is None.
+        They include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if it is None.
         """
         if self._all_labels:
             return range(self.labels)
@@ -121,8 +121,8 @@ class LabelEncoderHead(Head):
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     """Open tokens, features and vectors, as `kind` says, of DATA's labels [0, L), decoded once.
 
-    They lie in scratch files that are mapped: the system keeps of them in memory what it has room for. They are gone
-    when the process ends. Raises InputError where the labels lack what `kind` reads, TableError, StorageError.
+    They are in mapped scratch files: the system keeps in memory what fits. They are missing
+    when the process ends. Raises InputError if the labels lack what `kind` reads, TableError, StorageError.
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)

@@ -38,8 +38,8 @@ def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, i
 class CachedEmbeddings:
     """Embeddings x [n, D] of rows in training, `size` at a time without a graph; `backward` computes them again.
 
-    `inputs(start, stop)` gives rows [start, stop) of [0, n), `key(start)` that of their dropout. One sub-batch alone
-    keeps its graph: nothing is computed twice.
+    `inputs(start, stop)` gives rows [start, stop) of [0, n), `key(start)` their dropout key. A single sub-batch keeps
+    its graph: nothing is computed twice.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class QueryEmbeddings(ABC):
         """Begin an epoch over `sources`."""
 
     def preparing(self) -> Callable[[Batch], Any] | None:
-        """Return what prepares a whole batch ahead, in any thread, where a device would wait for it; else None."""
+        """Return a function that prepares a whole batch ahead, in any thread, if a device would wait; else None."""
         return None
 
     @abstractmethod
@@ -148,8 +148,8 @@ class SubBatches(QueryEmbeddings):
 class FrozenQueries(QueryEmbeddings):
     """Queries by an encoder that does not change, each encoded once (NGAME, appendix C, module M2), without dropout.
 
-    A scratch file of [N, D] float16 holds x of the training rows by their ids, and every x is rounded to it: a run that
-    is resumed encodes again and gets the same. Row ids belong to tables: with other tables all are encoded again.
+    A scratch file of [N, D] float16 holds x of the training rows by id, and every x is rounded to it: a resumed run
+    encodes again with the same result. Row ids belong to tables: with other tables all are encoded again.
     """
 
     trains = False
@@ -187,7 +187,7 @@ class FrozenQueries(QueryEmbeddings):
         return x
 
     def _fetch(self, left: int) -> None:
-        """Write what has come from the device, all but the last `left` batches, to the file."""
+        """Write the batches that have arrived from the device, except the last `left`, to the file."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._x[rows] = x.take()

@@ -44,7 +44,7 @@ class Points(NamedTuple):
 class RowFeatures:
     """Rows to unit vectors over the features `seen` [F] in training, with their `factors` [F].
 
-    `vocabulary`: tokens, whose pairs are counted too; 0 for rows that have features of their own.
+    `vocabulary`: tokens, whose pairs are also counted; 0 for rows with their own features.
     """
 
     vocabulary: int
@@ -53,7 +53,7 @@ class RowFeatures:
 
     @classmethod
     def of(cls, counted: SparseRows, vocabulary: int, queries: int | None = None) -> "RowFeatures":
-        """Learn the features of counted rows, and the document frequencies of words in the first `queries` of them."""
+        """Learn the features of counted rows, and the document frequencies of words in the first `queries` rows."""
         queries = counted.rows if queries is None else queries
         seen, place = np.unique(counted.ids, return_inverse=True)
         frequency = np.bincount(place[: counted.offsets[queries]], minlength=len(seen))
@@ -65,7 +65,7 @@ class RowFeatures:
         return self.weigh(count_features(inputs, self.vocabulary))
 
     def weigh(self, counted: SparseRows) -> SparseRows:
-        """Return what a call does for rows that are counted."""
+        """Return the result of a call for counted rows."""
         place = np.searchsorted(self.seen, counted.ids)
         known = place < len(self.seen)
         known[known] = self.seen[place[known]] == counted.ids[known]
@@ -103,9 +103,9 @@ class LinearRanker:
     ) -> "LinearRanker | None":
         """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
 
-        The first rows are taken, as many as `budget` bytes hold, and half and half again until they take no more than
-        `seconds`: any rows are random ones. None: it holds none, or rows have dense vectors alone. `held_out`: the
-        rows that the run held out, too. Raises TableError.
+        The first rows within `budget` bytes are used, halved until the fit takes no more than `seconds`; rows are in
+        random order. None: no rows fit, or rows have only dense vectors. `held_out`: the rows that the run held out,
+        too. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         columns = [name for name in columns if name != DENSE]
@@ -135,7 +135,7 @@ class LinearRanker:
     ) -> "LinearRanker | None":
         """Fit to `points` with labels of [0, `labels`); the first `queries` say how rare a word is.
 
-        None where it would take more than `seconds`.
+        None if it would take more than `seconds`.
         """
         from trainer.linear.solver import fit_labels
         from trainer.rows.kernels import by_row
@@ -150,7 +150,7 @@ class LinearRanker:
         return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (w.x float32 [B, k], about 2 where right, label ids [B, k] best first); 0 and -1 pad."""
+        """Return (w.x float32 [B, k], about 2 for correct labels, label ids [B, k] best first); 0 and -1 pad."""
         x = self.words(inputs)
         if x.rows >= _MANY and importlib.util.find_spec("numba"):
             from trainer.linear.solver import best_labels
@@ -189,7 +189,7 @@ class LinearRanker:
 
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
-        """Read what `write` wrote among the files of `table`; None where it has no ranker. Raises TableError."""
+        """Read what `write` wrote among the files of `table`; None if it has no ranker. Raises TableError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -199,19 +199,19 @@ class LinearRanker:
         file = None
         try:
             if storage.is_local(table.url):
-                place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit it again."))[1]
+                place = storage.filesystem(verify_shard(table.url, shard, remedy="Fit the fusion again."))[1]
                 file = Mapped(place, shard.bytes, private=True)
-            arrays = map_tensors(file) if file else load(check_shard(table.url, shard, "Fit it again."))
+            arrays = map_tensors(file) if file else load(check_shard(table.url, shard, "Fit the fusion again."))
             vocabulary, labels = arrays["sizes"].tolist()
             weights = SparseRows(*(arrays[name] for name in _WEIGHTS))
             if not (
                 len(arrays["seen"]) == weights.rows
                 and 0 <= weights.ids.min(initial=0) <= weights.ids.max(initial=0) < labels
             ):
-                raise ValueError("its arrays do not fit together")
+                raise ValueError("the arrays do not fit together")
             return cls(RowFeatures(vocabulary, arrays["seen"], arrays["factors"]), weights, labels, file)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise TableError(f"{table.url}/{name}: no linear ranker: {error}. Fit it again.") from None
+            raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
         """Write a file under `url`, and return the entry that names it in a manifest."""
@@ -244,7 +244,7 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
-    """Count the first rows, as many as `budget` bytes hold."""
+    """Count the first rows within `budget` bytes."""
     left = budget
     for group in groups:
         rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")

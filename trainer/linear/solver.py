@@ -39,7 +39,7 @@ def _longer(array, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _descend(starts, words, values, squares, signs, count, w, alpha, order, state):  # type: ignore[no-untyped-def]
-    """Go on with the descent of `w` and `alpha` over `count` rows, in random orders."""
+    """Continue with the descent of `w` and `alpha` over `count` rows, in random orders."""
     one, half = np.float32(1), np.float32(0.5 / COST)
     for _ in range(PASSES):
         worst = np.float32(0)
@@ -172,9 +172,9 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
 def fit_labels(
     x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float, seconds: float = math.inf
 ) -> SparseRows | None:
-    """Fit all labels, whose `points` are their rows of x: returns for each feature labels and their weights.
+    """Fit all labels; `points` are their rows of x: returns for each feature labels and weights.
 
-    `columns`: for each feature the rows that have it. Weights below `smallest` are left out. None where it would take
+    `columns`: for each feature the rows that have it. Weights below `smallest` are left out. None if it would take
     more than `seconds`, by the time that some of the labels take.
     """
     sums = np.bincount(x.ids, x.values, minlength=features)

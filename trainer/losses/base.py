@@ -26,8 +26,8 @@ class Scores:
 
     `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
     weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
-    pass multiplies anew. A rank of `group` has the candidates of its own labels; `logsumexp` is over those of all
-    ranks. `candidates` are the arrays that they were made of, on the host.
+    pass multiplies again. A rank of `group` has the candidates of its own labels; `logsumexp` is over all ranks.
+    `candidates` are the source arrays, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
@@ -58,7 +58,7 @@ class Scores:
         return len(self.pool_weight)
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield (columns, s [B, c]) over the pool, -inf where masked; to be read only."""
+        """Yield (columns, s [B, c]) over the pool, -inf if masked; read-only."""
         step = self._chunk if self._kept is None else BLOCK
         for start in range(0, self.pool, step):
             stop = min(start + step, self.pool)
@@ -73,7 +73,7 @@ class Scores:
             yield slice(0, self.pool), kept
 
     def add_log_weight(self, columns: slice, s: torch.Tensor) -> torch.Tensor:
-        """Return s + log weight of a block [B, c]; s itself where every weight is 1."""
+        """Return s + log weight of a block [B, c]; s itself if every weight is 1."""
         return s + self.log_weight[columns] if self._weighted else s
 
     def sum_by_query(self, values: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column:
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """Return `values` with 0 for -inf, to be subtracted from scores that are all -inf."""
+    """Return `values` with 0 for -inf, to subtract from scores that are all -inf."""
     return values.masked_fill(values == -torch.inf, 0.0)
 
 
@@ -140,8 +140,8 @@ class LossParts(NamedTuple):
 class Loss(ABC):
     """A loss over any candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
-    It is computed in float32 at least, in logarithms, for embeddings of any dtype. With `chunk`, scores of no more than
-    [B, chunk] exist at a time and are computed again in every pass; 0 keeps those of all labels of the rank.
+    It is computed in float32 at least, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk]
+    scores exist at a time and are computed again in every pass; 0 keeps the scores of all labels of the rank.
     """
 
     section: ClassVar[type[LossSection]] = LossSection  # options of this kind
@@ -152,8 +152,8 @@ class Loss(ABC):
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
         """Return this rank's part of the loss; the sum over ranks is the loss.
 
-        x [B, D] are the queries of all ranks, w [C, D] the labels `candidates.ids` of this rank alone. The gradient on
-        w is complete; those on x are to be summed over ranks.
+        x [B, D] are the queries of all ranks, w [C, D] the labels `candidates.ids` of this rank. The gradient on w is
+        complete; gradients on x must be summed over ranks.
         """
         value: torch.Tensor = _LossFunction.apply(x, w, candidates, self, group)
         return value
@@ -164,7 +164,7 @@ class Loss(ABC):
 
 
 class _LossFunction(Function):
-    """Both gradients in the forward pass, where the slopes take the place of the scores in memory."""
+    """Both gradients are computed in the forward pass; slopes replace the scores in memory."""
 
     @staticmethod
     def forward(  # type: ignore[override]

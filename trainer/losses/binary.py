@@ -90,9 +90,9 @@ def binary_step(
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge labels that are `drawn` on the device: their ids [n], pads behind them, and pairs; None of other labels.
+    """Merge `drawn` labels on the device: their ids [n] with pads at the end, and pairs; None for other labels.
 
-    Beside what the device is at, unless it is still to find the hard negatives.
+    In parallel with the device, unless it still has to find the hard negatives.
     """
     drawn = candidates.drawn
     if drawn is None or not len(drawn.label):
@@ -112,7 +112,7 @@ def _step_on_device(
     scale: float,
     merged: Merged | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same where nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
+    """The same if nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
     made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=made.places), rows.device)
@@ -138,7 +138,7 @@ def _step_on_device(
 def _differentiate_pool(
     x: torch.Tensor, w: torch.Tensor, weight: torch.Tensor, masked: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 where `masked`."""
+    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 if `masked`."""
     scores, weight = masked_scores(x, w, *masked), weight.to(x.dtype)
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight)

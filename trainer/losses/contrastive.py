@@ -1,6 +1,6 @@
 """SoftmaxCE, InfoNCE and DecoupledSoftmax (DEXML, equations 3, 4 and 5): one loss with three denominators.
 
-For a positive j of weight v, each is v (log D_j - s_j), where D_j = e^{s_j} + sum over the others that count. They
+For a positive j of weight v, each is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels. They
 differ in how much another positive of the query counts: as much as a label (SoftmaxCE), as much as the pool holds it
 (InfoNCE), or not at all (DecoupledSoftmax).
 """
@@ -47,24 +47,25 @@ class SoftmaxCrossEntropy(Contrastive):
 
 
 class InfoNCE(Contrastive):
-    """Equation 4: another positive counts as the pool holds it. The same as equation 3 where the pool is every label
-    once, or the union of the batch's positives and negatives."""
+    """Equation 4: another positive counts as the pool holds it. The same as equation 3 if the pool is every label once,
+    or the union of the batch's positives and negatives.
+    """
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return scores.pool_weight_of_pairs()
 
 
 class DecoupledSoftmax(Contrastive):
-    """Equation 5: negatives alone beside the positive itself, so that no positive is pushed down by another."""
+    """Equation 5: only negatives and the positive itself, so positives do not push each other down."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.zeros_like(scores.pair)
 
 
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Return log(e^gap + factor), factor in (-inf, 1], exact where e^gap is small.
+    """Return log(e^gap + factor), factor in (-inf, 1], exact if e^gap is small.
 
-    A negative factor is what a positive counts in Z beyond once: it is below e^gap by construction.
+    A negative factor is the surplus of a positive in Z: it is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
     subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap

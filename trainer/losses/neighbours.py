@@ -13,8 +13,8 @@ def vote_loss(
 ) -> torch.Tensor:
     """Return the sum over queries x [B, D] of -mean over `own` labels of log(votes), of labels that have any.
 
-    A label's votes are the softmax of cos(x, keys [B, K, D]) / `temperature` over the neighbours that are `found`
-    [B, K] bool, summed over those that have the label; `theirs` are the labels of the B * K neighbours.
+    A label's votes are the softmax of cos(x, keys [B, K, D]) / `temperature` over the `found` [B, K] bool neighbours,
+    summed over the neighbours with the label; `theirs` are the labels of the B * K neighbours.
     """
     s = torch.einsum("bd,bkd->bk", normalize(x, dim=1), keys.to(x.dtype)) / temperature
     log_share = s.masked_fill(send(~found, x.device), torch.finfo(s.dtype).min).log_softmax(1).flatten()

@@ -19,12 +19,12 @@ class SoftTopKSection(LossSection):
     """Options of SoftTop-k."""
 
     kind: Literal["softtopk"] = "softtopk"
-    k: float = Field(5.0, gt=0, description="how many labels are to be ranked first")
+    k: float = Field(5.0, gt=0, description="number of labels to rank first")
     alpha: float = Field(2.0, gt=0, description="the steepness of its sigmoid")
 
 
 class SoftTopK(Loss):
-    """-sum_P v log sigma(alpha (s_j + t)), where t is such that sigma(alpha (s + t)) sums to k over all candidates.
+    """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
     Negatives count with their weights, a positive once. The constant 1/L of equation 6 is left out: it would put the
     gradients of a large L below the epsilon of Adam. A query with no more than k candidates has no loss.
@@ -57,7 +57,7 @@ class SoftTopK(Loss):
         return LossParts(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
 
     def threshold(self, scores: Scores) -> torch.Tensor:
-        """Return t [B], far below every score where there are no more than k candidates.
+        """Return t [B], far below every score if there are at most k candidates.
 
         Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
         """
@@ -87,7 +87,7 @@ class SoftTopK(Loss):
         return torch.where(enough, t, _FAR)
 
     def _score_range(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the greatest and the least score [B] of all candidates; 0 where there is none."""
+        """Return the greatest and the least score [B] of all candidates; 0 if there is none."""
         greatest = scores.pair.new_full((scores.queries,), -torch.inf)
         least = greatest.clone()  # of -s
         query = scores.query.long()

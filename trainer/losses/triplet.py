@@ -16,12 +16,12 @@ class TripletSection(LossSection):
     """Options of triplets with a margin."""
 
     kind: Literal["triplet"] = "triplet"
-    margin: float = Field(0.3, ge=0, description="how far a positive is to be above every negative")
+    margin: float = Field(0.3, ge=0, description="margin by which a positive must score above every negative")
     radius: float = Field(
         0.0,
         ge=0,
         le=2,
-        description="over unit vectors: negatives farther than this from the query count nothing; 0: all do",
+        description="for unit vectors: ignore negatives farther than this from the query; 0: ignore none",
     )
 
     def check_vectors(self, unit: bool) -> None:
@@ -35,7 +35,7 @@ class TripletSection(LossSection):
 class Triplet(Loss):
     """sum_P sum_N v weight * max(0, s_n - s_j + margin), over the negatives with s_n >= least.
 
-    Of unit vectors, those within r of the query have s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
+    For unit vectors, the distance r to the query means s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
     """
 
     section = TripletSection
@@ -75,8 +75,8 @@ class Triplet(Loss):
 class _SortedPositives:
     """The positives of each query, of all ranks, in ascending order of their scores.
 
-    A negative's loss depends on how many of them it reaches. `weight` [B, P + 1]: the sum of the weights v of the i
-    lowest positives; `moment` the same of v s.
+    A negative's loss depends on the number of positives that it reaches. `weight` [B, P + 1]: the sum of the weights v
+    of the i lowest positives; `moment` the same of v s.
     """
 
     def __init__(self, scores: Scores, positive: torch.Tensor, margin: float, least: float) -> None:
@@ -102,7 +102,7 @@ class _SortedPositives:
         self.moment = torch.nn.functional.pad(moment.cumsum(1), (1, 0))
 
     def count_reached(self, s: torch.Tensor) -> torch.Tensor:
-        """Count the positives below s + margin, for negatives s [B, c]; 0 where s is below `least`."""
+        """Count the positives below s + margin, for negatives s [B, c]; 0 if s is below `least`."""
         return torch.where(s >= self._least, torch.searchsorted(self._score, s + self._margin), 0)
 
     def count_below(self, query: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -110,6 +110,6 @@ class _SortedPositives:
         return torch.searchsorted(self._score[query], s[:, None])[:, 0]
 
     def loss(self, rows: torch.Tensor, s: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Sum v (s - s_j + margin) over the `counts` lowest positives j of `rows`; 0 where masked."""
+        """Sum v (s - s_j + margin) over the `counts` lowest positives j of `rows`; 0 if masked."""
         part = self.weight[rows, counts] * (s + self._margin) - self.moment[rows, counts]
         return torch.where(counts > 0, part, 0)

@@ -1,1 +1,1 @@
-"""Methods, one file each: its keys, what it takes from the data, its candidates, and the tables that it asks for."""
+"""Methods, one file each: keys, settings from the data, candidates, and tables."""

@@ -1,6 +1,6 @@
 """ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform ones.
 
-Renée, its neighbour below, is what the estimate is of: every label is a negative of every query (equation 1).
+Renée, below, is the target of the estimate: every label is a negative of every query (equation 1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return the rule of a number that goes by the pool: each query's `own`, or one that is `shared` by a batch."""
+    """Return the rule of a number that depends on the pool: `own` for each query, or `shared` by a batch."""
     return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 
@@ -54,7 +54,7 @@ every_from_data = by_pool(1, 3)  # tau_r: fresh in each epoch where hard negativ
 
 
 def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """tau_s: as early as there can be a table where hard negatives carry the loss."""
+    """tau_s: as early as a table can exist if hard negatives carry the loss."""
     if settled[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
     return by_pool(LEAD, LEAD + 1)(facts, settled)
@@ -64,10 +64,10 @@ def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 class RandomNegatives(Labels):
-    """Uniform negatives, whose weighted sum is, in expectation, that over all labels (equation 2, lemma 4.1)."""
+    """Uniform negatives; the expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
 
     pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
-        "shared", description="one pool of random negatives a batch, or one a query, as in the paper"
+        "shared", description="one pool of random negatives for each batch, or one for each query, as in the paper"
     )
     random: Annotated[int, FromData(random_from_data)] = Field(
         3200, ge=0, le=MOST, description="k_r labels drawn uniformly with replacement from [0, L)"
@@ -77,7 +77,7 @@ class RandomNegatives(Labels):
         description="weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l = 1 / L if uniform",
     )
     frequency_share: float = Field(
-        0.0, ge=0, le=1, description="share of the random draws that go by training frequency, not uniformly"
+        0.0, ge=0, le=1, description="share of the random negatives drawn by training frequency instead of uniformly"
     )
 
     @property
@@ -95,7 +95,7 @@ class RandomNegatives(Labels):
         return candidates if self.pool == "own" else batch * candidates
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
-        """Merge positives, hard negatives and random ones of each query; a label counts once per query (step 16)."""
+        """Merge positives, hard negatives and random negatives; a label counts once per query (step 16)."""
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R, each of weight L / k_r
         return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h of each row, of weight 1
@@ -109,23 +109,25 @@ class Negatives(TableLabels, RandomNegatives):
     """Hard negatives and random ones: k_h and k_r of each query."""
 
     hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
-        0, ge=0, le=MOST, description="k_h hard negatives a query, out of the table's K"
+        0, ge=0, le=MOST, description="k_h hard negatives for each query, out of the K of the table"
     )
     warmup: Annotated[int, FromData(warmup_from_data)] = Field(
         0,
         ge=0,
         le=MOST,
-        description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)",
+        description="random negatives in epochs before the first table; 0: random + hard (Algorithm 1, step 8)",
     )
     curriculum: bool = Field(
         False,
-        description="from the first epoch with hard negatives on, their number grows from none to `hard` in the last, "
-        "and that of random ones goes from those before to `random`",
+        description=(
+            "from the first epoch with hard negatives to the last, raise the number of hard negatives from 0 to "
+            "`hard`, and move the number of random negatives to `random`"
+        ),
     )
 
     @property
     def sections(self) -> list[SourceSection]:
-        """Sections of the sources that are used beside tables."""
+        """Sections of the sources in use other than tables."""
         return used_sections(self)
 
     def columns(self, planner: Planner, epoch: int) -> int:
@@ -146,8 +148,8 @@ class Negatives(TableLabels, RandomNegatives):
     def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
         """Return k_h and k_r of each epoch (Table 5, "curriculum").
 
-        They are linear in the epochs from `start` on, from random negatives alone to `hard` and `random`: the first
-        epoch has a step of the way, the last all of it.
+        They are linear in the epochs from `start` on, from random negatives only to `hard` and `random`: the first
+        epoch makes one step, the last epoch has the full numbers.
         """
         before, steps, course = self.before_tables, max(1, epochs - start), []
         for epoch in range(epochs):
@@ -161,9 +163,11 @@ class Negatives(TableLabels, RandomNegatives):
         if not (self.random or self.hard or self.sections):
             raise ValueError("no negatives at all: set negatives.random or negatives.hard, or method = 'renee'")
         if self.curriculum and not self.hard:
-            raise ValueError("negatives.curriculum goes over to hard negatives: it needs negatives.hard > 0")
+            raise ValueError("negatives.curriculum needs negatives.hard > 0")
         if self.warmup and not (self.hard or self.sections):
-            raise ValueError("negatives.warmup is for epochs before the first hard negatives: set negatives.hard > 0")
+            raise ValueError(
+                "negatives.warmup applies to epochs before the first hard negatives: set negatives.hard > 0"
+            )
         return self
 
 
@@ -177,7 +181,7 @@ class Refresh(OneOfKinds):
     KINDS: ClassVar[dict[str, Any]] = {}
 
     source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
-        "table", description="tables mined beside the training, or an index within the trainer"
+        "table", description="tables of a miner that runs beside the trainer, or an index inside the trainer"
     )
 
 
@@ -188,8 +192,10 @@ class MinedTables(Tables, Refresh):
     start: Annotated[int, FromData(start_from_data)] = Field(
         5,
         ge=0,
-        description="tau_s: the first epoch with hard negatives; two epochs after its dump, so 2 or more; with "
-        "train.start_from also 0, by the vectors of that run",
+        description=(
+            "tau_s: the first epoch with hard negatives; two epochs after its dump, so 2 or more; with "
+            "train.start_from also 0, which mines the vectors of that run"
+        ),
     )
     every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
     by: Literal["classifier", "labels"] = Field(
@@ -200,7 +206,9 @@ class MinedTables(Tables, Refresh):
     @model_validator(mode="after")
     def _check_index(self) -> MinedTables:
         if self.index in (MIPS, FRESH):
-            raise ValueError(f"refresh.index = {self.index!r} is the trainer's own: set refresh.source = 'in-trainer'")
+            raise ValueError(
+                f"refresh.index = {self.index!r} needs an index inside the trainer: set refresh.source = 'in-trainer'"
+            )
         return self
 
 
@@ -209,22 +217,26 @@ class OwnIndex(Refresh):
 
     source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
     start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
-    every_steps: int = Field(1000, ge=1, description="steps between indexes that hold a copy of the vectors")
+    every_steps: int = Field(1000, ge=1, description="steps between two indexes (each holds a copy of the vectors)")
     rebuild_steps: int = Field(
         0,
         ge=0,
-        description="an index is built beside the training and used so many steps after its copy of the vectors was "
-        "made; 0: training waits for it",
+        description=(
+            "an index is built in the background, and used this many steps after its copy of the vectors was made; 0: "
+            "training waits for the index"
+        ),
     )
     index: str = Field(
         "auto",
-        description="'fresh', every label by its vector as it is, which 'auto' is up to "
-        f"{MOST_FRESH:,} labels; 'exact', a Faiss factory string, or 'mips': spherical k-means with the square root of "
-        "L clusters, 64 of them searched",
+        description=(
+            f"'fresh': score every label with its present vector ('auto' does this up to {MOST_FRESH:,} labels); "
+            "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, of which 64 are "
+            "searched"
+        ),
     )
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
-        """Open the index of a rank's labels, which finds `width` of them for each query."""
+        """Open the index of a rank's labels, which finds `width` labels for each query."""
         from trainer.negatives.indexes import CopiedIndex, FreshIndex
 
         labels = context.vectors.stop - context.vectors.start
@@ -238,7 +250,7 @@ class OwnIndex(Refresh):
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(
                 f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
-                "the next index would be due before this one is used; lower refresh.rebuild_steps"
+                "the next index would be due before this index is used; lower refresh.rebuild_steps"
             )
         return self
 
@@ -255,7 +267,7 @@ class Astra(ClassifierRecipe):
 
     @property
     def tables(self) -> Tables | None:
-        """The schedule of its tables: there are none without hard negatives, or with an index of its own."""
+        """The schedule of its tables: none without hard negatives, or with an index inside the trainer."""
         return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTables) else None
 
     @property
@@ -286,14 +298,14 @@ class Astra(ClassifierRecipe):
     def _check_astra(self) -> Astra:
         if self.train.minutes and self.negatives.curriculum:
             raise ValueError(
-                f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
-                "goes by it: set one of them"
+                f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, but negatives.curriculum "
+                "depends on it: set only one of the two"
             )
         by_labels = isinstance(self.refresh, MinedTables) and self.refresh.by == "labels"
         if by_labels and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
             raise ValueError(
-                "refresh.by = 'labels' mines by the embeddings of label texts, which only a run that trains on them "
-                "has: set data.label_texts = true"
+                "refresh.by = 'labels' mines with the embeddings of label texts, which need training on label texts: "
+                "set data.label_texts = true"
             )
         return self
 
@@ -305,7 +317,7 @@ class EveryLabel(Labels):
     """Every label for every query, a chunk of labels after the other (equation 1)."""
 
     all_labels = True
-    chunk: int = Field(4096, ge=1, description="labels scored at a time")
+    chunk: int = Field(4096, ge=1, description="labels that are scored at once")
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk
@@ -320,12 +332,12 @@ class EveryLabel(Labels):
 
 
 class Renee(ClassifierRecipe):
-    """Full one-vs-all: exact, and linear in the number of labels; what the sampling of ASTRA is measured against."""
+    """Full one-vs-all: exact, and linear in the number of labels; the reference for the sampling of ASTRA."""
 
     method: Literal["renee"]
     negatives: EveryLabel = EveryLabel()
 
     def negatives_of(self, labels: int) -> EveryLabel:
-        """Take all labels at once for a loss that is no sum over labels: what it makes of a score depends on all."""
+        """Take all labels at once for a loss that is not a sum over labels."""
         whole = self.loss != LossSection()
         return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

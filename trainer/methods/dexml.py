@@ -1,4 +1,4 @@
-"""DEXML: dual encoders. Labels are encoded from their texts, so no vector is kept for any of them."""
+"""DEXML: dual encoders. Labels are encoded from their texts, so labels have no vectors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ class Positives(Options):
     """Positives that a step learns."""
 
     positives: int = Field(
-        0, ge=0, description="positives a query, drawn anew each step, that it learns and brings to the pool; 0: all"
+        0,
+        ge=0,
+        description="positives of each query that are drawn in each step, for the loss and for the pool; 0: all",
     )
 
 
 class LabelTexts(Positives):
-    """Labels by their texts through an encoder (sections 3 and 5.2)."""
+    """Labels by their encoded texts (sections 3 and 5.2)."""
 
-    shared: bool = Field(True, description="labels go through the encoder of the queries")
+    shared: bool = Field(True, description="encode labels with the encoder of the queries")
     label_batch: int = Field(
-        1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
+        1024, ge=1, description="eta: labels that are encoded at once; if a step has more, they are encoded twice"
     )
 
 
@@ -50,12 +52,13 @@ class DualEncoder(Recipe):
     def _check_encoders(self) -> DualEncoder:
         if self.train.freeze_encoder:
             raise ValueError(
-                f"train.freeze_encoder leaves method = {self.method!r} nothing to learn: choose one with a classifier"
+                f"train.freeze_encoder leaves method = {self.method!r} nothing to learn: choose a method with a "
+                "classifier"
             )
         if self.logging.ranks_every:
             raise ValueError(
-                f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
-                f"out for method = {self.method!r}, which encodes those of the step alone"
+                f"logging.ranks_every = {self.logging.ranks_every} needs label vectors: leave it out for method = "
+                f"{self.method!r}, which has none"
             )
         return self
 
@@ -66,7 +69,7 @@ class Pool(Labels, OneOfKinds):
     PLACE = "negatives.pool"
     KINDS: ClassVar[dict[str, Any]] = {}
 
-    pool: Literal["all", "batch"] = Field("all", description="every label, or what the batch brings")
+    pool: Literal["all", "batch"] = Field("all", description="candidates: every label, or the labels of the batch")
 
 
 class EveryText(Pool):

@@ -1,4 +1,4 @@
-"""Keys of earlier recipes and runs as those of today: the one mapping between them.
+"""Keys of earlier recipes and runs under their present names: the only mapping between them.
 
 Before there were methods, a recipe had a head, a pool and sources that were chosen each for itself, and `method` was
 its name. The method is told from them.
@@ -26,10 +26,10 @@ _COUNTS = ("random", "hard", "width")
 
 
 def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
-    """Return the options of a recipe under the keys of today; `below`: the method of what they are laid over.
+    """Return the options of a recipe under present keys; `below`: the method of the recipe that it extends.
 
-    Options without earlier keys come back as they are. `restores`: they are those of a run that is there; removed ones
-    that decided how it was trained are left out whatever they say.
+    Options without earlier keys do not change. `restores`: they belong to an existing run; removed options that decided
+    its training are dropped with any value.
     """
     body = {
         name: _without_removed(name, part, restores and name != "encoder") if isinstance(part, Mapping) else part
@@ -38,7 +38,7 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
     if "method" in body and body["method"] not in METHODS:
         if not restores:
             wrong, known = str(body["method"])[:80], ", ".join(METHODS)
-            raise ValueError(f"method = {wrong!r}: expected one of {known}; a recipe's own is `name`")
+            raise ValueError(f"method = {wrong!r}: expected one of {known}; the name of a recipe is the key `name`")
         body["name"] = body.pop("method")
     if isinstance(body.get("refresh"), dict):
         body["refresh"] = _with_stale(body["refresh"])
@@ -46,7 +46,7 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
 
 
 def _without_removed(prefix: str, options: Mapping[str, Any], all_of_them: bool) -> dict[str, Any]:
-    """Return `options` without those that were removed and say what always holds now, or without all of them."""
+    """Return `options` without removed options that state the fixed behaviour, or without all removed options."""
     return {
         key: _without_removed(f"{prefix}.{key}", value, all_of_them) if isinstance(value, Mapping) else value
         for key, value in options.items()
@@ -60,7 +60,9 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
         return refresh
     late, policies = refresh["late"], {"continue": "warn", "wait": "wait"}
     if late not in policies or refresh.get("stale", policies[late]) != policies[late]:
-        raise ValueError(f"refresh.late = {late!r}: it is refresh.stale now, one of warn, wait, random-only, stop")
+        raise ValueError(
+            f"refresh.late = {late!r}: this key is now refresh.stale; expected warn, wait, random-only or stop"
+        )
     return {**{name: value for name, value in refresh.items() if name != "late"}, "stale": policies[late]}
 
 
@@ -79,7 +81,7 @@ def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
         method = "ngame" if clustered or goes_on else "dexml"
         told = method == "ngame" and pool == "batch"
     elif kind not in (None, "classifier"):
-        raise ValueError(f"head.kind = {kind!r}: it is `method` now, expected one of {', '.join(METHODS)}")
+        raise ValueError(f"head.kind = {kind!r}: this key is now `method`; expected one of {', '.join(METHODS)}")
     else:
         told = pool in ("all", "batch")
         if told:

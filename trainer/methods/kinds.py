@@ -1,4 +1,4 @@
-"""Options of several kinds: one key names the kind, whose class has the other options. Encoders and losses are such."""
+"""Options of several kinds, such as encoders and losses: a key names the kind, its class has the options."""
 
 import importlib
 from collections.abc import Mapping
@@ -29,13 +29,13 @@ Sizes = tuple[int, int, int]  # of the vocabulary, the sparse features, and a de
 
 
 def import_name(place: str) -> Any:
-    """Import the module of `place`, "module:name", and return what has the name there."""
+    """Import the module of `place`, "module:name", and return the object of that name."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class OneOfKinds(Options):
-    """Base of options of several kinds: a subclass has the options of all, its own subclasses those of one kind.
+    """Base of options of several kinds: a subclass has the shared options, its subclasses those of one kind.
 
     The former validates values as the class of their kind. The module of an encoder or a loss is imported at its first
     use.
@@ -81,7 +81,7 @@ class OneOfKinds(Options):
 
 
 class KindSection(OneOfKinds):
-    """A section whose key `kind` also names the class that it configures."""
+    """A section whose key `kind` also names the configured class."""
 
     BUILT_BY: ClassVar[str] = ""  # place of this class, where KINDS name the section
 
@@ -112,20 +112,30 @@ class EncoderSection(KindSection):
 
     inputs: Read = Field(
         "tokens",
-        description="what is read of a row: its token ids, its sparse features with values, both, its dense vector, or "
-        "this beside them",
+        description=(
+            "the input of the encoder: token ids, sparse features with values, both, the dense vector, or the dense "
+            "vector with the others"
+        ),
     )
     dimension: Annotated[int, FromData(rules.dimension)] = Field(
-        256, ge=1, le=1 << 24, description="D; for a transformer the bottleneck, 0 < D"
+        256,
+        ge=1,
+        le=1 << 24,
+        description="D, the dimension of embeddings; for a transformer the size of the bottleneck",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
-    scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")
+    scale: float = Field(1.0, gt=0, description="factor on x after normalising")
     lr: Annotated[float, FromData(rules.encoder_rate)] = Field(
-        0.01, gt=0, le=MOST_RATE, description="rate of the encoder: of a bag its rows"
+        0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, of its embedding rows"
     )
     weight_decay: float = Field(
-        0.0, ge=0, lt=1, description="decoupled; not of biases and norms, and of a bag's rows in steps that touch them"
+        0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "decoupled weight decay; not for biases and norms; for the rows of a bag, in steps that touch the row"
+        ),
     )
 
     @property
@@ -134,14 +144,14 @@ class EncoderSection(KindSection):
         return None
 
     def at_folder(self, folder: str) -> "EncoderSection":
-        """Return the section of the same encoder whose files are at `folder`, as `Encoder.write` made them."""
+        """Return the section of the same encoder with files at `folder`, as written by `Encoder.write`."""
         return self
 
     def differences(self, other: "EncoderSection") -> list[str]:
         """Say which options keep this encoder from taking the parameters of `other`."""
         options, others = self.model_dump(exclude=self.FREE), other.model_dump()
         return [
-            f"encoder.{name} is {others[name]!r} there, {value!r} here"
+            f"encoder.{name} is {others[name]!r} in that run, {value!r} in this run"
             for name, value in options.items()
             if name in others and value != others[name]
         ]
@@ -154,12 +164,12 @@ class LossSection(KindSection):
     KINDS = LOSSES
 
     kind: str = "bce"
-    temperature: float = Field(1.0, gt=0, description="tau: scores are divided by it")
+    temperature: float = Field(1.0, gt=0, description="tau: divides the scores")
     chunk: int = Field(
         0,
         ge=0,
-        description="labels scored at a time, anew in every pass; 0: all scores of the rank are kept, [B, L / G]",
+        description="labels that are scored at once, again in every pass; 0: keep all scores of the rank, [B, L / G]",
     )
 
     def check_vectors(self, unit: bool) -> None:
-        """Raise ValueError for options that the vectors rule out; `unit`: all of them have length 1."""
+        """Raise ValueError for options that the vectors rule out; `unit`: all vectors have length 1."""

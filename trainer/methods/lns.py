@@ -1,4 +1,4 @@
-"""LNS: hard negatives from hash tables over the classifier's vectors, beside random ones."""
+"""LNS: hard negatives from hash tables over the classifier's vectors, and random negatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NGAME: batches of near queries, whose positives are hard negatives of each other; triplets with a margin.
+"""NGAME: batches of similar queries, whose positives are hard negatives of each other; triplets with a margin.
 
 Module M1 trains the encoder of queries and labels. Module M2 has that encoder, frozen, and a vector for each label.
 """
@@ -21,11 +21,13 @@ class ClusterOrder(Order):
     cluster: int = Field(
         1,
         ge=1,
-        description="C, queries of a cluster: a batch is batch / C random clusters of queries that lie near each "
-        "other, by tables of `extremis cluster`; divides batch / streams. 1: a batch is random queries",
+        description=(
+            "C, queries of a cluster: a batch consists of batch / C random clusters of similar queries, from tables of "
+            "`extremis cluster`; must divide batch / streams. 1: a batch consists of random queries"
+        ),
     )
     cluster_doubles_every: int = Field(
-        0, ge=0, description="epochs after which C doubles, again and again up to batch / streams; 0: never"
+        0, ge=0, description="epochs after which C doubles, repeatedly, up to batch / streams; 0: never"
     )
 
     @property
@@ -37,8 +39,8 @@ class ClusterOrder(Order):
     def _check_clusters(self) -> ClusterOrder:
         if self.share % self.cluster:
             raise ValueError(
-                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = {self.share}, which is "
-                "what a stream gives to a batch: lower order.streams or order.cluster"
+                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = {self.share}, the "
+                "number of queries from each stream in a batch: lower order.streams or order.cluster"
             )
         return self
 
@@ -48,7 +50,7 @@ class InBatch(Labels):
 
 
 class Clustered(Recipe):
-    """A recipe whose batches are whole clusters of queries, made anew every `refresh.every` epochs."""
+    """A recipe whose batches are whole clusters of queries; clusters are renewed every `refresh.every` epochs."""
 
     order: ClusterOrder = ClusterOrder()
     negatives: InBatch = InBatch()
@@ -56,7 +58,7 @@ class Clustered(Recipe):
 
     @property
     def tables(self) -> Tables | None:
-        """The schedule of the tables of clusters; without clusters there are none."""
+        """The schedule of the tables of clusters; none without clusters."""
         return self.refresh if self.clusters else None
 
     @property
@@ -73,8 +75,8 @@ class Clustered(Recipe):
         others = rows.holdout or rows.share < 1 or rows.mix or rows.label_texts or self.order.batches != "mixed"
         if self.clusters and others:
             raise ValueError(
-                "order.cluster deals the clusters of all rows of one split: leave out data.holdout, data.share, "
-                "data.mix, data.label_texts and order.batches, or set order.cluster = 1 and no doubling"
+                "order.cluster needs all rows of a single split: leave out data.holdout, data.share, data.mix, "
+                "data.label_texts and order.batches, or set order.cluster = 1 without doubling"
             )
         return self
 
@@ -86,7 +88,7 @@ class Ngame(Clustered, DualEncoder):
 
 
 class NgameM2(Clustered, ClassifierRecipe):
-    """Module M2: a vector a label, which begins at the embedding of its text and learns what is missing."""
+    """Module M2: a vector for each label, which begins at the embedding of its text and learns the difference."""
 
     method: Literal["ngame-m2"]
     head: Positives = Positives()

@@ -1,4 +1,4 @@
-"""RAE-XMC: a dual encoder that also learns by a memory of training points, whose nearest ones vote for their labels."""
+"""RAE-XMC: a dual encoder with a memory of training points, whose nearest points vote for their labels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from trainer.methods.sections import Tables
 
 
 class MemorySection(Options):
-    """Memory of training points, by their embeddings of two epochs before; they get no gradient."""
+    """Memory of training points: embeddings from two epochs before; they get no gradient."""
 
-    neighbours: int = Field(24, ge=1, le=MOST, description="K, nearest other points of each, of which labels get votes")
-    weight: float = Field(1.0, ge=0, description="of the loss of votes beside that of the batch's labels; 0: none")
-    temperature: float = Field(0.05, gt=0, description="tau of votes: cosines are divided by it")
+    neighbours: int = Field(
+        24, ge=1, le=MOST, description="K, nearest other points of each point, which vote for their labels"
+    )
+    weight: float = Field(
+        1.0, ge=0, description="weight of the loss on votes, added to the loss on the batch's labels; 0: no votes"
+    )
+    temperature: float = Field(0.05, gt=0, description="tau of the votes: divides the cosines")
 
 
 class Rae(DualEncoder):
@@ -40,7 +44,7 @@ class Rae(DualEncoder):
     def _check_memory(self) -> Rae:
         if self.data.mix or self.data.label_texts or self.data.by_parts:
             others = "data.mix, data.label_texts, data.parts, data.half_life and data.replay"
-            raise ValueError(f"method = 'rae' has a memory of all points of one split: leave out {others}")
+            raise ValueError(f"method = 'rae' needs all points of a single split: leave out {others}")
         if not self.encoder.normalize:
-            raise ValueError("method = 'rae' finds near points by cosine: set encoder.normalize = true")
+            raise ValueError("method = 'rae' needs unit vectors: set encoder.normalize = true")
         return self

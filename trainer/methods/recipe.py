@@ -1,4 +1,4 @@
-"""The recipe of a run: what every method has, and how one of them is chosen."""
+"""The recipe of a run: the shared sections, and the choice of a method."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Labels(Options):
 
     @property
     def most_hard(self) -> int:
-        """Labels of a query, at most, besides its positives and what is drawn."""
+        """Maximum number of labels of a query, besides its positives and drawn labels."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
-        """Estimate how many candidates a step of `batch` queries with so many positives each has."""
+        """Estimate the number of candidates of a step of `batch` queries with so many positives each."""
         return batch * (self.most_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
@@ -75,10 +75,10 @@ class Labels(Options):
         return 0
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
-        """Return the labels that each query is scored against, with weights; None: they come in `chunks` alone.
+        """Return the candidates of each query, with weights; None: they come only in `chunks`.
 
-        By default what the batch brings: positives and hard negatives of all queries. `sampled`: what sources found for
-        the batch, tables among them.
+        By default from the batch: positives and hard negatives of all queries. `sampled`: labels that sources found for
+        the batch, including tables.
         """
         return planner.of_batch(batch)
 
@@ -90,8 +90,10 @@ class Labels(Options):
 class TableLabels(Labels):
     """Labels of a query's row of a table that the method asks for: `hard` of its K columns a step."""
 
-    hard: int = Field(0, ge=0, le=MOST, description="hard negatives a query, drawn from the table's K each step")
-    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
+    hard: int = Field(
+        0, ge=0, le=MOST, description="hard negatives of each query, drawn from the table's K in each step"
+    )
+    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: as many as hard")
 
     @property
     def table_width(self) -> int:
@@ -126,7 +128,7 @@ class Recipe(OneOfKinds):
     }
     encodes_labels: ClassVar[bool] = False  # True: labels have texts in place of vectors
 
-    name: str = Field("", description="of the recipe; that of its file where none is stated")
+    name: str = Field("", description="name of the recipe; default: the name of its file")
     method: str
     data: Data = Data()
     order: SerializeAsAny[Order] = Order()
@@ -145,7 +147,7 @@ class Recipe(OneOfKinds):
 
     @property
     def title(self) -> str:
-        """Its name; that of its method where it has none."""
+        """Its name; by default the name of its method."""
         return self.name or self.method
 
     @property
@@ -160,12 +162,12 @@ class Recipe(OneOfKinds):
 
     @property
     def clusters(self) -> bool:
-        """True: the tables are those of clusters, and queries are dealt by them."""
+        """True: its tables are clusters, and queries are dealt by cluster."""
         return self.order.clusters != SINGLE_ROWS
 
     @property
     def indexed_from(self) -> int | None:
-        """The first epoch with hard negatives from an index within the trainer; None: there is no such epoch."""
+        """The first epoch with hard negatives from an index inside the trainer; None: no such epoch."""
         return None
 
     @property
@@ -180,26 +182,26 @@ class Recipe(OneOfKinds):
 
     @property
     def unit_labels(self) -> bool:
-        """True: the vectors of labels have length 1 where those of queries have."""
+        """True: the vectors of labels have length 1 if those of queries have."""
         return self.encodes_labels
 
     def uses_table(self, epoch: int) -> bool:
         """Tell whether `epoch` trains on a table, by the schedule.
 
-        Clusters may exist earlier: they can be made of any embeddings, and need no model of the run.
+        Clusters may exist earlier: any embeddings will do, without a model of the run.
         """
         return self.clusters or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
         """List the epochs from which a new table is used: start, start + every, ... within the run.
 
-        That of epoch 0 is of the run before; what an epoch of this one dumps is used LEAD epochs later at the earliest.
+        The table of epoch 0 comes from the earlier run; a dump of an epoch is used LEAD epochs later at the earliest.
         """
         epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
         return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
 
     def mixtures(self) -> tuple[tuple[int, int], ...]:
-        """Return the numbers of hard and random negatives of each epoch; empty where they do not change."""
+        """Return the numbers of hard and random negatives of each epoch; empty if they do not change."""
         return ()
 
     def negatives_of(self, labels: int) -> Labels:
@@ -208,7 +210,7 @@ class Recipe(OneOfKinds):
 
     @property
     def finds_on_device(self) -> bool:
-        """True: what a source finds may stay on a device, which merges the labels of each query."""
+        """True: labels from a source may stay on a device, which merges the labels of each query."""
         return False
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
@@ -219,26 +221,26 @@ class Recipe(OneOfKinds):
     def _check(self) -> Recipe:
         if self.train.positive_ratio != 1 and self.loss.kind != "bce":
             raise ValueError(
-                f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
-                f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
+                f"train.positive_ratio = {self.train.positive_ratio:g} works only with loss.kind = 'bce': leave it out "
+                f"for {self.loss.kind!r}, whose loss does not separate positives from negatives"
             )
         self.loss.check_vectors(unit=self.unit_labels and self.encoder.normalize and self.encoder.scale == 1)
         if self.validation.patience and not (self.validation.split or self.data.holdout):
             raise ValueError(
-                f"validation.patience = {self.validation.patience} counts validations, and there are none: set "
-                "validation.split, or data.holdout"
+                f"validation.patience = {self.validation.patience} needs validations, but this recipe has none: set "
+                "validation.split or data.holdout"
             )
         start = self.tables.start if self.tables else LEAD
         if start < LEAD and (start or self.clusters or not self.train.start_from):
             raise ValueError(
-                f"refresh.start = {start}: the first table is of what epoch 0 dumps, for epoch {LEAD}: set {LEAD} or "
-                "more, or 0 with train.start_from, whose run is mined before epoch 0"
+                f"refresh.start = {start}: the first table comes from the dump of epoch 0, for epoch {LEAD}: set "
+                f"{LEAD} or more, or 0 with train.start_from, which mines the earlier run before epoch 0"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.tables and thin and not self.data.by_shares:
             raise ValueError(
-                f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
-                "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"
+                f"data.mix: {', '.join(thin)} is below 1, so the embeddings of an epoch would lack rows: multiply all "
+                "weights until all are 1 or more (and divide train.epochs), or set negatives.hard = 0"
             )
         return self
 

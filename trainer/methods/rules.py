@@ -1,7 +1,7 @@
 """Options that a recipe leaves to the data, as "auto": the type of such an option, and rules that methods share.
 
-Rules are shapes that held on the four data sets of docs/results.md. No count tells what the words of a data set are
-like (the weight of n-grams, dropout): `extremis run auto` tries these.
+Rules are shapes that held on the four data sets of docs/results.md. No count describes the words of a data set (weight
+of n-grams, dropout): `extremis run auto` tries these.
 """
 
 import math
@@ -34,9 +34,10 @@ _DUAL_POINTS = 80_000  # that they were tuned on
 class Facts:
     """Figures of DATA as a run sees it.
 
-    `queries`: N, rows to train on. `labels`: L. `pairs`: (query, label) among them. `label_texts`: labels whose texts
-    are training points too. `ngrams`: distinct n-grams of two tokens that come in two or more rows, 0 without tokens.
-    `tokens`: mean tokens of a query. `median_frequency`: training points of the median label that has any.
+    `queries`: N, rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`: number of
+    labels whose texts are also training points. `ngrams`: distinct n-grams of two tokens that come in two or more rows,
+    0 without tokens. `tokens`: mean tokens of a query. `median_frequency`: training points of the median label that has
+    any.
     """
 
     queries: int
@@ -72,7 +73,7 @@ Rule = Callable[[Facts, Mapping[str, Any]], Setting]
 class FromData(NamedTuple):
     """Type of an option that may be "auto": `Annotated[int, FromData(rule)]`.
 
-    `meanwhile` stands for it while a recipe is checked without data; None: its default does.
+    `meanwhile` replaces it while a recipe is checked without data; None: its default.
     """
 
     rule: Rule
@@ -92,13 +93,13 @@ def batch(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Passes that show about so many points in all."""
+    """Number of epochs for about so many points in all."""
     value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
     return Setting(value, f"{facts.points:,} training points")
 
 
 def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """D: narrow where there are many labels. Twice as wide takes twice as long, for 0.1 P@1 of Tate's fused scores."""
+    """D: narrow if there are many labels. Twice as wide takes twice as long, for 0.1 P@1 of Tate's fused scores."""
     return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
 
 
@@ -115,7 +116,7 @@ def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Row-wise Adagrad's step grows with the root of D, and that of a text's vector with the root of its tokens."""
+    """Row-wise Adagrad's step grows with the root of D, and a text's vector with the root of its tokens."""
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[0], facts)
     by_width = _by_width(0.1, 0.5, settled)
@@ -138,20 +139,20 @@ def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """The log odds of a label: scores begin where one-vs-all would end without any text."""
+    """The log odds of a label: initial scores equal those of one-vs-all without any text."""
     each = facts.prior * facts.labels
     return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels a point")
 
 
 def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Fresh ones from the first step where hard negatives carry the loss, and the trainer can search all labels."""
+    """Fresh negatives from the first step if hard negatives carry the loss and the trainer can search all labels."""
     pool = settled.get(POOL, "all")
     source = "in-trainer" if pool == "own" and facts.labels <= MOST_FRESH else "table"
     return Setting(source, f"{POOL} = {pool}, {facts.labels:,} labels")
 
 
 def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Length that tells vectors apart where they are searched before they have learned; else they begin at zero."""
+    """Initial length for vectors that are searched before they have learned; else they begin at zero."""
     source = settled.get(SOURCE) or refresh_source(facts, settled).value
     return Setting(_TOLD_APART if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
 

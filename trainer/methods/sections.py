@@ -42,37 +42,52 @@ class Data(Options):
 
     split: str = Field("train", description="split to train on")
     holdout: float = Field(
-        0.0, ge=0, le=0.5, description="share of the split's rows that are left out of training, as split `holdout`"
+        0.0, ge=0, le=0.5, description="share of the rows that is held out of training, as split `holdout`"
     )
-    share: float = Field(1.0, gt=0, le=1, description="share of the split's rows to train on, of those not left out")
+    share: float = Field(1.0, gt=0, le=1, description="share of the remaining rows to train on")
     parts: str | list[str] = Field(
-        "", description="of a version of data, the parts to train on: `last N`, a pattern such as 2026-11-*, or a list"
+        "", description="parts of a data version to train on: `last N`, a pattern such as 2026-11-*, or a list"
     )
     half_life: float = Field(
-        0.0, ge=0, description="of a version, parts after which a row is dealt half as often, the newest once; 0: none"
+        0.0,
+        ge=0,
+        description=(
+            "half-life in parts of a data version: rows of the newest part are used once an epoch, rows this many "
+            "parts older half as often; 0: all rows are used alike"
+        ),
     )
     replay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="with train.start_from, how often an epoch deals a row that the earlier run had; new ones once",
+        description=(
+            "with train.start_from, how often an epoch uses each row that the earlier run had; new rows are used once"
+        ),
     )
-    label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
+    label_texts: bool = Field(
+        False, description="also train on the labels' texts: each is a training point with its own label"
+    )
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
-        description="in place of split and label_texts, how often an epoch deals each row of the splits named; "
-        "`labels` are the label texts. A weight of 1.5 deals all rows once and half of them once more",
+        description=(
+            "replaces split and label_texts: how often an epoch uses each row of each named split; `labels` stands for "
+            "the label texts. A weight of 1.5 uses all rows once, and half of them a second time"
+        ),
     )
     mix_by: Literal["rows", "shares"] = Field(
         "rows",
-        description="what the numbers of mix are: how often each row is dealt, or shares of the rows of an epoch, "
-        "which then deals each row of the source that is dealt least once",
+        description=(
+            "meaning of the numbers in mix: weights (how often each row is used), or shares of the rows of an epoch; "
+            "with shares, each row of the least used source is used once"
+        ),
     )
     temperature: float = Field(
         0.0,
         ge=0,
-        description="with mix, T: the share of a source of N rows is its number in mix times N^(1/T), 1 or more; 1: by "
-        "size; 0: none",
+        description=(
+            "T, with mix: the share of a source with N rows is its number in mix times N^(1/T), T >= 1; 1: by size; 0: "
+            "no temperature"
+        ),
     )
 
     @property
@@ -103,33 +118,33 @@ class Data(Options):
     def _check(self) -> Data:
         if self.by_parts and (self.mix or self.holdout or self.share < 1):
             raise ValueError(
-                "data.parts, data.half_life and data.replay choose rows of one split by their parts: leave out "
-                "data.mix, data.holdout and data.share"
+                "data.parts, data.half_life and data.replay choose rows of a single split: leave out data.mix, "
+                "data.holdout and data.share"
             )
         if self.by_shares and not self.mix:
-            raise ValueError("data.mix_by and data.temperature need the sources: name them in data.mix")
+            raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names them")
         if 0 < self.temperature < 1:
             raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for none")
         if self.temperature and self.mix_by == "shares":
-            raise ValueError("data.temperature makes shares of the sizes: leave out data.mix_by, which states them")
+            raise ValueError("data.temperature computes shares from sizes: leave out data.mix_by, which states shares")
         if not self.mix:
             return self
         if self.holdout or self.share < 1:
             raise ValueError(
-                "data.holdout and data.share are of one split: leave them out, or leave out data.mix (a weight in "
-                "data.mix below 1 deals a part of a split in each epoch)"
+                "data.holdout and data.share work on a single split: leave them out, or leave out data.mix (a weight "
+                "below 1 in data.mix uses part of a split in each epoch)"
             )
         for name in _RESERVED & self.mix.keys():
-            raise ValueError(f"data.mix.{name}: a source of this name cannot be mixed; give the split another name")
+            raise ValueError(f"data.mix.{name}: this name is reserved; give the split another name")
         if self.split not in ("train", *self.mix):
             raise ValueError(
-                f"data.split = {self.split!r} is not in data.mix, which names every source: add {self.split} = 1.0 "
-                "to it, or leave data.split out"
+                f"data.split = {self.split!r} is not in data.mix, which must name every source: add {self.split} = 1.0 "
+                "to data.mix, or leave data.split out"
             )
         if self.label_texts and LABEL_TEXTS not in self.mix:
             raise ValueError(
-                "data.label_texts = true, but data.mix, which names every source, is without label texts: add "
-                f"{LABEL_TEXTS} = 1.0 to it, or set data.label_texts = false"
+                f"data.label_texts = true, but data.mix does not name the label texts: add {LABEL_TEXTS} = 1.0 to "
+                "data.mix, or set data.label_texts = false"
             )
         return self
 
@@ -138,16 +153,19 @@ class Order(Options):
     """Order of the stream's rows."""
 
     batch: Annotated[int, FromData(rules.batch)] = Field(
-        512, ge=1, le=1 << 24, description="B, queries a step over all ranks"
+        512, ge=1, le=1 << 24, description="B, queries of a step, over all ranks"
     )
-    streams: int = Field(
-        8, ge=1, description="S canonical streams, as many as there are ranks at least; it divides the batch"
-    )
+    streams: int = Field(8, ge=1, description="S canonical streams, at least one for each rank; must divide the batch")
     batches: Literal["mixed", "by_source"] = Field(
-        "mixed", description="a batch mixes the rows of all sources (splits of data.mix, label texts), or is of one"
+        "mixed",
+        description=(
+            "a batch mixes rows of all sources (splits of data.mix, label texts), or comes from a single source"
+        ),
     )
-    window_groups: int = Field(4, ge=1, le=1 << 20, description="row groups that a stream permutes rows within")
-    threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0 reads in line")
+    window_groups: int = Field(
+        4, ge=1, le=1 << 20, description="number of row groups whose rows a stream shuffles together"
+    )
+    threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0: no extra thread")
 
     @model_validator(mode="after")
     def _check(self) -> Order:
@@ -169,13 +187,15 @@ class Order(Options):
 class Storage(Options):
     """Reading from storage. It changes no order and no number, so a resumed run may set it differently."""
 
-    verify: bool = Field(True, description="checksums of what is read are verified")
-    damaged: Literal["stop", "skip"] = Field("stop", description="a row group that does not match them: stop, or skip")
-    fetch_threads: int = Field(
-        16, ge=0, le=MOST_THREADS, description="requests to a remote store at a time, ahead of use; 0: none"
+    verify: bool = Field(True, description="verify checksums of everything that is read")
+    damaged: Literal["stop", "skip"] = Field(
+        "stop", description="what to do with a damaged row group: stop, or skip it"
     )
-    cache: str = Field("", description="a local directory of its own for what remote stores gave; empty: none")
-    cache_size: str = Field("", description="what the cache may hold, e.g. '50GiB'")
+    fetch_threads: int = Field(
+        16, ge=0, le=MOST_THREADS, description="parallel requests to a remote store, ahead of use; 0: none"
+    )
+    cache: str = Field("", description="an empty local directory that caches remote shards; empty: no cache")
+    cache_size: str = Field("", description="maximum size of the cache, e.g. '50GiB'")
 
     @property
     def cache_bytes(self) -> int:
@@ -192,47 +212,50 @@ class Storage(Options):
         if size and not self.cache:
             raise ValueError("storage.cache_size is the limit of a cache: set storage.cache to a local directory")
         if "://" in self.cache:
-            raise ValueError(
-                f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL: name one"
-            )
+            raise ValueError(f"storage.cache = {self.cache!r}: expected a directory on a local disk, got a URL")
         return self
 
 
 class Classifier(Options):
     """Vectors w_l in R^D, updated on touched rows only."""
 
-    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adagrad", description="of the vectors, touched rows only")
-    lr: Annotated[float, FromData(rules.classifier_rate)] = Field(
-        0.1, gt=0, le=MOST_RATE, description="rate of the vectors"
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field(
+        "adagrad", description="optimizer of the label vectors; updates only touched rows"
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, kept by row")
+    lr: Annotated[float, FromData(rules.classifier_rate)] = Field(
+        0.1, gt=0, le=MOST_RATE, description="learning rate of the label vectors"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd, kept for each row")
     weight_decay: float = Field(
-        0.0, ge=0, lt=1, description="decoupled: a row is multiplied by 1 - lr * weight_decay a step"
+        0.0, ge=0, lt=1, description="decoupled weight decay: each step multiplies a row by 1 - lr * weight_decay"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of the vectors; the narrower ones are rounded stochastically, computed in float32"
+        "float32",
+        description=(
+            "number type of the label vectors; computation is in float32, and narrower types are rounded stochastically"
+        ),
     )
     storage: str = Field(
         "memory",
-        description="where vectors and optimizer rows are while training: memory, that of the device; host, main "
-        "memory beside a GPU, which gets a step's rows; or a directory on a local disk with room for them, for a file "
-        "that is mapped and leaves nothing behind",
+        description=(
+            "where label vectors and optimizer rows are kept: memory (of the device); host (main memory; a GPU gets "
+            "the rows of a step); or a directory on a local disk with enough room, for a mapped file that is removed "
+            "at the end"
+        ),
     )
-    bias: bool = Field(False, description="a last column that x meets with a constant 1")
+    bias: bool = Field(False, description="add a bias for each label")
     initial: Literal["random", "labels"] = Field(
         "random",
-        description="the vectors before the first step. random: normal numbers. labels: the untrained encoder's "
-        "embeddings of the labels' texts; for a pre-trained encoder, or many labels with few training points",
+        description=(
+            "label vectors before the first step. random: normal numbers. labels: embeddings of the labels' texts by "
+            "the untrained encoder, which helps with a pre-trained encoder, or with few training points for each label"
+        ),
     )
     initial_scale: Annotated[float, FromData(rules.initial_scale)] = Field(
-        0.0, ge=0, description="standard deviation of random initial vectors; length of those from labels"
+        0.0, ge=0, description="standard deviation of random initial vectors; length of initial vectors from labels"
     )
-    initial_bias: Annotated[float, FromData(rules.initial_bias)] = Field(
-        0.0, description="bias that each vector begins with"
-    )
-    normalize: bool = Field(
-        False, description="vectors have length 1: at the start, and after a step those that it touches"
-    )
+    initial_bias: Annotated[float, FromData(rules.initial_bias)] = Field(0.0, description="initial bias of each label")
+    normalize: bool = Field(False, description="keep label vectors at length 1, at the start and after each step")
 
     @model_validator(mode="after")
     def _check(self) -> Classifier:
@@ -242,7 +265,9 @@ class Classifier(Options):
                 "classifier.bias = false and classifier.dtype = 'float32'"
             )
         if self.initial == "labels" and not self.initial_scale:
-            raise ValueError("classifier.initial = 'labels' needs classifier.initial_scale, the length of the vectors")
+            raise ValueError(
+                "classifier.initial = 'labels' needs classifier.initial_scale, the length of the initial vectors"
+            )
         return self
 
 
@@ -250,60 +275,75 @@ class Train(Options):
     """Length of a run, its rates and its random numbers."""
 
     epochs: Annotated[int, FromData(rules.epochs)] = Field(
-        20, ge=1, le=1_000_000, description="passes over the training split; with minutes the most that there may be"
+        20, ge=1, le=1_000_000, description="passes over the training split; with minutes, the maximum"
     )
     minutes: float = Field(
         0.0,
         ge=0,
-        description="end after about so many minutes of training: before each epoch but the first it is decided, and "
-        "recorded, how many more fit at the pace of the last, and rates fall to that end; 0: as long as epochs take",
+        description=(
+            "end after about this many minutes of training. Before each epoch but the first, the trainer decides and "
+            "records how many more epochs fit, and learning rates fall toward that end; 0: no limit"
+        ),
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="of the order and of all draws")
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
-    decay: Literal["cosine", "linear"] = Field("cosine", description="how rates fall after the warm-up")
-    final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the decay")
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps in which the learning rate rises")
+    decay: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls after the warm-up")
+    final_lr: float = Field(0.0, ge=0, le=1, description="share of the learning rate that is left at the end")
     positive_weight: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="exponent of the inverse propensity that weighs positives; 0, or A and B unknown: all the same",
+        description=(
+            "exponent of the inverse propensity that weighs positives; 0, or without propensity constants: all "
+            "positives weigh the same"
+        ),
     )
     positive_ratio: float = Field(
         1.0,
         gt=0,
-        description="of bce: weight of every positive over a negative's, the eta+ / eta- with which the hardest "
-        "negatives alone train from scratch (MIPS-s, section 3.1: 50)",
+        description=(
+            "with bce: weight of a positive relative to a negative, eta+ / eta- of MIPS-s (section 3.1: 50), which "
+            "lets hard negatives alone train from scratch"
+        ),
     )
     device: str = Field(
         "auto",
         pattern=DEVICES,
-        description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
+        description=(
+            "cpu, cuda, cuda:N, or auto, which takes a GPU if the machine has one; a resumed run can use another device"
+        ),
     )
-    threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads, as --threads says; 0: one a core")
-    clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
+    threads: int = Field(
+        0, ge=0, le=MOST_THREADS, description="threads of PyTorch, as with --threads; 0: one for each core"
+    )
+    clip: float = Field(0.0, ge=0, description="maximum norm of the encoder's gradient; 0: no limit")
     start_from: str = Field(
         "",
-        description="a run on an earlier version of the data, whose encoder and vectors, by label id, this one begins "
-        "with; epochs, rates and negatives that are not stated are then those of a refresh",
+        description=(
+            "a run on an earlier version of the data: start from its encoder and label vectors. Epochs, learning rates "
+            "and negatives that are not set are then chosen for a refresh"
+        ),
     )
-    start_optimizer: bool = Field(False, description="with start_from: take the state of its optimizers too")
+    start_optimizer: bool = Field(False, description="with start_from: also take the optimizer state of that run")
     new_labels: Literal["points", "texts", "initial"] = Field(
         "points",
-        description="with start_from, where the vectors of new labels begin: as trained ones are to the mean of their "
-        "points' embeddings (labels without points: to their text's); all of them so to their texts'; or as in any run",
+        description=(
+            "with start_from, the initial vectors of new labels: from the mean embedding of their points (without "
+            "points, of their text); from their texts; or as in a run from scratch"
+        ),
     )
-    encoder_from: str = Field(
-        "", description="a run on the same data whose encoder, as its checkpoint has it, this one begins with"
-    )
+    encoder_from: str = Field("", description="a run on the same data: start from the encoder of its checkpoint")
     freeze_encoder: bool = Field(
-        False, description="the encoder stays as it begins, and encodes without dropout; only the classifier learns"
+        False, description="keep the encoder fixed, without dropout; only the classifier learns"
     )
     accumulate: int = Field(
         1,
         ge=1,
         le=1 << 20,
-        description="encode a batch, or a rank's part of it, in so many parts one after the other: the same step, in "
-        "less memory, for a second forward pass",
+        description=(
+            "encode the batch of a rank in this many parts, one after the other: the same step with less memory, but a "
+            "second forward pass"
+        ),
     )
 
 
@@ -319,13 +359,19 @@ class Tables(Options):
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
         "warn",
-        description="when the newest table is older than max_age, or there is none: say so and go on with it, wait for "
-        "a younger one, go on without hard negatives, or stop",
+        description=(
+            "what to do if the newest table is missing or older than max_age: warn and continue, wait for a newer "
+            "table, continue with random negatives only, or stop"
+        ),
     )
     max_age: int = Field(
-        0, ge=0, description="epochs from a table's dump to its use; 0: up to every + 1, so that none may be late"
+        0,
+        ge=0,
+        description=(
+            "maximum number of epochs between the dump of a table and its use; 0: every + 1, so no table may be late"
+        ),
     )
-    wait_seconds: float = Field(600.0, gt=0, description="how long 'wait' waits before it goes on as 'warn'")
+    wait_seconds: float = Field(600.0, gt=0, description="seconds that 'wait' waits; after that it behaves as 'warn'")
 
     @property
     def oldest(self) -> int:
@@ -336,7 +382,7 @@ class Tables(Options):
     def _check(self) -> Tables:
         if 0 < self.max_age < LEAD:
             raise ValueError(
-                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used: set "
+                f"refresh.max_age = {self.max_age}: every table is at least {LEAD} epochs old when it is used: set "
                 f"{LEAD} or more, or 0"
             )
         return self
@@ -346,10 +392,12 @@ class Checkpoint(Options):
     """Checkpoints of a run."""
 
     every_epochs: int = Field(1, ge=0, description="0: only the last")
-    every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
-    keep: int = Field(2, ge=1, description="newest checkpoints that are kept, besides the best")
+    every_steps: int = Field(
+        0, ge=0, description="also save a checkpoint after this many steps; 0: only at the end of epochs"
+    )
+    keep: int = Field(2, ge=1, description="number of newest checkpoints to keep, besides the best")
     background: bool = Field(
-        True, description="written while training goes on, and dumps too, from copies of encoder and changing rows"
+        True, description="write checkpoints and dumps in the background, while training continues"
     )
 
 
@@ -358,23 +406,23 @@ class Validation(Options):
 
     split: str = Field(
         "",
-        description="a split to score while training; where nothing is stated, the newest part of `val` of a version "
-        "that has such a split; empty: none",
+        description=(
+            "the split to score during training; default: the newest part of `val`, if a data version has one; empty: "
+            "none"
+        ),
     )
-    parts: str | list[str] = Field(
-        "", description="of a version of data, the parts of the split to score, as data.parts names them; empty: all"
-    )
-    every_epochs: int = Field(1, ge=1, description="epochs between two scorings")
-    queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
+    parts: str | list[str] = Field("", description="parts of the split to score, as in data.parts; empty: all")
+    every_epochs: int = Field(1, ge=1, description="epochs between two validations")
+    queries: int = Field(5000, ge=1, description="score only this many first rows (the rows of shards are shuffled)")
     metric: str = Field(
         "P@1",
         pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",
-        description="the checkpoint with the best value of it is kept beside the newest",
+        description="the metric of the best checkpoint, which is kept besides the newest",
     )
     patience: int = Field(
         0,
         ge=0,
-        description="validations in a row without a better value of `metric` after which the run ends; 0: no limit",
+        description="end the run after this many validations without improvement of `metric`; 0: never",
     )
 
 
@@ -385,9 +433,8 @@ class Logging(Options):
     ranks_every: int = Field(
         0,
         ge=0,
-        description="steps between measurements of the ranks that a step's hard negatives have among all labels by the "
-        "present model; 0: none",
+        description="steps between measurements of the ranks of hard negatives among all labels; 0: no measurement",
     )
     tensorboard: bool = Field(True, description="also write RUN/tensorboard")
-    wandb: str = Field("", max_length=128, description="project of Weights & Biases to send numbers to; empty: none")
-    mlflow: str = Field("", max_length=256, description="experiment of MLflow to send numbers to; empty: none")
+    wandb: str = Field("", max_length=128, description="project of Weights & Biases that gets the metrics; empty: none")
+    mlflow: str = Field("", max_length=256, description="experiment of MLflow that gets the metrics; empty: none")

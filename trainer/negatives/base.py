@@ -26,9 +26,9 @@ MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 ar
 class Sampled(NamedTuple):
     """Labels [B, k] of the global batch, ids of [0, L) with -1 pads; or rows of a rank's own labels.
 
-    `ranked`: each row holds the best first, each once and none of its query's positives; `negatives.hard` of its
-    columns are drawn for each step. Otherwise all count, once what is known already is taken out. A tensor stays on its
-    device: it is ranked, and comes alone.
+    `ranked`: each row is best first, without repetitions and positives; `negatives.hard` of its columns are drawn for
+    each step. Otherwise all count, except known labels. A tensor stays on its device: it must be ranked, and the only
+    source.
     """
 
     ids: np.ndarray | Ragged | torch.Tensor
@@ -52,7 +52,7 @@ class Vectors(Protocol):
 class SourceContext:
     """Facts that a source is opened with.
 
-    `on_device`: what it finds may stay on the vectors' device, which merges the labels of a batch.
+    `on_device`: its labels may stay on the vectors' device, which merges the labels of a batch.
     """
 
     vectors: Vectors
@@ -62,7 +62,7 @@ class SourceContext:
 
 
 class NegativeSource(ABC):
-    """A source of negatives. One that keeps nothing overrides `find` alone.
+    """A source of negatives. A source without state overrides only `find`.
 
     A new source is a file with its section and its class, and an entry in trainer/methods/astra.py.
     """
@@ -85,14 +85,14 @@ class NegativeSource(ABC):
         """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
 
     def before_checkpoint(self) -> None:  # noqa: B027
-        """Drop what a run that is resumed from the checkpoint will not have."""
+        """Drop state that a run resumed from the checkpoint will not have."""
 
     def state(self) -> State:
-        """Return what a resumed run needs, as arrays by name, not copied; nothing before it was first asked."""
+        """Return the state for a resumed run, as arrays by name, not copied; empty before the first use."""
         return {}
 
     def load(self, state: State) -> None:  # noqa: B027
-        """Go on from a `state`. Raises ValueError where it is of other options."""
+        """Go on from a `state`. Raises ValueError if it is of other options."""
 
     def figures(self) -> dict[str, float]:
         """Return figures about the last step for the run's record."""
@@ -116,7 +116,7 @@ class SourceSection(Options):
 
 
 def used_sections(options: Options) -> list[SourceSection]:
-    """Return those of `options` that are sections of sources, but for unused ones."""
+    """Return the sections of sources among `options`, without unused ones."""
     sections = (getattr(options, name) for name in type(options).model_fields)
     return [section for section in sections if isinstance(section, SourceSection) and section.hard]
 
@@ -134,11 +134,11 @@ class NegativeSources(list[NegativeSource]):
         return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:
-        """Return the state of every source by its name; empty before the first was asked."""
+        """Return the state of every source by its name; empty before the first use."""
         return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:
-        """Go on from a `state`. Raises ValueError where it is of other sources."""
+        """Go on from a `state`. Raises ValueError if it is of other sources."""
         for source in self:
             prefix = f"{source.name}."
             own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

@@ -16,7 +16,7 @@ from trainer.stream.batch import Batch, Candidates
 
 
 def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
-    """Join `others` [B, k] to hard negatives of the batch: each label once a query, and none of its positives."""
+    """Join `others` [B, k] to hard negatives of the batch: each label once a query, without its positives."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
     others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
@@ -119,10 +119,10 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Deal labels to ranks, of which rank g has [bounds[g], bounds[g + 1]): pads go to none.
+    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), pads belong to no rank.
 
-    Return how many of each row go to each rank, int32 [G, B]; the places of labels in `rows.values`, rank after rank
-    and row after row; and where those of each rank but the last one end, int64 [G - 1].
+    Return the number of labels of each row for each rank, int32 [G, B]; their places in `rows.values`, rank after rank
+    and row after row; and the end of each rank except the last, int64 [G - 1].
     """
     owner = np.empty(len(rows.values), np.int32)
     counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)
@@ -153,7 +153,7 @@ def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
-    """Write the places of labels rank after rank; `ends` [G] is where each rank's begin, and is counted up."""
+    """Write the places of labels rank after rank; `ends` [G] starts at each rank's begin, and is counted up."""
     for place in range(offsets[0], offsets[-1]):
         rank = owner[place]
         if rank >= 0:
@@ -164,7 +164,7 @@ def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untype
 def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.ndarray:
     """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and negatives `hard`.
 
-    Of the positives those that are `drawn` [sum P], all where it is None.
+    With the `drawn` positives [sum P]; all if it is None.
     """
     negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
@@ -177,7 +177,7 @@ def every_query_with(
 ) -> Candidates:
     """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are masked in the pool.
 
-    Positives that are `drawn` [sum P] are learnt, all where it is None.
+    A step learns the `drawn` positives [sum P], all if it is None.
     """
     query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
     place = np.searchsorted(ids, batch.positives)

@@ -1,4 +1,4 @@
-"""Draws of a batch: random pools, of which a rank draws its own labels alone, and columns of a table for each query."""
+"""Draws of a batch: random pools, of which a rank draws only its own labels, and columns of a table for each query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,16 +36,16 @@ def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class RandomPool:
-    """Labels drawn with replacement: a share `by_frequency` as n_l + 1 is, the others uniformly.
+    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the others uniformly.
 
     So q_l = (1 - share) / L + share (n_l + 1) / Z, which is above 0 for every label: a draw that counts
     1 / (k q_l) makes a sum over k draws an unbiased one over all labels, however the mixture is made. `frequency` [L]
-    is n. A rank that holds the labels [start, stop), `part`, draws those alone, counted from start. `retired` [L] bool:
+    is n. A rank that holds the labels [start, stop), `part`, draws only those, counted from start. `retired` [L] bool:
     labels that are never drawn; L is then the number of the others.
 
-    A draw is a number of [0, 1) that the shares q_l cut. How many of a row's draws lie in either half of [0, 1) is
-    drawn first, then in the halves of a half, down to 64 cells; then those within a cell. All of it is keyed by the
-    seed, the step, the row and the cell: draws of all ranks together are the same for any number of ranks.
+    A draw is a number of [0, 1) that the shares q_l cut. The number of a row's draws in either half of [0, 1) is drawn
+    first, then in the halves of a half, down to 64 cells; then the draws within a cell. All of it is keyed by seed,
+    step, row and cell: the draws of all ranks together do not depend on the number of ranks.
     """
 
     labels: int  # L
@@ -55,16 +55,16 @@ class RandomPool:
     retired: np.ndarray | None = None
 
     def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """Draw `count` labels that the rows of a batch share: this rank's of them, int32 where L fits, else int64."""
+        """Draw `count` labels that the rows of a batch share: this rank's part, int32 if L fits, else int64."""
         labels = self._draw(RandomPoolStream.SHARED, _ONE_ROW, count, seed, epoch, step).values
         return labels if self.part is None else labels[labels != PAD]
 
     def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
-        """Draw `count` labels for each of the row ids `rows` [B] by itself: this rank's of them, and pads."""
+        """Draw `count` labels for each of the row ids `rows` [B] separately: this rank's part, and pads."""
         return self._draw(RandomPoolStream.OWN, rows, count, seed, epoch, step)
 
     def weight(self, size: int) -> float | np.ndarray:
-        """Return what one of `size` draws counts: L / size, or 1 / (size q_l) of each of the rank's labels, float64."""
+        """Return the weight of one of `size` draws: L / size, or 1 / (size q_l) for the rank's labels, float64."""
         return self._inverse / size if self.by_frequency else self._count / size
 
     def _draw(self, stream: RandomPoolStream, rows: np.ndarray, count: int, seed: int, epoch: int, step: int) -> Ragged:
@@ -147,10 +147,10 @@ def _random(word):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
-    """Return those of `count` uniform draws from [0, labels) for each row that lie in [start, stop), from start on.
+    """Return the part in [start, stop) of `count` uniform draws from [0, labels) for each row, counted from start.
 
-    And where each row's end, int64 [B + 1]; pads stand for others of a cell that the range cuts. A number u of 64 bits
-    is label u · labels / 2^64, rounded down: a label has 2^64 / labels of them, or one more.
+    Also return the end of each row, int64 [B + 1]; pads replace draws outside the range in cells at its ends. A number
+    u of 64 bits is label u · labels / 2^64, rounded down: each label has 2^64 / labels numbers, or one more.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -174,9 +174,9 @@ def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[n
 
 @numba.njit(nogil=True, cache=True)
 def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Return those of `count` draws for each row that lie in the cells [first, last], as numbers of 64 bits.
+    """Return the part of `count` draws for each row in the cells [first, last], as numbers of 64 bits.
 
-    And where each row's end.
+    Also return the end of each row.
     """
     counts, keys = _count_in_cells(key, rows, count, first, last)
     drawn, ends, at = np.empty(counts.sum(), np.uint64), np.zeros(len(rows) + 1, np.int64), 0
@@ -193,15 +193,15 @@ def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
-    """Return where the random words of a cell of a row begin; those of nodes are before all of them."""
+    """Return the start of the random words of a cell of a row; the words of nodes come before."""
     return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
 
 
 @numba.njit(nogil=True, cache=True)
 def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Return how many of `count` draws of each row lie in the cells [first, last], [B, cells], and the rows' keys [B].
+    """Return the number of draws of each row in each of the cells [first, last], [B, cells], and the rows' keys [B].
 
-    A draw is in either half of a node with the same chance: of n draws as many are in the lower half as n random bits
+    A draw is in either half of a node with equal probability: of n draws, the lower half gets as many as n random bits
     are set. Only the nodes above those cells are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
@@ -234,7 +234,7 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the table's K columns for each query, in their order: [B, K] -> [B, count]; all where count = K.
+    """Draw `count` of the table's K columns for each query, in order: [B, K] -> [B, count]; all if count = K.
 
     A query's draw depends on its row id of `rows` [B] and the step, not on the batch around it.
     """
@@ -248,7 +248,7 @@ def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoc
 
 @numba.njit(nogil=True, cache=True)
 def _draw_columns(hard: np.ndarray, rows: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
-    """Take each column with the chance of what is still to be drawn among what is left (Knuth's Algorithm S)."""
+    """Take each column with the probability (still to draw) / (still left) (Knuth's Algorithm S)."""
     columns, count = hard.shape[1], drawn.shape[1]
     for i in range(len(hard)):
         taken = 0

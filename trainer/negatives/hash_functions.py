@@ -1,7 +1,7 @@
 """Families of locality-sensitive hash functions, K to a code and a code to a table (LNS, sections 1.2, A.2 and A.3).
 
-Function j L + t is number j of table t's K. A code is a function of the vector and the seed alone: every sum runs over
-the coordinates in their order, whatever else is hashed beside it.
+Function j L + t is number j of table t's K. A code depends only on the vector and the seed: every sum runs over the
+coordinates in order, in any batch.
 """
 
 from abc import ABC, abstractmethod
@@ -82,7 +82,7 @@ class Dwta(HashFunctions):
     """Densified winner-take-all: which of a bin's m coordinates is the largest (equation 4); zeros take no part.
 
     Bins are cut from permutations of the coordinates. The K of a table come from different ones, so that they are
-    independent, as p^K asks. A bin of zeros borrows the winner of another, the same for every vector.
+    independent, as p^K asks. A bin of zeros borrows the winner of a different, the same for every vector.
     """
 
     @cached_property

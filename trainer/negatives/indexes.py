@@ -1,13 +1,13 @@
 """Hard negatives of fresh query embeddings, by the trainer's own index of the labels that a rank holds.
 
-`CopiedIndex` searches stale vectors: a copy, made anew every `refresh.every_steps` steps and after every checkpoint. A
+`CopiedIndex` searches stale vectors: a copy, made again every `refresh.every_steps` steps and after every checkpoint. A
 resumed run builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps`
 the next one is built in a thread meanwhile, and used from a step on that does not depend on how long that took.
 Sampling by MIPS (MIPS-s, section 3).
 
-`FreshIndex` scores every label by its vector as it is, in every step: in bfloat16 where the processor multiplies those,
-so that a search costs a fraction of one-vs-all's forward pass. The best K are looked for in the K groups of labels with
-the greatest maxima: no others can hold one of them.
+`FreshIndex` scores every label by its present vector, in every step: in bfloat16 if the processor supports it, so that
+a search costs a fraction of one-vs-all's forward pass. The best K are searched in the K groups of labels with the
+largest maxima: no other group can contain one of them.
 """
 
 from collections.abc import Iterator
@@ -41,9 +41,9 @@ _QUERIES = 512  # whose scores are held at a time
 
 
 class CopiedIndex(NegativeSource):
-    """The index of a rank's labels, which finds `width` of them for a query, built when it is first asked.
+    """The index of a rank's labels, which finds `width` labels for a query, built at its first use.
 
-    `kind`: a recipe's `refresh.index`. It is made anew every `every` steps, and used `lag` steps after.
+    `kind`: a recipe's `refresh.index`. It is made again every `every` steps, and used `lag` steps after.
     """
 
     name = "in-trainer"
@@ -57,7 +57,7 @@ class CopiedIndex(NegativeSource):
         self._age = 0  # steps since the copy of the vectors that is in use was made
 
     def before_checkpoint(self) -> None:
-        """Have it built anew at the next step: a run that is resumed has none, and builds it of these very vectors."""
+        """Build it again at the next step: a resumed run has none, and builds it from the same vectors."""
         self._current = self._next = None
 
     def figures(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class CopiedIndex(NegativeSource):
         return self._current
 
     def _copy(self) -> np.ndarray:
-        """Copy the vectors as they are now, float32 [n, D]."""
+        """Copy the present vectors, float32 [n, D]."""
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
@@ -121,7 +121,7 @@ class CopiedIndex(NegativeSource):
 
 
 class FreshIndex(NegativeSource):
-    """The best `width` labels of each query, of the vectors as they are."""
+    """The best `width` labels of each query, by the present vectors."""
 
     name = "in-trainer"
 
@@ -205,7 +205,7 @@ class Products:
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Return `rows` [B, k] by falling `scores`, equal ones ascending, as [B, width]; -1 pads, and stands for -inf."""
+    """Return `rows` [B, k] by falling `scores`, equal scores ascending, as [B, width]; -1 pads, also for -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)
@@ -213,7 +213,7 @@ def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 where the device multiplies it faster than float32."""
+    """Return bfloat16 if the device multiplies it faster than float32."""
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.float32
     return torch.bfloat16

@@ -1,8 +1,8 @@
-"""Locality-sensitive negative sampling (LNS, Algorithm 1): labels whose vectors hash as the query does.
+"""Locality-sensitive negative sampling (LNS, Algorithm 1): labels with the same hash as the query.
 
-They lie in L hash tables of buckets with a fixed capacity (section 1.2): rows are put in, moved, and found. What a
-table holds does not grow with the rows: a bucket keeps `capacity` of its members. Each row's codes are kept too, so
-that a row is found where it was put. Cost of a row: L codes and at most L capacity slots, however many rows there are.
+They are in L hash tables of buckets with a fixed capacity (section 1.2): rows are added, moved, and found. What a table
+holds does not grow with the rows: a bucket keeps `capacity` of its members. Each row's codes are kept, so that a row is
+found in its old bucket. Cost of a row: L codes and at most L capacity slots, however many rows there are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HashedNegatives(NegativeSource):
         return Sampled(labels._replace(values=labels.values.astype(np.int64) + self._vectors.start).padded())
 
     def start(self) -> None:
-        """Hash every row: linear in their number, once a run, where `load` brings no state of an earlier step."""
+        """Hash every row: linear in their number, once a run, unless `load` brings an earlier state."""
         self._started = True
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
@@ -85,14 +85,14 @@ class HashedNegatives(NegativeSource):
 
     @property
     def touched(self) -> np.ndarray:
-        """Rows that are to be hashed again, each once, ascending, int64."""
+        """Rows to hash again, each once, ascending, int64."""
         return np.unique(np.concatenate(self._touched)) if self._touched else np.empty(0, np.int64)
 
     def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
         """Return negatives of B queries, int32, each once and no positive.
 
-        x [B, D]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one positive a query, drawn anew each step,
-        stands for it with the code that it lies under, and a query without a positive gets nothing.
+        x [B, D]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one positive a query, drawn in each step,
+        replaces it with its stored code, and a query without a positive gets nothing.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -169,9 +169,10 @@ class HashTables:
         self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return everything that a later step depends on, by name: of the buckets only those that have something.
+        """Return the state that later steps depend on, by name: of the buckets only the used ones.
 
-        `buckets` are their places [n] among all of all tables; `rows` what they hold, one bucket after the other.
+        `buckets` are their places [n] among all buckets of all tables; `rows` their content, one bucket after the
+        other.
         """
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
@@ -186,7 +187,7 @@ class HashTables:
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from a `state`. Raises ValueError where it is of other tables."""
+        """Go on from a `state`. Raises ValueError if it is of other tables."""
         codes, slots, held, members, owed = self.arrays
         shape = state["shape"].tolist()
         if state["codes"].shape != codes.shape or state["codes"].dtype != codes.dtype or shape != list(slots.shape):
@@ -204,14 +205,14 @@ class HashTables:
             table[_filled(counts, table)] = rows
 
     def insert(self, first: int, codes: np.ndarray, key: int) -> None:
-        """Put rows [first, first + n) with `codes` [n, L], none of which is in yet; `key` seeds the reservoirs."""
+        """Add rows [first, first + n) with `codes` [n, L]; `key` seeds the reservoirs."""
         self.codes[first : first + len(codes)] = codes
         for start in range(first, first + len(codes), _FILLED):
             stop = min(start + _FILLED, first + len(codes))
             _insert_rows(start, stop, np.uint64(key), self.arrays)
 
     def move(self, rows: np.ndarray, codes: np.ndarray, key: int) -> None:
-        """Put `rows` [n], each once and all of them in already, into the buckets of their new `codes` [n, L]."""
+        """Move `rows` [n], each once, to the buckets of their new `codes` [n, L]."""
         _move_rows(rows, codes, np.uint64(key), self.arrays)
 
     def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:

@@ -17,21 +17,25 @@ class LshSection(Options):
 
     hard: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all",
-        description="labels a query, at most. Tables are looked through until a query has so many; all: the union of "
-        "the query's buckets in every table, as in the paper",
+        description=(
+            "maximum number of labels for each query: tables are searched until a query has this many. all: the union "
+            "of the query's buckets in all tables, as in the paper"
+        ),
     )
     query: Literal["embedding", "label"] = Field(
-        "embedding", description="what is hashed: x, or the vector of one positive that is drawn each step"
+        "embedding", description="what is hashed: x, or the vector of a random positive"
     )
-    family: Family = Field("dwta", description="of hash functions: signs of random projections, or winners of bins")
+    family: Family = Field("dwta", description="hash functions: signs of random projections, or winners of bins")
     bits: int = Field(6, ge=1, le=28, description="K functions to a code")
     tables: int = Field(50, ge=1, description="L hash tables")
     width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")
-    capacity: int = Field(128, ge=1, description="labels that a bucket keeps, a uniform sample of those in it")
+    capacity: int = Field(
+        128, ge=1, description="maximum number of labels in a bucket; a fuller bucket keeps a uniform sample"
+    )
     every: int = Field(
         50,
         ge=1,
-        description="steps until touched rows are hashed again for the first time; each time 1.1 times as many",
+        description="steps until changed rows are hashed again; this number grows by a factor of 1.1 each time",
     )
 
     @model_validator(mode="after")
@@ -40,8 +44,8 @@ class LshSection(Options):
         if size > MOST_BYTES:
             raise ValueError(
                 f"negatives.lsh: {self.tables} tables of {self.buckets:,} buckets with room for {self.capacity} labels "
-                f"take {size / 2**30:.1f} GiB, at most {MOST_BYTES >> 30} are allowed: lower negatives.lsh.capacity, "
-                "tables, bits or width"
+                f"take {size / 2**30:.1f} GiB, more than the limit of {MOST_BYTES >> 30}: lower "
+                "negatives.lsh.capacity, tables, bits or width"
             )
         return self
 
@@ -57,5 +61,5 @@ class LshSection(Options):
 
     @property
     def limit(self) -> int:
-        """Labels of a query at which no further table is looked at; 0: there is no such number."""
+        """Number of labels of a query at which the search through tables stops; 0: no limit."""
         return 0 if self.hard == "all" else self.hard

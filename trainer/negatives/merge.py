@@ -1,9 +1,9 @@
 """Labels of a batch, each once and ascending, and the place of every pair's label among them.
 
-Two ways, by what is merged. Where labels are few for the pairs, a bitmap over all of them: a label's place is the
-number of bits before its own. Otherwise pairs are sorted by label, at most 11 of its bits in one pass over memory in
-order. A bitmap costs a look at every 64 labels, sorting some passes over the pairs. Loops have no branch that random
-labels decide: one that goes either way costs more than all else that is done with a pair.
+Two ways, depending on the sizes. If there are few labels for the pairs, a bitmap over all labels: a label's place is
+the number of bits before it. Otherwise pairs are sorted by label, at most 11 bits in each pass over memory. A bitmap
+costs a look at every 64 labels, sorting some passes over the pairs. Loops have no branch on random labels: such a
+branch costs more than all other work on a pair.
 """
 
 import numba
@@ -38,7 +38,7 @@ def merge(
 ) -> Candidates:
     """Merge positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
-    A draw is one pair however often the query drew it, and none where it is one of the query's others. It weighs
+    A draw is one pair even if the query drew it repeatedly, and none if it is among the query's other labels. It weighs
     `weight` as often as it was drawn, a positive or hard negative `weight_of_others`. Pads of `hard` and `draws` are
     left out. Labels ascend, and are below 2**40; a query's positives come before its hard negatives, and those before
     its draws. Raises ValueError over 2**24 pairs.
@@ -53,7 +53,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge as `merge` does, with the draws `pool` [k] that all queries share, each of which counts `weight`.
+    """Merge as `merge`, with the draws `pool` [k] that all queries share, each with `weight`.
 
     Every pair weighs 1.
     """
@@ -69,9 +69,9 @@ def merge_with_pool(
 def side_by_side(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
 ) -> DrawnLabels:
-    """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` those of `hard` stay.
+    """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` keeps pads of `hard`.
 
-    A draw weighs `weight`, the others 1. Labels are int32 where all of them are less than its greatest, else int64.
+    A draw weighs `weight`, the others 1. Labels are int32 if all are below its maximum, else int64.
     Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
@@ -84,7 +84,7 @@ def side_by_side(
 
 @numba.njit(nogil=True, cache=True)
 def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
-    """Return the use of each label, and what it weighs: `DrawnLabels` says how."""
+    """Return the use and the weight of each label, as in `DrawnLabels`."""
     use, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
     for row in range(len(draws_from)):
         others = starts[row] + offsets[row + 1] - offsets[row]
@@ -98,7 +98,7 @@ def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
 def _queries(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, pool: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], int]:
-    """Return the arrays of a batch, int32 where all of them are, and how many labels they hold. Raises ValueError."""
+    """Return the arrays of a batch, int32 if all of them are, and the number of their labels. Raises ValueError."""
     hard, draws = _rows(hard, len(offsets)), _rows(draws, len(offsets))
     pool = _NONE if pool is None else pool
     columns = positives, hard.values, draws.values, pool
@@ -112,7 +112,7 @@ def _queries(
 
 
 def _rows(labels: Rows, bounds: int) -> Ragged:
-    """Return labels of queries as rows, whose offsets are int64 [bounds]."""
+    """Return labels of queries as rows with offsets int64 [bounds]."""
     if labels is None:
         return Ragged(_NONE, np.zeros(bounds, np.int64))
     return Ragged.from_matrix(labels) if isinstance(labels, np.ndarray) else labels
@@ -179,9 +179,9 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
-    """Lay at most `size` labels side by side by query, the pool behind them; `with_pads` of hard negatives.
+    """Lay at most `size` labels side by side by query, with the pool at the end; `with_pads` of hard negatives.
 
-    Return them, where each query's begin [B + 1], and where its draws do [B].
+    Return them, the start of each query [B + 1], and the start of its draws [B].
     """
     positives, offsets, hard, hard_offsets, draws, draw_offsets, pool = queries
     label = np.empty(size, positives.dtype)
@@ -201,7 +201,7 @@ def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-untyped-def]
-    """Write values[start:stop] behind the first `size`, `with_pads` (1) or not; return how many there are then."""
+    """Append values[start:stop] to the first `size`, `with_pads` (1) or not; return the new size."""
     end = np.uint64(size)  # unsigned, as all that is an index here: no test for one below 0
     for place in range(np.uint64(start), np.uint64(stop)):
         value = values[place]
@@ -212,9 +212,9 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number labels [n], those from `pairs` on, the pool's, first: write `ids` [C], and the place of each among them.
+    """Number labels [n], the pool's (from `pairs` on) first: write `ids` [C], and each label's place in them.
 
-    Return C, and how many of them the pool has.
+    Return C, and the number of labels in the pool.
     """
     every = np.int64(0)
     for value in label:
@@ -258,7 +258,7 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
 
 @numba.njit(nogil=True, cache=True)
 def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
-    """Sort words of (label, number) by label, those of one label in order; return whether they end up in `others`.
+    """Sort words of (label, number) by label, stable; return whether the result is in `others`.
 
     `every`: all bits that any label has.
     """
@@ -288,7 +288,7 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
-    """Write words of labels and their numbers to where the labels' last digit says."""
+    """Write words of labels and their numbers by the last digit of the label."""
     for number in range(len(label)):
         value = np.uint64(label[number])
         end = ends[value & last]
@@ -298,7 +298,7 @@ def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-def]
-    """Write words to where the digit above `shift` says."""
+    """Write words by the digit above `shift`."""
     for word in source:
         digit = word >> shift & last
         end = ends[digit]

@@ -47,10 +47,10 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
+    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] the number of rows of each rank.
 
-    `whole` has the row ids of all parts, those of their positives and hard negatives that this rank plans for, and
-    candidates where it is planned already. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    `whole` has the row ids of all parts, their positives and hard negatives that this rank plans for, and candidates if
+    it is planned already. `stop_asked`: a rank was asked to stop before the batch was gathered.
     """
 
     part: Batch
@@ -63,12 +63,13 @@ class GlobalBatch:
 class Planner:
     """Plan of a batch's candidates as a method's `options` say: a pure function of the batch, so any thread may run it.
 
-    `labels`: L. `positive_weight` [L] float32, where given, weights the positives. `parts`: the labels [start, stop) of
-    every rank; number `rank` is this one's, and its candidates are the part of one process's that lies there, with ids
-    that count from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, where
-    they change. `frequency` [L]: the training points of each label, where draws go by it. `positives`: of each query
-    that a step learns where it takes the labels of the batch, 0 for all. `retired` [L] bool: labels that are no random
-    negatives. `merges`: False where a device merges the labels of own pools itself.
+    `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `parts`: the labels [start, stop) of
+    every rank; this rank is number `rank`, and its candidates are the part of a single process's candidates in its
+    range, with ids counted from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each
+    epoch, if they change. `frequency` [L]: the training points of each label, if draws depend on it. `positives`:
+    number of positives of each query that a step learns, for methods that use the labels of the batch; 0: all.
+    `retired` [L] bool: labels that are no random negatives. `merges`: False if a device merges the labels of own pools
+    itself.
     """
 
     options: Options
@@ -84,14 +85,14 @@ class Planner:
     merges: bool = True
 
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
-        """Return one set of candidates; None for a method whose chunks of all labels `chunks` gives.
+        """Return one set of candidates; None for a method that uses `chunks` of all labels.
 
         `sampled` comes from sources that need embeddings; a label is among a query's once.
         """
         return self.options.candidates(self, batch, self._sampled(batch, sampled))
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
-        """Yield what a step goes through: the batch's candidates, or one chunk of labels after the other."""
+        """Yield the candidates of a step: those of the batch, or one chunk of labels after the other."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:
             yield candidates
@@ -106,9 +107,9 @@ class Planner:
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
     ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
-        """Draw `count` labels, for each query its `own`: this rank's of them, from its first label on.
+        """Draw `count` labels, for each query its `own`: this rank's part, counted from its first label.
 
-        And return what each of them counts: that is 1 / (count q_l) with `reweight`, L / count of uniform ones, else 1.
+        Also return their weights: 1 / (count q_l) with `reweight`, L / count for uniform draws, else 1.
         """
         weight = self._random.weight(count) if reweight and count else 1.0
         if own:
@@ -132,7 +133,7 @@ class Planner:
         return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
-        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
+        """Take the labels of the batch: drawn positives and hard negatives of all queries, for every query."""
         drawn = self.learnt(batch)
         ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:
@@ -152,8 +153,8 @@ class Planner:
     def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
         """Gather the batches of all ranks, laid end to end, with their row ids. Raises RankLostError.
 
-        A rank sends each other rank those positives, and those negatives of the table that the step counts, whose
-        labels the other holds; without `parts` all of them.
+        A rank sends each other rank the positives, and the counted negatives of the table, whose labels the other rank
+        holds; without `parts` all of them.
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_asked)
@@ -175,7 +176,7 @@ class Planner:
         return GlobalBatch(batch, whole, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
-        """Yield for each rank how many of each row's labels it is sent [b], and the places of them in `rows`."""
+        """Yield for each rank the number of each row's labels that it gets [b], and their places in `rows`."""
         if not self.parts:
             yield from itertools.repeat((rows.counts, slice(None)), ranks)
             return
@@ -195,7 +196,7 @@ class Planner:
         return None if hard is None else _matrix(hard)
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
-        """Return the negatives of all sources: of the table that the stream joins, and those `sampled`."""
+        """Return the negatives of all sources: of the joined table, and `sampled`."""
         return [*([] if batch.hard is None else [Sampled(batch.hard, ranked=True)]), *sampled]
 
     def _own(self, batch: Batch) -> Batch:
@@ -212,14 +213,14 @@ class Planner:
         return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
 
     def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids of each query, from its first label on; None where there are none."""
+        """Return this rank's label ids of each query, counted from its first label; None if there are none."""
         if not found:
             return None
         ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)
         return ids if self.part is None else ids_within(ids, *self.part)
 
     def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
-        """Draw those of ranked negatives [B, K] that this step counts, for each query its own.
+        """Draw the columns of ranked negatives [B, K] that this step counts, separately for each query.
 
         Negatives that came from other ranks are drawn already.
         """
@@ -240,7 +241,7 @@ class Planner:
 
 
 def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:
-    """Return label ids as an array, or rows; those of a device are waited for."""
+    """Return label ids as an array, or rows; waits for labels on a device."""
     return ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids
 
 

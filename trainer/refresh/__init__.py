@@ -1,1 +1,1 @@
-"""Tables made beside the training: the dumps they are made from, and how they are adopted."""
+"""Tables made during training: their dumps, and their adoption."""

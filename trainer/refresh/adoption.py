@@ -1,8 +1,8 @@
-"""Tables that are refreshed beside the training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
+"""Tables that are refreshed during training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
 
-To use a table in epoch e, the query embeddings of epoch e - 2 are kept (the training computes them anyway) and dumped
-at its end, with the classifier vectors for hard negatives; the miner works during e - 1; e starts with one decision
-about what it found. What nobody will use is removed: all of a run that begins anew, unfinished tables of one that has
+For a table in epoch e, the query embeddings of epoch e - 2 are kept (the training computes them anyway) and dumped at
+its end, with the classifier vectors for hard negatives; the miner works during e - 1; e starts with one decision about
+the table. Files that nobody will use are removed: all of a run that begins again, unfinished tables of a run that has
 ended.
 """
 
@@ -29,7 +29,7 @@ from trainer.stream import Source
 class Interrupts:
     """Early ends of a run, or of its wait for a table: a signal to `stop`; no miner is left to make one.
 
-    `check` raises an error of what is written in the background: a table of a dump that failed never comes.
+    `check` raises errors of background writing: the table of a failed dump never comes.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -41,10 +41,10 @@ class Interrupts:
 class Adoption:
     """Decision about an epoch: the table made for `table_epoch` (None: random negatives only, or random order).
 
-    late: the table that was due was not there. stale: nor was one young enough, so that `refresh.stale` decided.
-    dumped_at: after so many steps of the run the vectors were dumped. overlap: the mean share of a row's hard negatives
-    that the table before held already, over all sources. None where it is not known. epochs: how many the run is to
-    have as far as is known now; None in runs from before that was decided here.
+    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at:
+    the step of the run when the vectors were dumped. overlap: the mean share of a row's hard negatives that the
+    previous table also had, over all sources. None if it is not known. epochs: how many the run is to have as far as is
+    known now; None in runs from before that was decided here.
     """
 
     epoch: int
@@ -62,7 +62,7 @@ class Adoption:
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
     def staleness(self, step: int) -> dict[str, int | float | bool | None]:
-        """Return facts about the table before `step`: its age, in epochs and steps, and what is new in it."""
+        """Return facts about the table before `step`: its age, in epochs and steps, and its new negatives."""
         return {
             "epoch": self.epoch,
             "table_epoch": self.table_epoch,
@@ -82,13 +82,13 @@ def adopt(
     epochs: int | None = None,
     interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
-    """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded beside.
+    """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded, too.
 
-    The newest finished table made for an epoch up to this one wins; `refresh.stale` says what becomes of one that is
-    older than `refresh.max_age`. A decision recorded before (by the run that is being resumed) stands, whatever has
-    appeared since. Raises TableError when a recorded table is gone or differs, ExtremisError where `refresh.stale` is
-    "stop": nothing is recorded then, and the run can be resumed once there is a table; nor where it waits for a table
-    and is asked to stop: StoppedError.
+    The newest finished table made for an epoch up to this one wins; `refresh.stale` decides if it is older than
+    `refresh.max_age`. An earlier record (of the run that is resumed) is followed, even if newer tables exist. Raises
+    TableError if a recorded table is missing or differs, ExtremisError if `refresh.stale` is "stop": then nothing is
+    recorded, and the run can be resumed once there is a table; StoppedError if it is asked to stop while it waits for a
+    table.
     """
     decision = _recorded(run, epoch)
     if decision is None:
@@ -104,9 +104,9 @@ def adopt(
         assert table is not None
         if table.manifest.digest != decision.digests[source.name]:
             raise TableError(
-                f"{table.url}: epoch {epoch} was trained on another version of this table "
-                f"(digest {decision.digests[source.name][:12]}…, now {table.manifest.digest[:12]}…). "
-                "A resumed run needs the table it started with; start a new run instead."
+                f"{table.url}: epoch {epoch} was trained on another version of this table (digest "
+                f"{decision.digests[source.name][:12]}…, now {table.manifest.digest[:12]}…). A resumed run needs the "
+                "original table. Restore the table, or start a new run."
             )
         joined.append(joined_source)
     return decision, joined
@@ -130,11 +130,13 @@ def follow(
 
 def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
     try:
-        return Adoption(**read_json(run.adoption(epoch), "Start a new run: what this epoch trained on is not known."))
+        return Adoption(
+            **read_json(run.adoption(epoch), "Start a new run, because the table of this epoch is unknown.")
+        )
     except FileNotFoundError:
         return None
     except TypeError as error:
-        raise TableError(f"{run.adoption(epoch)}: no decision about an epoch: {error}. Start a new run.") from None
+        raise TableError(f"{run.adoption(epoch)}: not a decision about an epoch: {error}. Start a new run.") from None
 
 
 def _decide(
@@ -186,21 +188,25 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 def _report_missing(
     newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Say
 ) -> None:
-    """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
+    """Say what is missing and what happens instead. Raises ExtremisError if the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is still to come"
     if stale and options.stale == "stop":
-        state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
+        state = (
+            "there is no older table"
+            if newest is None
+            else f"the table of epoch {newest} is {epoch - newest + LEAD} epochs old"
+        )
         raise ExtremisError(
-            f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Does the miner run "
-            f"(extremis {command} DATA RUN --watch)? Go on with --resume once the table is there."
+            f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Is the miner running (extremis "
+            f"{command} DATA RUN --watch)? Continue with --resume when the table is finished."
         )
     none = newest is None or (stale and options.stale == "random-only")
-    say(f"{missing}; going on with " + (alone if none else f"the table of epoch {newest}"))
+    say(f"{missing}; continuing with " + (alone if none else f"the table of epoch {newest}"))
 
 
 def _overlap(tables: list[Manifest]) -> float | None:
-    """Return the miner's `overlap_with_previous` of all rows; None where a table has none."""
+    """Return the miner's `overlap_with_previous` of all rows; None if a table has none."""
     shares = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
     rows = sum(count for _, count in shares)
     if not rows or any(share is None for share, _ in shares):
@@ -211,7 +217,7 @@ def _overlap(tables: list[Manifest]) -> float | None:
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
     """Return the newest epoch up to `epoch` with a finished table for every source.
 
-    That of the table which is due is asked for by name: a store may list what it has much later.
+    The due table is looked up by name: a store may list new files late.
     """
     root = run.clusters_root if recipe.clusters else run.negatives_root
     due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
@@ -227,7 +233,7 @@ def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
 
 
 def discard_refreshes(run: RunLayout) -> None:
-    """Remove what a run decided and dumped, and the tables made of its dumps. Raises StorageError.
+    """Remove the decisions and dumps of a run, and the tables made from its dumps. Raises StorageError.
 
     Tables that somebody made for it of other embeddings stay.
     """
@@ -243,7 +249,7 @@ def discard_refreshes(run: RunLayout) -> None:
 
 
 def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove the parts of tables whose miners ended before they were finished. Raises StorageError."""
+    """Remove the parts of tables whose miners ended too early. Raises StorageError."""
     # Negative tables of one dump have one owner together.
     outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
     outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]

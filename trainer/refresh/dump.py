@@ -49,9 +49,9 @@ class _Place:
 class EmbeddingCollector:
     """Keeps the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
 
-    Of several ranks each keeps those of its shards alone, N/G rows about. Each checkpoint saves the rows collected
-    since the one before as a part, so a resume, on any number of ranks, loses none of them. Rank 0 holds the `claim` on
-    the run.
+    With several ranks, each keeps only those of its shards, about N/G rows. Each checkpoint saves the rows collected
+    since the previous one as a part, so a resume, on any number of ranks, loses none of them. Rank 0 holds the `claim`
+    on the run.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class EmbeddingCollector:
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
-        """Keep what is this rank's of x [B, D] of global row ids `rows` [B]."""
+        """Keep this rank's part of x [B, D] of global row ids `rows` [B]."""
         self._arriving.append((rows, LateCopy(x)))
         # On a GPU the last steps are at work still: what they gave is fetched when others have come.
         self.fetch(0 if x.device == CPU else _BEHIND)
 
     def fetch(self, left: int = 0) -> None:
-        """Keep what has arrived, all but the last `left` steps."""
+        """Keep the steps that have arrived, except the last `left`."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._fresh.append(self._take(rows, x.take()))
@@ -122,7 +122,7 @@ class EmbeddingCollector:
             if number is None or number > step:
                 continue
             place = join(self._run.parts(self.epoch), name)
-            content = storage.read_sealed(place, "Remove the run's last checkpoint and resume.")
+            content = storage.read_sealed(place, "Remove the last checkpoint of the run, and resume.")
             part = pq.read_table(pa.BufferReader(content))
             self._take(part.column("query_id").to_numpy(), matrix_column(part, "vector"))
 
@@ -131,8 +131,8 @@ class EmbeddingCollector:
     ) -> None:
         """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`.
 
-        `read` returns rows of `vectors` as they are to be written, where they change meanwhile. Clusters are made of
-        nothing but embeddings, which have the `parameters` then. Raises StorageError.
+        `read` returns the old rows of `vectors`, while they change. Clusters need only embeddings, which then carry the
+        `parameters`. Raises StorageError.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -144,7 +144,7 @@ class EmbeddingCollector:
             storage.remove(self._run.parts(self.epoch), recursive=True)
 
     def _take(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Keep what is this rank's; return its row ids."""
+        """Keep this rank's part; return its row ids."""
         inside = (rows >= self._first) & (rows < self._last)
         kept: np.ndarray = rows[inside]
         self._vectors[kept - self._first] = x[inside]
@@ -172,7 +172,7 @@ class EmbeddingCollector:
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, read: ReadVectors, labels: int, parameters: dict) -> None:
-        """Publish vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end."""
+        """Publish vectors [L, D] as a table of contiguous row blocks, cut at the end of each rank's labels."""
         group = self._group
         edges = [0, *itertools.accumulate(group.sizes(len(vectors)))]
         places = [
@@ -205,7 +205,7 @@ class EmbeddingCollector:
     ) -> None:
         """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
 
-        `manifest` is what it says besides columns, shards and range of ids; `group_rows`: the row groups of each shard.
+        `manifest`: its fields except columns, shards and range of ids; `group_rows`: the row groups of each shard.
         No rank overwrites a shard of a table that is published still; the manifest comes when every rank has written
         its shards, which are in rank order.
         """
@@ -231,14 +231,14 @@ class EmbeddingCollector:
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
     """Tell whether the dump of `epoch` is whole: its vectors are published last.
 
-    A dump `for_clusters` of the source of this name has embeddings alone.
+    A dump `for_clusters` of the source of this name has only embeddings.
     """
     return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
 
 
 @dataclass(frozen=True)
 class Refresher:
-    """Dumps, on all ranks, what the tables of later epochs are made from."""
+    """Dumps, on all ranks, the data for the tables of later epochs."""
 
     run: RunLayout
     recipe: Recipe
@@ -247,7 +247,7 @@ class Refresher:
     writer: BackgroundWriter
 
     def dump_first(self, tables: list[Source], model: Model) -> None:
-        """Begin to write what the table of epoch 0 is made from: all rows, by the model that the run goes on from.
+        """Begin to write the dump for the table of epoch 0: all rows, by the model of the earlier run.
 
         Raises TableError, StorageError.
         """
@@ -257,7 +257,7 @@ class Refresher:
             self.publish(dump, model, 0)
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
-        """Open the dump of `epoch`, restored up to its `step`; None where no table is made of it, or it is there."""
+        """Open the dump of `epoch`, restored up to its `step`; None if no table needs it, or it exists."""
         if epoch + LEAD not in self.recipe.table_epochs():
             return None
         for_clusters = tables[0].name if self.recipe.clusters else None
@@ -272,12 +272,12 @@ class Refresher:
         return collector
 
     def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
-        """Begin to write what came to a dump up to the epoch's `step`. Raises StorageError of what was begun before."""
+        """Begin to write the dump up to the epoch's `step`. Raises StorageError of earlier background writing."""
         rows = dump.take_fresh()
         self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
 
     def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
-        """Begin to write a dump with the vectors as they are at global `step`. Raises StorageError as `save_part`."""
+        """Begin to write a dump with the present vectors, at global `step`. Raises StorageError as `save_part`."""
         head = model.head
         dump.fetch()
         facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
@@ -292,7 +292,7 @@ class Refresher:
 
 
 def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
-    """Deal the shards of all sources to ranks, in order: each rank has contiguous ones, of about as many rows."""
+    """Deal the shards of all sources to ranks, in order: contiguous shards, about equal numbers of rows."""
     total = max(1, sum(source.rows for source in sources))
     places, start = [], 0
     for number, source in enumerate(sources):

@@ -1,4 +1,4 @@
-"""Hardness of a table's negatives: their scores by the model of today against those that the table stores."""
+"""Hardness of a table's negatives: their scores by the present model against the scores in the table."""
 
 import itertools
 
@@ -21,12 +21,12 @@ _Row = tuple[int, np.ndarray, np.ndarray]  # its place in a batch, label ids [K]
 
 @torch.no_grad()
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
-    """Return the mean score of the same (query, hard negative) pairs as the table holds it, today, and the difference.
+    """Return the mean score of the same (query, hard negative) pairs in the table and now, and the difference.
 
     Over some rows of the batch, encoded as in training, with dropout, before the batch changes anything.
 
-    Every rank calls it with its part of the batch. Empty where there is nothing to compare: no rows of a table, or one
-    that was mined by label embeddings.
+    Every rank calls it with its part of the batch. Empty if there is nothing to compare: no rows of a table, or a table
+    mined by label embeddings.
     """
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
@@ -76,7 +76,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
-    """Return one table's `rows`, a row group each; what is damaged is left for the stream to report."""
+    """Return one table's `rows`, a row group each; damage is left for the stream to report."""
     owner = table.groups.of_rows(rows)
     parts = []
     for m in np.unique(owner)[:GROUPS].tolist():

@@ -1,4 +1,4 @@
-"""Memory of training points beside a run: of every point a key, its embedding in a dump, and its labels."""
+"""Memory of training points of a run: of every point a key, its embedding in a dump, and its labels."""
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ _WHAT = "a memory of training points"
 class Neighbours:
     """Keys of all points, [N, D] float16 of length 1, and their labels, in scratch files that are mapped.
 
-    Keys are those of the dump that the table of neighbours was mined from, so a run that is resumed has the same. A
+    Keys come from the dump of the table of neighbours, so a resumed run has the same keys. A
     point without an embedding there, which the run does not train on, is nobody's neighbour.
     """
 
@@ -28,14 +28,14 @@ class Neighbours:
         self._run, self._options, self._table = run, options, ""
 
     def begin(self, sources: list[Source]) -> None:
-        """Begin an epoch: read the keys of a table that is new. Raises TableError where they are gone."""
+        """Begin an epoch: read the keys of a table that is new. Raises TableError if they are missing."""
         (source,) = sources
         table = source.negatives
         if table is None or table.digest == self._table:
             return
         url = self._run.embeddings(table.parameters["epoch"], source.name)
         if (dump := Table.find(url, "embeddings")) is None:
-            raise TableError(f"{url}: these keys of {table.url} are gone. Put them back, or start a new run.")
+            raise TableError(f"{url}: the keys of {table.url} are missing. Restore the file, or start a new run.")
         table.require_made_from("embeddings", dump)
         if not self._table:  # later tables are of the same rows
             labels = ScratchRows(_WHAT)

@@ -1,4 +1,4 @@
-"""Ranks of a step's hard negatives among all labels, by the model as it is then (MIPS-s, Figure 3)."""
+"""Ranks of a step's hard negatives among all labels, by the present model (MIPS-s, Figure 3)."""
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ def measure(
     """Return ranks [n] int64, ascending, one a (query, hard negative): how many labels but its positives score higher.
 
     They are of the global batch's first rows, and the same on every rank; every rank calls it. `vectors` [n, D]: the
-    rank's labels, from `start` on. x [B, D]. `hard` [B, k]: those of the rank's labels, counted from start, -1 pads.
+    rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, counted from start, -1 pads.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]

@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits."""
+    """An optimizer's step; `keep`: share of a row left after weight decay, `key`: key of its random bits."""
 
     method: int
     rate: np.float32

@@ -1,7 +1,7 @@
-"""Rows in main memory, or in a file, for a device that computes with them and has no room for all of them.
+"""Rows in main memory, or in a file, for a device that computes with them but lacks room for all of them.
 
-A step's rows are gathered into pinned memory and sent; their gradient comes back while the device goes on, and the rows
-are updated when rows are asked for next, by the loops and the random bits of a CPU.
+A step's rows are gathered into pinned memory and sent; their gradient comes back while the device continues, and the
+rows are updated when rows are asked for next, by the loops and the random bits of a CPU.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +30,12 @@ class _PendingStep:
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
-        """Tell whether the step may touch rows `ids`, by their ranges: those of chunks of labels are apart."""
+        """Return whether the step may touch rows `ids`, by their ranges: chunks of labels are disjoint."""
         return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
 
 
 class HostMatrix:
-    """`rows` [R, D] on the host, of which a step's rows go to `device` and their gradient comes back.
+    """`rows` [R, D] on the host; a step's rows go to `device` and their gradient comes back.
 
     Reading the rows, or their state, applies all pending steps first.
     """
@@ -75,14 +75,14 @@ class HostMatrix:
         return self._fetch(ids).float().requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], all distinct: as of a RowMatrix, but behind this step."""
+        """Make one optimizer step on distinct rows `ids` [C]: as of a RowMatrix, but after this step."""
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
         assert isinstance(ids, np.ndarray)
         self._defer(ids, gradient, lr, step)
 
     def normalize(self, ids: np.ndarray) -> None:
-        """Scale rows `ids` [C] to length 1, those of the last step."""
+        """Scale rows `ids` [C] of the last step to length 1."""
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
     def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
@@ -97,7 +97,7 @@ class HostMatrix:
         self._defer(ids, made.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
-        """Return a copy of rows `ids` [C] on the device, as narrow as they are."""
+        """Return a copy of rows `ids` [C] on the device, in their narrow type."""
         self._apply_pending(ids)
         weight, pinned = self._rows.weight, self._device.type == "cuda"
         rows = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype, pin_memory=pinned)

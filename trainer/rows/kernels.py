@@ -5,11 +5,11 @@ Matrices of vectors come as unsigned integers of their width, uint32 for float32
 hand as float32 [n, D] and their gradient, with number i of `ids` in row i - before.
 
 What is narrower than float32 is rounded stochastically, up or down so that the expectation is the value itself. The
-random bits are a hash of (key, row, column): no state, and the same whatever the order of rows, the number of threads
-or ranks, and after a resume. See docs/decisions/0012.
+random bits are a hash of (key, row, column): no state, and the same in any order of rows, with any number of threads or
+ranks, and after a resume. See docs/decisions/0012.
 
 Parts go over a block of rows each, and are compiled into the loops that call them: rows of 64 columns take less time
-than a call. A loop over columns does one thing: of two, no vector instructions are made.
+than a call. A loop over columns does one thing: for two things, the compiler makes no vector instructions.
 """
 
 import math
@@ -23,7 +23,7 @@ from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SG
 
 
 class Pairs(NamedTuple):
-    """Pairs in the order of their labels: those of label number i are [starts[i], starts[i + 1]).
+    """Pairs in the order of their labels: label number i has [starts[i], starts[i + 1]).
 
     The sign of a weight says whether the label is positive (minus), its size how much the pair counts.
     """
@@ -66,7 +66,7 @@ def _lines(array):  # type: ignore[no-untyped-def]
 
 @_part
 def _expect(lines, row):  # type: ignore[no-untyped-def]
-    """Ask for row `row` of a matrix, by its `_lines`: it is soon to be read."""
+    """Prefetch row `row` of a matrix, by its `_lines`."""
     # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
     address, width = lines
     for place in range(address + row * width, address + (row + 1) * width, _LINE):
@@ -104,9 +104,9 @@ def _wide(half):  # type: ignore[no-untyped-def]
 
 @_part
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round `raw`, a float32: up where the 16 bits of `noise` are at least what is missing to the next value.
+    """Round `raw`, a float32: up if the 16 bits of `noise` are at least the distance to the next value.
 
-    Infinity and the NaN that arithmetic gives have zeros in the low half, so they stay what they are.
+    Infinity and the usual NaN have zeros in the low half, so they do not change.
     """
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
@@ -115,7 +115,7 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
     """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it.
 
-    Below 2**-14 the values lie evenly, and what is left under 2**-13 of their distance is cut off. Greater values than
+    Below 2**-14 values are evenly spaced, and the rest under 2**-13 of their distance is cut off. Greater values than
     65504 become that.
     """
     magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
@@ -135,7 +135,7 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
-    """Undo `_load` of the first of `held`, with `_scratch` behind it.
+    """Undo `_load` of the first of `held`, with `_scratch` after it.
 
     Label ids[i] + origin, `key` and the column say which way a value is rounded.
     """
@@ -223,13 +223,13 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
 
 @_part
 def _state_lines(matrix):  # type: ignore[no-untyped-def]
-    """Return what `_lines` tells of the vectors and of each part of their optimizer's state."""
+    """Return the `_lines` of the vectors and of each part of their optimizer's state."""
     return _lines(matrix.vectors), _lines(matrix.scalar), _lines(matrix.first), _lines(matrix.second)
 
 
 @_part
 def _expect_state(lines, row):  # type: ignore[no-untyped-def]
-    """Ask for row `row` of all that `_state_lines` tells of."""
+    """Prefetch row `row` of all `_state_lines`."""
     rows, number, moved, spread = lines
     _expect(rows, row)
     _expect(number, row)
@@ -265,7 +265,7 @@ def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def
 def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
     """Return the loss of the pairs of labels [start, stop); add to the gradients on them and on x.
 
-    Meanwhile as many rows of what `lines` tell of as there are in the block are asked for, none from number `last` on.
+    Meanwhile the next block of rows of `lines` is prefetched, up to number `last`.
     """
     query, weight, starts = pairs
     x, on_x, scale = queries
@@ -298,8 +298,8 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
 def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[no-untyped-def]
     """Make a step of binary cross-entropy on rows [start, stop) = `span` of `ids` [C], each read and written once.
 
-    `pool` [R, D] is a gradient on the first R rows that comes on top. Returns the loss as float64, which alone is not
-    multiplied by `queries.scale`.
+    `pool` [R, D] is a gradient on the first R rows that comes on top. Returns the loss as float64, not multiplied by
+    `queries.scale`.
     """
     start, stop = span
     columns = matrix.vectors.shape[1]

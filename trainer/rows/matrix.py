@@ -1,4 +1,4 @@
-"""A matrix of which a step touches a few rows only: classifier vectors, embedding tables, their optimizers."""
+"""A matrix of which a step changes only a few rows: classifier vectors, embedding tables, their optimizers."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -56,9 +56,9 @@ class DeviceStep(NamedTuple):
 class RowMatrix:
     """[R, D] in float32, bfloat16 or float16 with its optimizer's state by row; a step's cost does not depend on R.
 
-    Rows are computed with in float32, and rounded stochastically where they are narrower; the state is float32. Row 0
-    is row `first` of a larger matrix, of which the results do not show the cut. `storage`: where the state is kept
-    (memory.py). On a CPU compiled loops do the work and ids are arrays; elsewhere kernels do, and they may be tensors.
+    Computation is in float32, and narrower rows are rounded stochastically; the state is float32. Row 0 is row `first`
+    of a larger matrix; results do not depend on the cut. `storage`: the place of the state (memory.py). On a CPU
+    compiled loops do the work and ids are arrays; elsewhere kernels do, and they may be tensors.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; one may come twice, and on a device there may be pads behind a row."""
+        """Scale rows `ids` [C] to length 1; an id may be repeated, and on a device there may be pads at the end."""
         rows = self.places(ids)
         if self.device != CPU:
             rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()
         self.weight[rows] = torch.nn.functional.normalize(self.weight[rows], dim=1)
 
     def places(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Return `ids` [C] int64 where the rows are."""
+        """Return `ids` [C] int64 on the device of the rows."""
         places: torch.Tensor = send(ids, self.device) if isinstance(ids, np.ndarray) else ids
         return places
 
@@ -139,7 +139,7 @@ class RowMatrix:
         return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[Matrix, Rule]:
-        """Return what a compiled loop needs to make the optimizer's step itself."""
+        """Return the arguments with which a compiled loop makes the optimizer's step itself."""
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: float, step: int) -> Rule:

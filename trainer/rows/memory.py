@@ -1,4 +1,4 @@
-"""Zeros for large matrices: in memory, where pages that nothing was written to take none; in a file; on a GPU."""
+"""Zeros for large matrices: in memory, where unused pages take no room; in a file; on a GPU."""
 
 import contextlib
 import math
@@ -17,11 +17,11 @@ IN_MEMORY, ON_HOST = "memory", "host"
 def zeros(
     shape: tuple[int, ...], dtype: torch.dtype = torch.float32, storage: str = IN_MEMORY, device: torch.device = CPU
 ) -> torch.Tensor:
-    """Return zeros of `shape` on `device`; on a CPU in memory, or in a file of their own in the directory `storage`.
+    """Return zeros of `shape` on `device`; on a CPU in memory, or in a new file in the directory `storage`.
 
-    The file has no name, so that nothing is left of it however the process ends, and takes all of its room at once: a
-    disk that is full when a row is written to would end the process. Raises InputError: no such directory, or no room
-    there, or on a GPU, for all of the matrix.
+    The file has no name, so nothing is left of it after any end of the process, and reserves all of its room at once: a
+    disk that fills up later would end the process. Raises InputError: no such directory, or no room for all of the
+    matrix.
     """
     if device != CPU:
         return _on_device(shape, dtype, device)
@@ -39,9 +39,9 @@ def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
         raise InputError(
-            f"{device}: {say_bytes(math.prod(shape) * dtype.itemsize)} are needed for {shape[0]:,} rows, "
-            f"{say_bytes(free)} are free. Keep the classifier's in main memory (classifier.storage = 'host'), or take "
-            "a smaller classifier.dtype or encoder.dimension, or more GPUs (torchrun)."
+            f"{device}: {shape[0]:,} rows need {say_bytes(math.prod(shape) * dtype.itemsize)}, and {say_bytes(free)} "
+            "are free. Keep the classifier in main memory (classifier.storage = 'host'), or use a narrower "
+            "classifier.dtype, a smaller encoder.dimension, or more GPUs (torchrun)."
         ) from None
 
 
@@ -58,7 +58,7 @@ def _file(size: int, directory: str) -> mmap.mmap:
     try:
         memory = ScratchFile("rows of labels", directory).reserve(size)
     except StorageError as error:
-        raise InputError(f"classifier.storage = {error} Or take 'memory', 'host', or a smaller dtype.") from error
+        raise InputError(f"classifier.storage = {error} Or use 'memory', 'host', or a narrower dtype.") from error
     if hasattr(mmap, "MADV_RANDOM"):
         memory.madvise(mmap.MADV_RANDOM)  # the pages around a row are not read along with it
     return memory

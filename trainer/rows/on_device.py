@@ -1,7 +1,8 @@
 """Steps on rows of a matrix on a device, in plain PyTorch: what Triton's kernels are held to, and stand in for.
 
-They do what the compiled loops of `kernels.py` do in main memory, with the same random bits for rounding. No value is
-read back, so nothing waits for the device: as many operations for any values, and arrays as long as the pairs are many.
+They do the same as the compiled loops of `kernels.py` do in main memory, with the same random bits for rounding. No
+value is read back, so nothing waits for the device: the number of operations does not depend on values, and arrays are
+as long as the number of pairs.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ _S1, _S2, _S3 = 30, 27, 31
 
 
 class DevicePairs(NamedTuple):
-    """Pairs on a device, ascending by query: those of query q are [query_starts[q], query_starts[q + 1]).
+    """Pairs on a device, ascending by query: query q has [query_starts[q], query_starts[q + 1]).
 
-    `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: those of label
-    number i are order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads
-    are behind the labels; what pairs they have, weigh nothing.
+    `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: label number i
+    has order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after
+    the labels; their pairs have weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -53,10 +54,10 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 
 
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
-    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n], pads behind them.
+    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n], with pads at the end.
 
-    `hard`: what `drawn` is still to get. As `merge.merge`, but that what a query draws twice is two pairs, and that
-    pads, and what it draws though it has it otherwise, are pairs of weight 0.
+    `hard`: what `drawn` is still to get. As `merge.merge`, except that a repeated draw of a query is two pairs, and
+    that pads, and draws that are already labels of the query, are pairs of weight 0.
     """
     none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
     label, weight, count = drawn.label, drawn.weight, len(drawn.label)
@@ -104,9 +105,9 @@ def score_pairs(
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
-    """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
+    """Make one step on rows `ids` [C], distinct except for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of the pairs that are `scored` comes on top. Pads are behind the others.
+    That of the pairs that are `scored` comes on top. Pads come last.
     """
     if not len(ids):
         return
@@ -127,7 +128,7 @@ def update_rows(
 
 
 class _Places(NamedTuple):
-    """Rows `ids` [C] of vectors and of their state; nothing is written where they are all pads, not `real` [1]."""
+    """Rows `ids` [C] of vectors and of their state; nothing is written if all are pads, not `real` [1]."""
 
     ids: torch.Tensor
     real: torch.Tensor
@@ -140,7 +141,7 @@ class _Places(NamedTuple):
 
 
 def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
+    """Return rows w [C, D] after a step of the optimizer; its state is updated."""
     rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
     if rule.keep != 1:
         w = w * float(rule.keep)
@@ -171,7 +172,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
 def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, by random bits of (key, label, column); float32 stays.
 
-    The bits, and how they round, are those of `kernels.py`.
+    The bits, and the rounding, are as in `kernels.py`.
     """
     if dtype == torch.float32:
         return values
@@ -212,6 +213,6 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
+    """Return the start of each of [0, `count`] in `ordered` [n], int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)

@@ -79,9 +79,9 @@ def sum_entries(
 
 
 def split_rows(starts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cut rows of `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None where that cuts none.
+    """Cut rows of `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if that cuts none.
 
-    Return where each piece begins [pieces + 1], and the first piece of each row [rows + 1], int64.
+    Return the start of each piece [pieces + 1], and the first piece of each row [rows + 1], int64.
     """
     if count <= SPAN:
         return None

@@ -1,6 +1,6 @@
-"""Threads: torch's, where their number must not show in the result, and those that run compiled loops over rows.
+"""Threads: torch's, if their number must not show in the result, and threads that run compiled loops over rows.
 
-A process that serves has no torch: what asks for threads of torch loads it, and loops take as many as Faiss has.
+A serving process has no torch: a request for threads of torch loads it, and loops take as many threads as Faiss.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 
 
 def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
-    """Return `work(part, start, stop)` of PARTS equal ranges of [0, rows), on as many threads as torch or Faiss has.
+    """Return `work(part, start, stop)` of PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
 
     Fewer than `alone` rows take one thread. `work` gives up the interpreter's lock, as compiled loops do.
     """

@@ -1,12 +1,12 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: what `on_device.py` does, each row read and written once.
 
 No sum is made by several programs at once, so that the same input gives the same bits at every run. One program has a
-query and goes over its pairs; another has some labels. A label's pairs are summed one after the other, but for whole
-spans of _SPAN of them, which programs of their own sum before: a label that every query has would be as slow as all
-others together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
+query and goes over its pairs; another has some labels. A label's pairs are summed one after the other, except for whole
+spans of _SPAN pairs, which separate programs sum first: otherwise a label of every query would be as slow as all others
+together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
-What a program changes it stores behind a barrier, which all of it has loaded before: several warps load the scalar of a
-row, and where a tile is smaller than a warp, several threads load each number.
+A program stores its changes after a barrier, when all of it has loaded the old values: several warps load the scalar of
+a row, and if a tile is smaller than a warp, several threads load each number.
 """
 
 import math
@@ -131,7 +131,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     x, slopes, query, label, ids, order, sums, D,
     SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program a span of SPAN pairs in the order of their labels: its gradient, where one label has all of them."""
+    """One program for a span of SPAN pairs in the order of their labels: its gradient, if one label has all of them."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     low = tl.program_id(0) * SPAN
@@ -155,7 +155,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program ROWS of `count` rows, none of pads: gradients, of `dense` [rows, D] and pairs, and the step."""
+    """One program for ROWS of `count` rows, without pads: gradients, from `dense` [rows, D] and pairs, and the step."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
@@ -257,7 +257,7 @@ def update_rows(
 
 
 def _sum_spans(x: torch.Tensor, slopes: torch.Tensor, pairs: DevicePairs, ids: torch.Tensor) -> torch.Tensor:
-    """Return the gradients [n // _SPAN, D] of spans of pairs; those of more than one label are left out."""
+    """Return the gradients [n // _SPAN, D] of spans of pairs; spans with more than one label are left out."""
     D, spans = x.shape[1], len(pairs.order) // _SPAN
     sums = x.new_empty(spans, D)
     if spans:

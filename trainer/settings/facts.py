@@ -34,13 +34,13 @@ def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, win
 def _measure(
     data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
 ) -> Facts:
-    """Measure the data of `digest`, once: what is at its place may be made again."""
+    """Measure the data of `digest`, once: the data at its place may change later."""
     queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
         queries = queries.of_parts(queries.choose_parts(window))
     rows = part.rows(queries.rows)
     if not rows:
-        raise InputError(f"{queries.url}: no rows to train on.")
+        raise InputError(f"{queries.url}: this split has no rows to train on.")
     trained = Data(split=split, parts=window if isinstance(window, str) else list(window))
     frequency = label_statistics(data, trained).frequency
     sampled, pairs, tokens, ngrams = _sample(queries, part)

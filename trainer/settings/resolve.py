@@ -25,19 +25,19 @@ class Resolved:
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def lines(self, data: str) -> list[str]:
-        """Say what was set and why, and what of the recipe is odd for DATA, a line each. Raises TableError."""
+        """Print the settings and reasons, and warnings for DATA, one a line. Raises TableError."""
         if self.recipe.data.mix:
             return []
         return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
     @property
     def reasons(self) -> list[str]:
-        """Say what was set and why, a line each."""
+        """Print the settings and reasons, one a line."""
         return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
-    """Read the recipe `source` with `overrides`, and derive from DATA what it leaves to the data.
+    """Read the recipe `source` with `overrides`, and compute its settings from DATA.
 
     Raises InputError: as `load_recipe`, or an option without a rule is "auto"; TableError.
     """
@@ -72,11 +72,11 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
 
 
 def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield a line for each setting that cannot be meant so for data of these `facts`."""
+    """Yield a line for each setting that is probably a mistake for data of these `facts`."""
     epochs, tables = recipe.train.epochs, recipe.tables
     start = tables.start if tables and not recipe.clusters else recipe.indexed_from
     if start is not None and start >= epochs:
-        yield f"negatives.hard is never used: refresh.start = {start} is not below train.epochs = {epochs}"
+        yield f"negatives.hard has no effect, because refresh.start = {start} is not below train.epochs = {epochs}"
     if isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias and recipe.loss.kind == "bce":
         prior = log_odds(facts.prior)
         distance = recipe.classifier.initial_bias - prior
@@ -88,13 +88,13 @@ def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if facts.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(facts, {}).value):
         steps = math.ceil(facts.points / recipe.order.batch)
         yield (
-            f"order.batch = {recipe.order.batch} makes {steps} steps an epoch of {facts.points:,} training points: "
-            "set it to 'auto'"
+            f"order.batch = {recipe.order.batch} gives only {steps} steps in an epoch of {facts.points:,} training "
+            "points: set it to 'auto'"
         )
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
-    """Fill in the options that a recipe's `body` leaves to the data by their rules. Raises InputError."""
+    """Fill in the options of a recipe's `body` that come from the data, by their rules. Raises InputError."""
     settled = _Settled(left_to_data(body), facts, flatten(validate(without_auto(body), source).model_dump()))
     for key in settled.rules:
         settled[key]
@@ -102,7 +102,7 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
 
 
 class _Settled(Mapping[str, Any]):
-    """Options of a recipe by dotted key: those that are `stated`, and those that `rules` derive when they are asked."""
+    """Options of a recipe by dotted key: the `stated` options, and those that `rules` compute on demand."""
 
     def __init__(self, rules: Mapping[str, FromData], facts: Facts, stated: Mapping[str, Any]) -> None:
         self.rules, self.settings = rules, dict[str, Setting]()

@@ -1,4 +1,4 @@
-"""Settings of a run on a version of data: what it scores while it trains, and those of a refresh of an earlier run."""
+"""Settings of a run on a version of data: the validation rows, and those of a refresh of an earlier run."""
 
 import glob
 import math
@@ -36,7 +36,7 @@ class EarlierRun:
         return cls(url, recipe.model_dump(), parts)
 
     def settings_of_model(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Return what those of the options `keys` that shape the model are in RUN1, by dotted key."""
+        """Return RUN1's values of the options `keys` that shape the model, by dotted key."""
         settings = {}
         for key in keys:
             section, _, option = key.partition(".")
@@ -52,7 +52,7 @@ class EarlierRun:
 
 
 def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, overrides: Iterable[str]) -> dict[str, Setting]:
-    """Return the settings for what is new, of those options that `overrides` do not state, by dotted key."""
+    """Return the settings for new data of the options that `overrides` do not state, by dotted key."""
     stated = {override.partition("=")[0].strip() for override in overrides}
     share = earlier.share_of_new(data, recipe.data.split)
     settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
@@ -71,33 +71,33 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _needs_whole_epochs(recipe, stated)
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
-            "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; from nothing {epochs}"),
-            "data.replay": Setting(round(times, 3), f"so that it takes {time:.0%} of the time from nothing"),
+            "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
+            "data.replay": Setting(round(times, 3), f"so that it takes {time:.0%} of the time of a run from scratch"),
         }
-    return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; from nothing {epochs}")}
+    return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; a run from scratch has {epochs}")}
 
 
 def _rates(recipe: Recipe) -> dict[str, Setting]:
-    """Lower the rates: those from nothing undo what is learned, with the optimizers' state or without."""
+    """Lower the rates: those of a run from scratch undo what was learned, with the optimizers' state or without."""
     body: dict[str, Any] = recipe.model_dump()
     settings = {}
     for key in RATES:
         section, _, option = key.partition(".")
         rate = body.get(section, {}).get(option)
         if isinstance(rate, int | float) and rate:
-            settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate from nothing, {rate:g}")
+            settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate of a run from scratch, {rate:g}")
     return settings
 
 
 def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
-    """Take hard negatives from the first step on: by the vectors as they are, or by one table of those of RUN1."""
-    reason = "vectors are trained: hard negatives from the first step on"
+    """Take hard negatives from the first step on: by present vectors, or by one table of RUN1's vectors."""
+    reason = "the vectors are already trained: hard negatives from the first step on"
     begun = {"refresh.start": Setting(0, reason)}
     if _can_search(recipe) and "refresh.source" not in stated:
         return {"refresh.source": Setting("in-trainer", reason), **begun}
     if recipe.tables is None or recipe.clusters or "refresh.start" in stated:
         return {}
-    one = Setting(recipe.train.epochs, "one table, of all rows by the run before")
+    one = Setting(recipe.train.epochs, "one table, of all rows, from the earlier run")
     return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "it is mined before the first step")}
 
 
@@ -112,7 +112,7 @@ def _searched(recipe: Recipe) -> str:
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
-    """Tell whether tables are of what epochs dump, or of vectors of a whole source; or what is not shown is forgotten.
+    """Return whether tables need whole epochs or sources; or whether unseen rows are forgotten.
 
     With old rows dealt less often a dual encoder lost 1.5 P@5 on EUR-Lex: it has no vector that keeps a label.
     """
@@ -124,7 +124,7 @@ def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
 
 
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the split and the part to score of a version, where the body `stated` of a recipe names none.
+    """Return the split and the part to score of a version, if the body `stated` of a recipe names none.
 
     It is the newest part of `val` that has rows. Raises TableError.
     """
@@ -138,6 +138,6 @@ def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any])
         return {}
     newest = parts[-1].name
     return {
-        "validation.split": Setting(SPLIT, f"its part {newest} is the newest of this version"),
+        "validation.split": Setting(SPLIT, f"part {newest} is the newest part of this version"),
         "validation.parts": Setting(glob.escape(newest), "the newest that has rows"),
     }

@@ -1,4 +1,4 @@
-"""A batch of the stream: columns, not rows; token ids padded where a model wants a matrix."""
+"""A batch of the stream: columns, not rows; token ids are padded if a model wants a matrix."""
 
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Labels of queries with pools of their own, as they were drawn, for a device to merge.
+    """Drawn labels of queries with their own pools, for a device to merge.
 
-    Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
-    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `use` [n] int32
-    is 2 q, 2 q + 1 of a draw; the size of `weight` [n] float32 is how much a label counts, minus of a positive. Hard
-    negatives may be on the device already, as `hard` [B, H] with -1 pads: those of query q belong to the places from
-    hard_starts[q] on, which hold -1.
+    Query q has [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws last; `starts`
+    [B + 1] int32. A draw of a label that the query has otherwise does not count. `use` [n] int32 is 2 q, 2 q + 1 of a
+    draw; the size of `weight` [n] float32 is how much a label counts, minus of a positive. Hard negatives may be on the
+    device already, as `hard` [B, H] with -1 pads: those of query q belong to the places from hard_starts[q] on, which
+    are -1.
     """
 
     label: np.ndarray
@@ -36,9 +36,9 @@ class DrawnLabels:
 class Candidates(NamedTuple):
     """Labels to score, each once, and how queries use them.
 
-    `ids` [C] int64: the rows of the classifier that the step touches, ascending but for the first R of them, which
-    ascend by themselves: rows near each other in memory come after each other. Those are the shared pool: every
-    query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
+    `ids` [C] int64: the rows of the classifier that the step touches, ascending except for the first R of them, which
+    ascend separately, so that rows near each other in memory follow each other. The first R are the shared pool: every
+    query is scored with it with `pool_weight` [R] float32, except for its own positives and hard negatives,
     (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
     `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
     with a shared pool, int64 otherwise. Where a device merges the labels, they are `drawn`, and all else is empty.
@@ -65,14 +65,14 @@ class Candidates(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """`input_ids` [B, T] padded behind each row to the longest, at least 1 wide; `lengths` [B] int64."""
+    """`input_ids` [B, T] padded at the end of each row to the longest, at least 1 wide; `lengths` [B] int64."""
 
     input_ids: torch.Tensor
     lengths: torch.Tensor
 
     @property
     def attention_mask(self) -> torch.Tensor:
-        """[B, T] bool: true where a token is."""
+        """[B, T] bool: true for tokens."""
         return torch.arange(self.input_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
@@ -80,11 +80,10 @@ class Padded(NamedTuple):
 class Batch:
     """B queries of one global step (a rank's part of it).
 
-    `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
-    `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them, and `prepared` where it has the encoder prepare the inputs. Of a global
-    batch a rank may have its own labels alone: positives, those of them that the step learns, `learnt` [sum P] bool,
-    and hard negatives as rows.
+    `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
+    `hard` [B, K] joined from the table, -1 pads, or None before the first table; `candidates` if the stream plans them,
+    and `prepared` if the encoder prepares the inputs in the stream. Of a global batch a rank may have only its own
+    labels: positives, which of them the step learns, `learnt` [sum P] bool, and hard negatives as rows.
     """
 
     epoch: int
@@ -102,7 +101,7 @@ class Batch:
         return len(self.rows)
 
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-        """Return token ids as tensors `input_ids` [B, T], padded behind each row to the longest, and `lengths` [B].
+        """Return token ids as tensors `input_ids` [B, T], padded at each row's end to the longest, and `lengths` [B].
 
         T is 1 at least; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
         """
@@ -111,7 +110,7 @@ class Batch:
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
-        """Return this batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
+        """Return this batch with torch tensors on `device` instead of all arrays; unsigned token ids become int64."""
 
         def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
             moved = as_tensor(array).to(device, non_blocking=non_blocking)
@@ -130,7 +129,7 @@ class Batch:
 
 
 def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-    """Pad B rows of token ids, cut after `most`: arrays, or tensors, whose device the result is on."""
+    """Pad B rows of token ids, cut after `most`: arrays, or tensors on the same device."""
     if isinstance(tokens.values, np.ndarray) and isinstance(tokens.offsets, np.ndarray):
         return _pad_arrays(tokens, pad, most, dtype)
     ids, bounds = as_tensor(tokens.values).to(dtype), as_tensor(tokens.offsets)
@@ -165,7 +164,7 @@ def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
 
 @numba.njit(cache=True)
 def _copy_rows(values: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, pad: int, out: np.ndarray) -> None:
-    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with pads behind."""
+    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with pads after them."""
     for row in range(len(lengths)):
         target, source = out[row], values[offsets[row] : offsets[row] + lengths[row]]
         for i in range(len(source)):

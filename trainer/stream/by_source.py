@@ -1,8 +1,8 @@
-"""Order of an epoch whose batches are each of one source.
+"""Order of an epoch whose batches come from a single source each.
 
-Each source is dealt in an order of its own, as if it were alone, with streams, a tail and a weight like any other. The
-turns, which say whose batch comes at each step, are a permutation by (seed, epoch) of as many of each source as it has
-batches. A window is the rows of so many steps, whosever they are.
+Each source has its own order, as if it were alone, with streams, a tail and a weight like any other. The turns, which
+say which source's batch comes at each step, are a permutation by (seed, epoch) of each source, repeated as often as it
+has batches. A window has the rows of so many steps, from all sources.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from trainer.stream.order import EpochOrder, Segment, WindowDeal, count_rows, so
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder(EpochOrder):
-    """Order of one source's rows, whose window w has its batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
+    """Order of one source's rows; window w has its batches [ends[w], ends[w + 1]); `ends` [W + 1] int64."""
 
     ends: np.ndarray | None = None
 
@@ -36,7 +36,7 @@ class SourceOrder(EpochOrder):
 
 @dataclass(frozen=True, eq=False)
 class OrderBySource(EpochOrder):
-    """The order of one epoch, each of whose batches is of one source; `mix` names all sources, in storage order."""
+    """The order of an epoch with a single source in each batch; `mix` names all sources, in storage order."""
 
     @cached_property
     def _steps(self) -> list[int]:
@@ -59,7 +59,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def _orders(self) -> list[SourceOrder]:
-        """The order of each source: a stream's rows are those that it would have alone."""
+        """The order of each source: a stream has the same rows as if the source were alone."""
         bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
         return [
             SourceOrder(

@@ -39,11 +39,12 @@ Plan = Callable[[Batch], Candidates | None]
 class StreamOptions:
     """Options of a stream, by name.
 
-    `batch`: B. `streams`: S. `inputs`: what the encoder reads. `threads` read, decode, gather and run `plan`, which
-    gives each batch its candidates, and `prepare`, which has the encoder prepare it, ahead; 0 does all of it in line.
+    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode, gather and run `plan`, which gives
+    each batch its candidates, and `prepare`, which lets the encoder prepare it, ahead; with 0 everything runs in line.
     `damaged`: a row group that does not decode stops the stream (TableError), or is left out and counted in
-    `skipped_rows`. `clusters`: where all tables are in cluster order, whole clusters are dealt, of these sizes. `tail`:
-    the last batch of an epoch is kept, shorter, or dropped. `batches` mix the rows of all sources, or are each of one.
+    `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of these sizes. `tail`: the last
+    batch of an epoch is kept, shorter, or dropped. `batches` mix rows of all sources, or come from a single source
+    each.
     """
 
     batch: int
@@ -66,7 +67,7 @@ class StreamOptions:
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
 
-    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are those of
+    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are fields of
     `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
     `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
     resume at. Raises InputError for more ranks than streams, or two sources of one name.
@@ -78,9 +79,9 @@ class JoinedStream(IterableDataset):
         self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
-            raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
+            raise InputError(f"two sources have the same name: {', '.join(names)}. Give each source its own name.")
         if self._options.batches == "by_source" and self._options.clusters != SINGLE_ROWS:
-            raise InputError("batches of one source each are dealt row by row: leave out clusters, or batches.")
+            raise InputError("batches from a single source do not work with clusters: leave out clusters, or batches.")
         self._label_type = arrow.label_type(labels)
         self._set_sources(sources)
         self._later: list[Source] | None = None  # of the next epoch, where a state had other weights
@@ -91,7 +92,7 @@ class JoinedStream(IterableDataset):
 
     @property
     def rows(self) -> int:
-        """Rows of all sources, whatever their weights: row ids are below it."""
+        """Rows of all sources, with any weights: row ids are below this number."""
         return int(self._groups.first_row[-1])
 
     @property
@@ -111,11 +112,13 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Rows of a cluster (1: each is dealt alone) and, above 1, the number of clusters in each row group [M]."""
+        """Rows of a cluster (1: single rows) and, above 1, the number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
-            raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
+            raise InputError(
+                "weighted sources do not work with clusters: leave out data.mix, or set order.cluster = 1."
+            )
         share = self._options.batch // self._options.streams
         made = (source.table.parameters.get(CLUSTERS, {"size": share}) for source in self._sources)
         size = self._options.clusters.at(self._epoch, math.gcd(share, *(each["size"] for each in made)))
@@ -133,7 +136,7 @@ class JoinedStream(IterableDataset):
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
         """Start `epoch` at its first step; `sources` bring newly adopted negatives, and other weights.
 
-        Workers of a DataLoader hear of it when the loader is iterated next, persistent ones too.
+        Workers of a DataLoader learn of it at the loader's next iteration, persistent workers, too.
         """
         sources, self._later = sources or self._later, None
         if sources is not None:
@@ -143,10 +146,10 @@ class JoinedStream(IterableDataset):
         self._notify_workers()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on after the newest batch, or after the batch `after`.
+        """Return what `load_state_dict` needs to continue after the newest batch, or after the batch `after`.
 
-        Where DataLoader workers deal the batches, only they know which is the newest: name the batch, or ask a
-        `StatefulDataLoader`, whose state is made of its workers' (they resume in as many workers only).
+        If DataLoader workers deal the batches, only they know the newest batch: name the batch, or use a
+        `StatefulDataLoader`, whose state comes from its workers (and resumes only with the same number of workers).
         """
         self._sync_worker()
         position = {"epoch": self._epoch, "step": self._step}
@@ -159,7 +162,7 @@ class JoinedStream(IterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one.
 
-        Its epoch goes on with the weights that it has; where these sources have others, they count from the next on.
+        Its epoch keeps its weights; if these sources have other weights, they count from the next epoch on.
         """
         beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
         mix = state.get("mix") or []
@@ -174,8 +177,9 @@ class JoinedStream(IterableDataset):
         self._slice = WorkerSlice(state["worker"], state["workers"]) if "worker" in state else None
         if self._slice not in (None, slice_of_process()):
             raise InputError(
-                f"cannot resume the stream: the state is that of worker {state['worker']} of {state['workers']}. "
-                "Resume with as many DataLoader workers, or save state_dict(after=batch), which suits any number."
+                f"cannot resume the stream: the state belongs to worker {state['worker']} of {state['workers']}. "
+                "Resume with the same number of DataLoader workers, or save state_dict(after=batch), which works with "
+                "any number."
             )
         if mix != self._identity["mix"]:
             self._later = self._sources
@@ -239,14 +243,14 @@ class JoinedStream(IterableDataset):
     def _follow(self, message: dict[str, Any]) -> None:
         self._last_read = self._channel.number
         if message["tables"] != self._identity["tables"]:
-            raise InputError("set_epoch brought other tables: make a new DataLoader, whose workers start with them.")
+            raise InputError("set_epoch changed the tables: make a new DataLoader, whose workers open the new tables.")
         if message["mix"] != self._identity["mix"]:
             self._set_weights(message["mix"])
         if message["negatives"] != self._identity["negatives"]:
             self._set_sources([source.with_negatives(message["urls"][source.name], None) for source in self._sources])
             if message["negatives"] != self._identity["negatives"]:
                 urls = ", ".join(filter(None, message["urls"].values()))
-                raise TableError(f"{urls}: a table changed after it was adopted. Start a new run.")
+                raise TableError(f"{urls}: a table changed while it was in use. Start a new run.")
         self._go_to(message["epoch"])
         self._step, self._slice = message["step"], None
 
@@ -280,7 +284,7 @@ class JoinedStream(IterableDataset):
             yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
 
     def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
-        """Open a window that is decoded, whose batch 0 is that of `first_step`, for its batches of `steps`."""
+        """Open a decoded window, whose batch 0 belongs to `first_step`, for its batches of `steps`."""
         window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)

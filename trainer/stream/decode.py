@@ -24,7 +24,7 @@ Task: TypeAlias = Callable[[], None]
 class Decoding:
     """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there.
 
-    Its rows are those of segments laid end to end, [n]. Lists of a row group are held as read; matrices, such as hard
+    Its rows are the segments laid end to end, [n]. Lists of a row group are held as read; matrices, such as hard
     negatives, are copied.
     """
 
@@ -40,14 +40,14 @@ class Decoding:
         self.tasks: list[Task] = [self._arrange]
 
     def _arrange(self) -> None:
-        """Order the rows batch by batch, and find where each batch ends."""
+        """Order the rows batch by batch, and find the end of each batch."""
         self._positions, self._offsets = deal([self._order.take(stream, self._window) for stream in self._streams])
         first_row = self._groups.first_row
         ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
         self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._positions]
 
     def add(self, group: int, table: pa.Table) -> None:
-        """Add row group `group` wherever there are segments of it. Safe to call from several threads."""
+        """Add row group `group` to all its segments. Safe to call from several threads."""
         if names := _matrices_of(table):
             with self._lock:
                 if not self._matrices:
@@ -61,7 +61,7 @@ class Decoding:
                     self._matrices[name][start : start + rows] = values[segment.start : segment.stop]
 
     def result(self) -> Window:
-        """Return the window; rows that were not read are in no batch. Raises TableError where no row group decodes."""
+        """Return the window; rows that were not read are in no batch. Raises TableError if no row group decodes."""
         self.tasks.clear()  # they hold this: a ring would keep the window until a collection
         positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
         sizes = np.diff(self._starts)
@@ -119,7 +119,7 @@ def decodings(
 
 
 def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield for each window from `first` on the row groups to read, and those that the next window needs too."""
+    """Yield for each window from `first` on the row groups to read, and those that the next window also needs."""
 
     def groups_of(window: int) -> set[int]:
         return {segment.group for stream in streams for segment in order.segments(stream, window)}
@@ -134,7 +134,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
 
 
 def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:
-    """Read a row group and add it where it is needed. Raises TableError unless damaged ones are to be skipped."""
+    """Read a row group and add it if it is needed. Raises TableError unless damaged row groups are skipped."""
     try:
         table = groups.read(group)
     except TableError:
@@ -151,7 +151,7 @@ def _blank(schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def _read_no_rows(groups: RowGroups) -> pa.Table:
-    """Return no rows, with the columns of all row groups. Raises TableError where no row group decodes."""
+    """Return no rows, with the columns of all row groups. Raises TableError if no row group decodes."""
     last = len(groups.group_rows) - 1
     for number in range(last):
         with contextlib.suppress(TableError):

@@ -1,15 +1,15 @@
 """Order of rows: pure arithmetic on row-group sizes, without any file.
 
-Row groups (all of them once, or as their sources are weighed) are permuted by (seed, epoch). The permuted sequence of N
-rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row groups.
-Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or threads, and
-any step is reached without reading others.
+Row groups (all of them once, or by the weights of their sources) are permuted by (seed, epoch). The permuted sequence
+of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row
+groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
+threads, and any step is reached without reading others.
 
-Of rows in cluster order (NGAME) whole clusters are dealt in place of rows: what is permuted, cut and taken are clusters
-of consecutive rows, so that a batch is B / C of them, and rows of one cluster come in one batch.
+For rows in cluster order (NGAME) whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
+cut and taken, so a batch is B / C clusters, and rows of one cluster come in one batch.
 
 A source of N rows and weight w gives each row floor(w) times an epoch, and round((w - floor(w)) * N) of its rows once
-more. Which ones is chosen by (seed, epoch, source): row groups are permuted anew every b = floor(N / rows chosen)
+more. Which ones is chosen by (seed, epoch, source): row groups are permuted again every b = floor(N / rows chosen)
 epochs, and each of the b takes the next range of rows of that permutation. So the choice is whole row groups but for
 the two that the range cuts, no row is chosen twice within b epochs, and w = 0.5 deals each row once in two epochs.
 """
@@ -57,8 +57,8 @@ def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
 def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
     """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
-    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt at all, in storage order; without a `mix`
-    each of them once.
+    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; each of them once without
+    a `mix`.
     """
     whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:
@@ -118,12 +118,12 @@ class WindowDeal(NamedTuple):
 class EpochOrder:
     """The order of one epoch.
 
-    `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B.
-    `window_groups`: row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out
-    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
-    `clusters` [M]: of each row group, how many clusters of equal size within one its rows are, in order; C = `cluster`
-    is the most rows of any, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows
-    [first, end) of each row group that are dealt at all; None: every row.
+    `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
+    row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps that not
+    every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once. `clusters`
+    [M]: the number of clusters of equal size (within one) in each row group, in order; C = `cluster` is the largest
+    size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of each row
+    group that are dealt at all; None: every row.
     """
 
     group_rows: np.ndarray
@@ -163,7 +163,7 @@ class EpochOrder:
 
     @cached_property
     def units(self) -> int:
-        """Units dealt in an epoch: clusters, or N rows where there are none. Positions and cursors count units."""
+        """Units dealt in an epoch: clusters, or N rows if there are none. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
@@ -225,7 +225,7 @@ class EpochOrder:
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
         """Return (row group, bounds [u + 1] of its units, as rows within it) of each row group in one stream's window.
 
-        For rows that are dealt on their own, the bounds are those of the first and the last.
+        For single rows, the bounds are the first and the last row.
         """
         start, stop = self._window_range(stream, window)
         bounds: list[tuple[int, np.ndarray]] = []
@@ -254,12 +254,12 @@ class EpochOrder:
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
 
-    Numbers of streams are within one of each other. Raises InputError for more ranks than streams.
+    Numbers of streams differ by at most one. Raises InputError for more ranks than streams.
     """
     if ranks > streams:
         raise InputError(
             f"{ranks} ranks are more than the {streams} canonical streams (order.streams): a rank would have no rows. "
-            "Raise order.streams, or take fewer ranks."
+            "Raise order.streams, or use fewer ranks."
         )
     return range(streams * rank // ranks, streams * (rank + 1) // ranks)
 
@@ -267,8 +267,8 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
     """Order the rows of several streams' windows, laid end to end, by batches.
 
-    `deals` [s]: of each stream's window, with as many batches. Returns the gather order (batch by batch, stream by
-    stream within) and the batches' offsets into it [batches + 1]; rows beyond the last batch are left out.
+    `deals` [s]: of each stream's window, with the same number of batches. Returns the gather order (batch by batch,
+    stream by stream within) and the batches' offsets into it [batches + 1]; rows after the last batch are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])

@@ -1,4 +1,4 @@
-"""Work ahead of its use: downloads of what is read next, in bounded memory, and items that come in order."""
+"""Work ahead of its use: downloads of the next reads, in bounded memory, and items in order."""
 
 import threading
 from collections import deque
@@ -75,7 +75,7 @@ class _Download(Generic[T]):
 
 
 class DownloadQueue(Generic[T]):
-    """Calls of `download` for items requested before their use, in that order, on `threads` threads of its own.
+    """Calls of `download` for items requested before their use, in that order, on `threads` separate threads.
 
     Items in progress, or waiting to be taken, are at most `limit` bytes, by `size` of each item, or one item. Safe to
     use from several threads, and after `close`.
@@ -93,7 +93,7 @@ class DownloadQueue(Generic[T]):
             self._start_more()
 
     def take(self, item: Hashable) -> T | None:
-        """Return what was downloaded of `item`, after waiting for it; None where its download has not begun.
+        """Return the download of `item`, after waiting for it; None if its download has not begun.
 
         Raises what `download` raised.
         """
@@ -111,7 +111,7 @@ class DownloadQueue(Generic[T]):
         return download.future.result()
 
     def close(self) -> None:
-        """Drop what was downloaded, cancel what waits, wait for what is in progress, and end the threads."""
+        """Drop downloads, cancel waiting requests, wait for those in progress, and end the threads."""
         with self._lock:
             pool = self._pool
             self._reset()

@@ -61,9 +61,9 @@ def slice_of_process() -> WorkerSlice | None:
 class WorkerChannel:
     """Last message of the main process to copies of a stream in workers that outlive an epoch, in shared memory.
 
-    The memory has no name, and is gone with the processes; it is not in /dev/shm, of which a container may have little,
-    until a loader spawns workers. Writer and readers take turns: a loader makes its workers begin an epoch only after
-    whoever owns it has called `set_epoch`.
+    The memory has no name, and disappears with the processes; it is not in /dev/shm, which may be small in a container,
+    until a loader spawns workers. Writer and readers take turns: a loader's workers begin an epoch only after the owner
+    has called `set_epoch`.
     """
 
     def __init__(self) -> None:
@@ -77,12 +77,12 @@ class WorkerChannel:
         return int(self._header[0])
 
     def write(self, body: dict[str, Any]) -> None:
-        """Write the next message. Raises InputError where it does not fit."""
+        """Write the next message. Raises InputError if it does not fit."""
         text = json.dumps(body).encode()
         if len(text) > _BYTES:
             raise InputError(
-                f"the negatives' addresses take {len(text):,} bytes, and workers can be told {_BYTES:,}: "
-                "use shorter URLs, or fewer sources."
+                f"the URLs of the negatives take {len(text):,} bytes, and the limit for workers is {_BYTES:,}: use "
+                "shorter URLs, or fewer sources."
             )
         self._text.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
         self._header[1] = len(text)

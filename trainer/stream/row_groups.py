@@ -31,8 +31,8 @@ from trainer.stream.sources import ALL_ROWS, Source
 class Reading:
     """Options of reading row groups: they change how fast and how carefully rows come, never which.
 
-    `verify`: checksums of what is read. Beyond a local disk `threads` download ahead, at most `ahead_bytes`, and what
-    they download is kept in the directory `cache` where there is one, up to `cache_bytes`.
+    `verify`: verify checksums. For remote storage `threads` download ahead, at most `ahead_bytes`, and downloads are
+    kept in the directory `cache` if there is one, up to `cache_bytes`.
     """
 
     verify: bool = True
@@ -44,7 +44,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _TableGroup:
-    """RowShare of a row group that lies in one table: `rows` rows in row group `group` of its shard number `shard`."""
+    """Part of a row group in one table: `rows` rows in row group `group` of its shard number `shard`."""
 
     table: Table
     shard: int
@@ -123,7 +123,7 @@ class RowGroups:
         )
 
     def close(self) -> None:
-        """End the threads, drop what was downloaded and close the files. Reading again opens them again."""
+        """End the threads, drop downloads and close the files. Reading again opens them again."""
         self._after_fork()
         if self._downloads is not None:
             self._given_up.set()
@@ -178,12 +178,12 @@ class RowGroups:
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
     def _after_fork(self) -> None:
-        """Start afresh in a forked process, where no thread goes on with what the other process has begun."""
+        """Start again in a forked process, which has no threads to continue earlier work."""
         if self._process != os.getpid():
             self._reset()
 
     def _tables_of(self, group: int) -> list[_TableGroup]:
-        """Return row group `group` of each table: of the rows, and of their negatives where there are any."""
+        """Return row group `group` of each table: the rows, and their negatives if there are any."""
         source, shard, within = self._places[group]
         rows = int(self.group_rows[group])
         column = "label_id" if source.table.manifest.kind == "labels" else "label_ids"
@@ -216,14 +216,14 @@ class RowGroups:
             rows = read_group(shard, part.group, part.columns, part.place)
         if rows.num_rows != part.rows:
             raise TableError(
-                f"{part.place}, row group {part.group}: {rows.num_rows} rows, its manifest says {part.rows}. "
+                f"{part.place}, row group {part.group}: {rows.num_rows} rows, but the manifest states {part.rows}. "
                 "Make the table again."
             )
         return rows
 
 
 class ShardPool:
-    """Shards used last: at most FILES, and at most BYTES of what was parsed. Safe to use from several threads."""
+    """Most recently used shards: at most FILES, and at most BYTES of parsed data. Safe to use from several threads."""
 
     FILES = 256
     BYTES = 256 << 20
@@ -257,7 +257,7 @@ class ShardPool:
         return opened
 
     def close(self) -> None:
-        """Close local files; what was parsed of remote ones is kept."""
+        """Close local files; parsed remote files are kept."""
         with self._lock:
             for place, future in list(self._open.items()):
                 if future.done() and future.result().local:

@@ -19,7 +19,7 @@ from trainer.schedule import MOST_WEIGHT
 
 
 class RowShare(NamedTuple):
-    """Shares [start, stop) of [0, 1] of the rows in storage order: what lies outside is not read."""
+    """Shares [start, stop) of [0, 1] of the rows in storage order: other rows are not read."""
 
     start: float = 0.0
     stop: float = 1.0
@@ -56,7 +56,7 @@ class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
     `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
-    An epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError where that
+    An epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError if that
     cannot be.
     """
 
@@ -69,8 +69,8 @@ class Source:
     def __post_init__(self) -> None:
         if not (0 < self.weight <= MOST_WEIGHT and math.isfinite(self.weight)):
             raise InputError(
-                f"source {self.name}: a weight of {self.weight:g}; expected one above 0 and up to {MOST_WEIGHT}. "
-                "Leave out a source that is not to be dealt."
+                f"source {self.name}: a weight of {self.weight:g}; expected a weight above 0 and up to {MOST_WEIGHT}. "
+                "Leave out sources that are not used."
             )
 
     @property
@@ -78,27 +78,27 @@ class Source:
         return self.table.rows
 
     def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
-        """Join the rows with the table at `url`, or with the newest finished one of the run there.
+        """Join the rows with the table at `url`, or with the newest finished table of the run there.
 
-        Raises TableError when there is none, when it was made from other rows, or names not `ids_of`; None: anything.
+        Raises TableError if there is none, if it was made from other rows, or if its ids are not `ids_of`; None: any.
         """
         if url is None:
             return replace(self, negatives=None)
         negatives = Table.find(url, "negatives") or self._newest_negatives(url)
         negatives.require_ids_of(ids_of or negatives.ids_of)
-        negatives.require_aligned(self.table, "Mine it again.")
+        negatives.require_aligned(self.table, "Mine the table again.")
         return replace(self, negatives=negatives)
 
     def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. Raises TableError as opening a table there where is no run."""
+        """Return the newest table of the run at `url`. Raises the TableError of opening a table if there is no run."""
         run = RunLayout(url)
         if not storage.exists(run.config):
             return Table.open(url, "negatives")
         newest = next(run_tables(run, self.name), None)
         if newest is None:
             raise TableError(
-                f"{url}: this run has no finished table of negatives for {self.name}. Mine one (extremis mine), or "
-                "train with random ones alone."
+                f"{url}: this run has no finished table of negatives for {self.name}. Mine a table (extremis mine), or "
+                "train with random negatives only."
             )
         return newest.table
 
@@ -108,7 +108,8 @@ class Source:
         table.require_made_from("queries", self.table)
         if CLUSTERS not in table.parameters or table.rows != self.rows:
             raise TableError(
-                f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
+                f"{url}: this table does not have the rows of {self.table.url} in cluster order. Make the table with "
+                "extremis cluster."
             )
         return replace(self, table=table, negatives=None)
 
@@ -124,7 +125,7 @@ def open_sources(
     """Open the training points: `split`, and `label_texts` if true; or with `mix` the splits that it weighs, by name.
 
     `share`: the rows of `split` to train on.
-    Raises InputError where there is no such split, or they lack what `inputs` reads; TableError.
+    Raises InputError if there is no such split, or it lacks the `inputs`; TableError.
     """
     if mix:
         # Sorted, so that a recipe may name them in any order: it decides the row ids.
@@ -144,7 +145,7 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
     """Return `sources` with such weights that rows come in the shares that their weights of now are of the sum.
 
     With a `temperature` T the share of N rows is weight * N ** (1 / T) of the sum, by size with T = 1. Each row of the
-    source that is dealt least comes once an epoch. Raises InputError where rows of another would come too often.
+    source that is dealt least comes once an epoch. Raises InputError if rows of a different would come too often.
     """
     rows = [max(1, source.share.rows(source.rows)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
@@ -153,8 +154,9 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
         if each > MOST_WEIGHT * least:
             other = sources[times.index(least)].name
             raise InputError(
-                f"source {source.name}: its share deals each of its {count:,} rows {each / least:,.0f} times an epoch, "
-                f"in which {other} is dealt once; expected up to {MOST_WEIGHT}. Lower its share, or raise {other}'s."
+                f"source {source.name}: with this share each of its {count:,} rows is used {each / least:,.0f} times "
+                f"an epoch, while {other} is used once; expected at most {MOST_WEIGHT}. Lower this share, or raise the "
+                f"share of {other}."
             )
     return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
 
@@ -172,11 +174,11 @@ class Replay(NamedTuple):
 def in_window(
     sources: list[Source], window: str | Sequence[str], half_life: float, replay: Replay | None = None
 ) -> list[Source]:
-    """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
+    """Return `sources` with the parts of the window instead of the queries, oldest first, each with its weight.
 
     A part of age a, counted in parts of the window from the newest on, is dealt 2 ** (-a / half_life) times an epoch,
-    where there is a half-life; and `replay.times` as often where an earlier run had it, label texts too.
-    Raises InputError where there is no such part.
+    if there is a half-life; and rows of an earlier run `replay.times`, including label texts. Raises InputError if
+    there is no such part.
     """
     if not window and not half_life and replay is None:
         return sources
@@ -198,7 +200,7 @@ def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | 
 
 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
-    """Count the clusters of each row group [M], where one of `rows` rows at most is dealt as 2**halvings parts.
+    """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
     A row group holds either clusters of `rows` rows, or fewer than `rows` clusters of one row less, so its rows tell.
     """
@@ -206,9 +208,9 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None where not all have any.
+    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if not all have any.
 
-    Raises InputError where a table's clusters are no whole number of halves.
+    Raises InputError if a table's clusters are no whole number of halves.
     """
     counts = []
     for source in sources:
@@ -219,9 +221,9 @@ def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
         halvings = (made["size"] // size).bit_length() - 1
         if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
             raise InputError(
-                f"{table.url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, "
-                f"which gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N "
-                f"being {size} times a power of two, or set order.cluster to one of its sizes."
+                f"{table.url}: the clusters of {made['size']} rows can be halved down to {made['smallest']}, but never "
+                f"have {size} rows. Make the table again with `extremis cluster --size N --smallest {size}`, where N "
+                f"is {size} times a power of two, or set order.cluster to a size that the table has."
             )
         counts.append(clusters_of(np.diff(table.groups.first), made["rows"], halvings))
     return np.concatenate(counts) if counts else None

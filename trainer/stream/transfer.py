@@ -18,7 +18,7 @@ _from_device: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the array's memory, or on a copy where that is read-only, which torch does not know."""
+    """Return a tensor on the array's memory, or on a copy if the memory is read-only, which torch does not support."""
     if isinstance(array, torch.Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -48,9 +48,9 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them.
 
-    None without any, and where shared memory has no room.
+    None without any, and if shared memory has no room.
 
-    In a DataLoader worker the tensor lies in shared memory, so another process gets the arrays without a copy.
+    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy.
     `pinned`: in memory that a device copies from by itself.
     """
     arrays: list[np.ndarray] = []
@@ -82,16 +82,16 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
 
 
 def unpack(skeleton: T, buffer: torch.Tensor) -> T:
-    """Undo `pack`; the arrays lie in `buffer` and keep it."""
+    """Undo `pack`; the arrays are views of `buffer`."""
     memory = buffer.numpy()
     return map_arrays(skeleton, lambda position: _array_at(memory, position), (Place,))
 
 
 def send(value: Any, device: torch.device) -> Any:
-    """Return `value` with tensors on `device` in place of all arrays: for a CPU on their own memory.
+    """Return `value` with tensors on `device` instead of all arrays: for a CPU on their own memory.
 
-    Otherwise they travel together, from pinned memory on a stream of their own, while the device is at work on what it
-    was given before. 64 bits and 32 are meant alike: no unsigned numbers.
+    Otherwise they travel together, from pinned memory on a separate stream, while the device works on earlier input. 64
+    and 32 bits are treated alike: no unsigned numbers.
     """
     if device == CPU:
         return map_arrays(value, as_tensor)
@@ -104,9 +104,9 @@ def send(value: Any, device: torch.device) -> Any:
 
 
 class LateCopy:
-    """A tensor on its way to the CPU, on a stream of its own: `take` waits for it, the step that made it does not.
+    """A tensor on its way to the CPU, on a separate stream: `take` waits for it, the step that made it does not.
 
-    It is not to change meanwhile, unless whoever takes it knows of that.
+    It must not change meanwhile, unless the caller of `take` knows.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -146,7 +146,7 @@ def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `buffer`, for a GPU in pinned memory, on `device`: its copy runs beside other work, and nothing waits."""
+    """Return `buffer` (pinned memory for a GPU) on `device`: its copy runs next to other work, and nothing waits."""
     if device.type != "cuda":
         return buffer.to(device)
     with beside(device) as hand_over:
@@ -156,9 +156,9 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Give the device the work of the block beside what it is at, on the stream by which arrays come to it.
+    """Give the device the work of the block in parallel with its present work, on the stream for incoming arrays.
 
-    What the block is given hands tensors of it over: what follows waits for them. It changes nothing but on a GPU.
+    The block gets a function that passes tensors on: later work waits for them. It changes nothing but on a GPU.
     """
     if device.type != "cuda":
         yield lambda value: value

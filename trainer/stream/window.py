@@ -34,7 +34,7 @@ def take_batches(column: Ragged, rows: np.ndarray, bounds: np.ndarray) -> list[R
 
 @numba.njit(nogil=True, cache=True)
 def _find_rows(offsets, rows, bounds, ends, stops):  # type: ignore[no-untyped-def]
-    """Write the offsets of each batch, and where its values stop among all; return how many values there are."""
+    """Write the offsets of each batch, and the end of its values; return the number of values."""
     size = 0
     stops[0] = 0
     for batch in range(len(bounds) - 1):
@@ -80,7 +80,7 @@ class Buffers:
         return memory[:size].view(dtype).reshape(rows, type.list_size)
 
     def give(self, values: np.ndarray) -> None:
-        """Take back what was lent: nothing refers to it any more."""
+        """Take back lent memory, when nothing refers to it any more."""
         memory = values.base
         assert isinstance(memory, np.ndarray), "what was lent is a view of all memory"
         with self._lock:
@@ -91,7 +91,7 @@ class Buffers:
 class Window:
     """Columns of a window in the order of reading: lists, and matrices [n, K], lent by `buffers`.
 
-    Batch i takes rows `order[offsets[i]:offsets[i + 1]]` of them; `rows` are the global ids of `order`'s. `skipped`
+    Batch i takes rows `order[offsets[i]:offsets[i + 1]]`; `rows` are the global ids of `order`. `skipped`
     rows did not decode and are in no batch.
     """
 
@@ -109,7 +109,7 @@ class Window:
             self.buffers.give(values)
 
     def pieces(self, first_step: int, steps: range) -> list[range]:
-        """Return those of `steps` (ascending) that are in this window, a few at a time; batch 0 is of `first_step`."""
+        """Return the `steps` (ascending) that are in this window, a few at a time; batch 0 belongs to `first_step`."""
         skipped = max(0, -(-(first_step - steps.start) // steps.step))
         stop = min(first_step + len(self.offsets) - 1, steps.stop)
         within = range(steps.start + skipped * steps.step, stop, steps.step)

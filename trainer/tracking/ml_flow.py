@@ -1,4 +1,4 @@
-"""MLflow, by its own library and its own settings (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …)."""
+"""MLflow, with its own library and its own settings (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …)."""
 
 import os
 import queue
@@ -19,7 +19,7 @@ _WAIT_SECONDS = 60.0  # for what is not sent yet at the end of a run
 
 
 class MLflow(Watcher):
-    """Sends numbers to a run of `experiment`, from a thread of its own: a slow server does not hold up training."""
+    """Sends numbers to a run of `experiment`, from a separate thread: a slow server does not delay training."""
 
     def __init__(self, facts: RunFacts, experiment: str) -> None:
         try:
@@ -48,7 +48,7 @@ class MLflow(Watcher):
         except (MlflowException, ImportError) as error:
             raise InputError(
                 f"logging.mlflow = {self._experiment!r}: {error}. Set MLFLOW_TRACKING_URI to a server or a store that "
-                'can be used, or leave it out with --set logging.mlflow=""'
+                'works, or turn MLflow off with --set logging.mlflow=""'
             ) from None
         self._facts.say(f"MLflow: experiment {self._experiment}, run {self._run}")
         self._thread.start()
@@ -61,10 +61,12 @@ class MLflow(Watcher):
 
     def close(self, finished: bool) -> None:
         self._waiting.put(None)
-        with Wait("MLflow to take what is not sent yet", self._facts.say, _WAIT_SECONDS):
+        with Wait("MLflow to take the remaining records", self._facts.say, _WAIT_SECONDS):
             self._thread.join(_WAIT_SECONDS)
         if self._thread.is_alive():
-            self._facts.say(f"MLflow: not all was sent within {_WAIT_SECONDS:g} s; metrics.jsonl has it")
+            self._facts.say(
+                f"MLflow: some records were not sent within {_WAIT_SECONDS:g} s; metrics.jsonl has all of them"
+            )
             return
         try:
             self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
@@ -90,7 +92,7 @@ class MLflow(Watcher):
                 self._send(*record)
             except Exception as error:  # of any store or network below the library: the run goes on
                 if not failed:
-                    self._facts.say(f"MLflow: {error}. Training goes on; metrics.jsonl has what MLflow lacks")
+                    self._facts.say(f"MLflow: {error}. Training continues; metrics.jsonl has all records")
                 failed = True
 
     def _send(self, step: int, numbers: Mapping[str, float], milliseconds: int) -> None:

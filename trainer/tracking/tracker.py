@@ -1,4 +1,4 @@
-"""Records of a run while it trains: metrics.jsonl on a local disk or behind any URL, and watchers beside it."""
+"""Records of a run while it trains: metrics.jsonl on a local disk or at any URL, and watchers."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class Tracker:
     """Appends records to metrics.jsonl and sends their numbers to the watchers that `options` name.
 
     Object stores cannot append, so there the files are kept locally and published whole by `sync`, by the owner of
-    the run's `claim`. Raises InputError where a watcher's library is not installed.
+    the run's `claim`. Raises InputError if a watcher's library is not installed.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Go on after global `step`: what an interrupted run recorded beyond it will be recorded again.
+        """Continue after global `step`: later records of an interrupted run will be recorded again.
 
-        Raises InputError where a watcher cannot be used as it is set up.
+        Raises InputError if the setup of a watcher does not work.
         """
         before = read_metrics(self._run) if step else []
         self._start_watchers(step)
@@ -82,7 +82,7 @@ class Tracker:
                 watcher.record(step, numbers_of(kind, values))
 
     def sync(self) -> None:
-        """Publish what was recorded so far. Raises LostError, StorageError."""
+        """Publish all records so far. Raises LostError, StorageError."""
         with self._goes_on():
             self._file.flush()
             for watcher in self._watchers.values():
@@ -109,24 +109,24 @@ class Tracker:
 
     @contextlib.contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Go on where a record cannot be written, and say so once: no log stops a training."""
+        """Continue if a record cannot be written, and say so once: a log never stops a training."""
         try:
             yield
         except OSError as error:
             if not self._failed:
-                self._say(f"{self._run.metrics}: records are lost: {error.strerror}. Training goes on")
+                self._say(f"{self._run.metrics}: records are lost: {error.strerror}. Training continues")
             self._failed = True
 
 
 class NoTracker:
-    """The tracker of a rank that does not report: it takes what a tracker takes, and does nothing."""
+    """The tracker of a rank that does not report: it accepts the same calls, and does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
-    """Read all records of a run, oldest first; a line cut off by a crash is left out, as is what has no step."""
+    """Read all records of a run, oldest first, without lines cut by a crash and without records that have no step."""
     try:
         records = map(parse_object, storage.read_bytes(run.metrics).splitlines())
     except FileNotFoundError:

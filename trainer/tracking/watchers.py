@@ -32,12 +32,12 @@ class RunFacts:
 
 
 class Watcher:
-    """A place that a run's numbers are sent to, each through its own library; made of `RunFacts` and its option."""
+    """A destination of a run's numbers, with its own library; made from `RunFacts` and its option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
-        """Begin a run, or go on after global `step` with the one of `identity`; return its identity, if it has one.
+        """Begin a run, or continue the run `identity` after global `step`; return its identity, if it has one.
 
-        Raises InputError where the watcher cannot be used as it is set up.
+        Raises InputError if the setup of the watcher does not work.
         """
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -51,7 +51,7 @@ class Watcher:
 
 
 def open_watchers(options: Logging, facts: RunFacts) -> dict[str, Watcher]:
-    """Open the watchers that `options` name, by their option. Raises InputError where a library is not installed."""
+    """Open the watchers of `options`, by option. Raises InputError if a library is not installed."""
     values = {option: getattr(options, option) for option in WATCHERS}
     return {option: import_name(WATCHERS[option])(facts, value) for option, value in values.items() if value}
 

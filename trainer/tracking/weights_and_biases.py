@@ -1,4 +1,4 @@
-"""Weights & Biases, by its own library and its own settings (WANDB_MODE, WANDB_ENTITY, `wandb login`, …)."""
+"""Weights & Biases, with its own library and its own settings (WANDB_MODE, WANDB_ENTITY, `wandb login`, …)."""
 
 import os
 import uuid
@@ -12,7 +12,7 @@ _FINISH_SECONDS = 60.0  # for what is not sent yet at the end of a run; later `w
 
 
 class WeightsAndBiases(Watcher):
-    """Sends numbers to a run of `project`; its files are in RUN/wandb where RUN is on a local disk."""
+    """Sends numbers to a run of `project`; its files are in RUN/wandb if RUN is on a local disk."""
 
     def __init__(self, facts: RunFacts, project: str) -> None:
         try:
@@ -40,7 +40,7 @@ class WeightsAndBiases(Watcher):
         except wandb.Error as error:
             raise InputError(
                 f"logging.wandb = {self._project!r}: {error}. Log in with `wandb login`, set WANDB_MODE=offline, or "
-                'leave it out with --set logging.wandb=""'
+                'turn it off with --set logging.wandb=""'
             ) from None
         self._sent = self._run.step if identity else 0
         offline = self._run.settings.mode in ("offline", "dryrun")

@@ -21,9 +21,9 @@ _REMEDY = "Give --overwrite to replace it, or another OUT."
 
 
 def is_file(out: str) -> bool:
-    """Return whether `out` names a file of JSON lines. Raises InputError: a file of another form."""
+    """Return whether `out` names a file of JSON lines. Raises InputError: a file of a different form."""
     if out.endswith((".parquet", ".csv", ".tsv", ".arrow", ".npz", ".gz", ".zst")) and not out.endswith((*_ENDS,)):
-        raise InputError(f"{out}: expected a file {', '.join(_ENDS)}, or a folder, which gets Parquet shards.")
+        raise InputError(f"{out}: expected a file that ends in {', '.join(_ENDS)}, or a folder for Parquet shards.")
     return out.endswith((*_ENDS,))
 
 
@@ -35,17 +35,17 @@ def write_tuples(
     overwrite: bool = False,
     on_examples: Callable[[int], None] = lambda examples: None,
 ) -> Manifest | None:
-    """Write the stream's epoch to `out`: a file of JSON lines, or a table, whose manifest is returned.
+    """Write the stream's epoch to `out`, a file of JSON lines or a table; return the manifest of a table.
 
-    In the order of the table's rows, or shuffled. Both are published when they are complete; a table that was made of
-    the same is returned as it is. `on_examples(number)` is called as they are written. Raises InputError: something
-    else is there; StorageError.
+    In the order of the table's rows, or shuffled. Both are published when they are complete; an existing table of the
+    same input is returned. `on_examples(number)` is called with the number of written examples. Raises InputError:
+    something else is there; StorageError.
     """
     tables = stream.tables
     reads = [tables.place, tables.data]
     if is_file(out):
         if shards is not None:
-            raise InputError("--shards are of a folder, and OUT is a file of JSON lines. Leave it out.")
+            raise InputError("--shards works only with a folder, but OUT is a file of JSON lines. Leave --shards out.")
         require_file(out, reads, _REMEDY, overwrite)
         end = next(end for end in _ENDS if out.endswith(end))
         with storage.writing(out) as path, pa.output_stream(path, compression=_ENDS[end]) as file:

@@ -21,10 +21,10 @@ Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows,
 
 @dataclass(frozen=True)
 class Examples:
-    """E examples: number `number` [E] of those that row `row` [E] gives.
+    """E examples: number `number` [E] among the examples of row `row` [E].
 
-    `labels`, and their scores where they are asked for, by place; `positive` [E]: places of the positives;
-    `negative` [E, n]: places of the negatives, best first, of which the first `found` [E] count.
+    `labels`, and their scores if requested, by place; `positive` [E]: places of the positives; `negative` [E, n]:
+    places of the negatives, best first, of which the first `found` [E] count.
     """
 
     tables: Tables

@@ -12,15 +12,19 @@ Form = Literal["triplets", "tuples", "pairs", "lists", "tevatron", "flagembeddin
 class TupleOptions(Options):
     """Options of `extremis tuples` and of a `TupleStream`."""
 
-    form: Form = Field("tuples", description="Columns of an example, or the library that reads it.")
+    form: Form = Field("tuples", description="Columns of an example, or the library that reads the file.")
     negatives: int | None = Field(
-        None, ge=1, description="Negatives of an example, best first. Default: 1 in triplets, else all."
+        None, ge=1, description="Number of negatives of an example, best first. Default: 1 in triplets, else all."
     )
-    keys: bool = Field(False, description="Keys in the place of texts.")
+    keys: bool = Field(False, description="Write keys instead of texts.")
     each_positive: bool = Field(
-        False, description="Examples for each positive of a row. Default: one positive, another each epoch."
+        False,
+        description=(
+            "Write an example for each positive of a row. Default: one positive for each row, a different one each "
+            "epoch."
+        ),
     )
     scores: Literal["search", "teacher"] | None = Field(
-        None, description="Scores in the place of labels: the search's, or a teacher's (null of positives)."
+        None, description="Write scores instead of labels: from the search, or from a teacher (null for positives)."
     )
-    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order and of the choice of positives.")
+    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order, and of the choice of positives.")

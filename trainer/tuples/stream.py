@@ -59,7 +59,7 @@ class TupleStream(IterableDataset):
         if not examples:
             raise InputError(
                 f"{self.tables.negatives.url}: no row has a positive and enough negatives for {self.options.form}. Ask "
-                "for fewer --negatives, or mine it again with other options."
+                "for fewer --negatives, or mine the table again with other options."
             )
         return examples, left_out
 
@@ -71,7 +71,7 @@ class TupleStream(IterableDataset):
         return make_examples(self.tables, none, Ragged.empty(0), hard, 0, spread=False).schema
 
     def set_epoch(self, epoch: int, table: Place | None = None) -> None:
-        """Start `epoch` at its first example, with the negatives of `table` from here on where it is given.
+        """Start `epoch` at its first example, with the negatives of `table` from here on if it is given.
 
         Workers of a DataLoader that outlive an epoch hear of the epoch; of a table, a new loader's.
         """
@@ -82,7 +82,7 @@ class TupleStream(IterableDataset):
         self._at, self._within = self._rows.state_dict(), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to go on after the newest example, with as many ranks.
+        """Return the state for `load_state_dict` to continue after the newest example, with the same number of ranks.
 
         Where DataLoader workers deal, only they know which it is: ask a `StatefulDataLoader`.
         """
@@ -91,13 +91,13 @@ class TupleStream(IterableDataset):
         return {**at, **place, "tuples": self.options.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the place of `state`; nothing before it is read. Raises InputError where the order is another."""
+        """Go to the place of `state`; nothing before it is read. Raises InputError if the order is a different one."""
         expected = {"ranks": state.get("ranks", self._ranks), "tuples": state.get("tuples")}
         for name, value in {"ranks": self._ranks, "tuples": self.options.model_dump()}.items():
             if expected[name] != value:
                 raise InputError(
-                    f"cannot resume the tuples: {name} was {expected[name]!r} when they were saved and is {value!r} "
-                    "now. Resume with the same options, or start a new epoch."
+                    f"cannot resume the tuples: {name} was {expected[name]!r} in the saved state and is {value!r} now. "
+                    "Resume with the same options, or start a new epoch."
                 )
         at = {name: value for name, value in state.items() if name not in ("within", "ranks", "tuples")}
         self._rows.load_state_dict(at)
@@ -133,7 +133,7 @@ class TupleStream(IterableDataset):
                     return
                 if [*at["negatives"].values()] != [self.tables.negatives.digest]:
                     raise InputError(
-                        "set_epoch brought another table: make a new DataLoader, whose workers start with it."
+                        "set_epoch changed the table: make a new DataLoader, whose workers open the new table."
                     )
                 assert isinstance(batch.hard, np.ndarray)
                 positives = Ragged(batch.positives, batch.positive_offsets)

@@ -1,6 +1,6 @@
-"""A table of negatives beside the DATA that it was mined from: texts and scores by row.
+"""A table of negatives with the DATA that it was mined from: texts and scores by row.
 
-Columns are copied once to scratch files in TMPDIR that are mapped, so that memory holds what it has room for.
+Columns are copied once to mapped scratch files in TMPDIR, so that memory holds what fits.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from trainer.tuples.options import TupleOptions
 
 @dataclass(frozen=True)
 class Tables:
-    """Queries, their negatives and the labels of `data`, found by `place`: of a mining of arrays, its folder."""
+    """Queries, their negatives and the labels of `data`, found by `place`: for mined arrays, the output folder."""
 
     place: str
     data: str
@@ -36,24 +36,24 @@ class Tables:
 
     @classmethod
     def open(cls, url: str, data: str | None, options: TupleOptions) -> "Tables":
-        """Open the table at `url`, or that of a mining of arrays or of a RUN there, beside its DATA.
+        """Open the table at `url`, or the table of mined arrays or of a RUN there, with its DATA.
 
-        Raises InputError: no DATA named, or without texts; more negatives than the table has, or scores that it lacks;
-        TableError: no such table, or of other data.
+        Raises InputError: no DATA given, or DATA without texts; more negatives than the table has, or missing scores;
+        TableError: no such table, or a table of other data.
         """
         place, mining = url, not is_published(url) and is_published(join(url, "data"))
         if mining:
             url, data = join(url, "queries"), data or join(url, "data")
         if data is None:
             Table.open(url, "negatives")  # a place that is none has a message of its own
-            raise InputError(f"{url}: name the DATA that this table was mined from, with --data.")
+            raise InputError(f"{url}: --data is missing: give the DATA that this table was mined from.")
         whole, layout, table = Table.open(data, "data"), DataLayout(data), Table.find(url, "negatives")
         splits = {digest: name[8:] for name, digest in whole.parents.items() if name.startswith("queries/")}
         split = "train" if table is None else splits.get(table.parents.get("queries", ""))
         if split is None:
             raise TableError(
-                f"{url}: made from other queries than those of {data} ({', '.join(sorted(splits.values()))}). Name the "
-                "DATA that this table was mined from, with --data."
+                f"{url}: made from other queries than those of {data} ({', '.join(sorted(splits.values()))}). Give the "
+                "DATA that this table was mined from with --data."
             )
         queries = Table.open(layout.queries(split), "queries")
         negatives = Source("queries", queries).with_negatives(url).negatives
@@ -82,10 +82,10 @@ class Tables:
         return self.strings(table, "key" if self.options.keys else "text", rows)
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
-        """Return a column's strings of `rows` [n]. Raises InputError where all are empty, TableError, StorageError."""
+        """Return a column's strings of `rows` [n]. Raises InputError if all are empty, TableError, StorageError."""
         held = self._hold(table, column, _open_strings)
         if not held.buffers()[2].size and table.rows:
-            raise InputError(f"{table.url}: no row has a {column}. Give --keys for keys in the place of texts.")
+            raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
         return held.take(pa.array(rows)).cast(pa.string())
 
     def scores(self, column: str, rows: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ class Tables:
         return self._hold(self.negatives, column, _open_matrix)[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
-        """Return float32 scores of the positives of `rows` [B], like their values; NaN of a teacher, who has none.
+        """Return float32 scores of the positives of `rows` [B], like their values; NaN for a teacher, which has none.
 
         Raises TableError, StorageError.
         """
@@ -121,17 +121,17 @@ class Tables:
         if (options.negatives or 0) > width:
             raise InputError(
                 f"--negatives {options.negatives}: {self.negatives.url} has {width} for each row. Ask for fewer, or "
-                f"mine it again with --width {options.negatives}."
+                f"mine the table again with --width {options.negatives}."
             )
         if not options.keys and "text" not in self.queries.columns:
             raise InputError(
-                f"{self.queries.url}: this DATA keeps no texts of its queries. Make it again with --keep-text, or give "
-                "--keys for keys in their place."
+                f"{self.queries.url}: this DATA has no texts of queries. Shard it again with --keep-text, or give "
+                "--keys to write keys instead of texts."
             )
         if options.scores == "search" and not self.mining:
             raise InputError(
-                "--scores search: scores of positives come of a mining of arrays, which keeps its vectors. Give the "
-                "folder that it wrote, or leave --scores out."
+                "--scores search: scores of positives exist only after mining arrays. Give the folder of such a "
+                "mining, or leave --scores out."
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")

@@ -1,1 +1,1 @@
-"""Versions: a data set that holds what is new, and names the rest (docs/decisions/0023)."""
+"""Versions: a data set that contains new rows, and refers to the rest (docs/decisions/0023)."""

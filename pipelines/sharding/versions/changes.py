@@ -1,6 +1,6 @@
-"""Rows before a version that it changes: labels meet the input's by their keys, points that come again leave.
+"""Changes of a version to earlier rows: labels are matched by key, and repeated points are removed.
 
-New labels are ordered behind those before. What changes is written as patches over shards that stay as they are.
+New labels follow the earlier labels. Changes are written as patches over shards that do not change.
 """
 
 from collections import Counter
@@ -45,10 +45,10 @@ STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
 def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
-    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back.
+    """Order new labels by (hash, key), after the earlier labels; find earlier labels that change, retire or come back.
 
-    Besides those of `order_labels` the collections `changed` and `states`, packets in files by the number of a shard of
-    labels before: columns of the row with `label_id`, and columns STATE of labels that retire or come back.
+    In addition to those of `order_labels`, the collections `changed` and `states`, packets in files by the number of an
+    earlier shard of labels: columns of the row with `label_id`, and columns STATE of labels that retire or come back.
     """
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
@@ -67,7 +67,7 @@ def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
-    """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
+    """Send key, id and state of the labels of the earlier shard `number`, and the hash of their content if needed."""
     entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
     given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # what a model made follows from the text
@@ -127,7 +127,7 @@ def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.Recor
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return the labels whose state changes, columns STATE: `listed` come back; others retire of a `complete` list."""
+    """Return the labels whose state changes, columns STATE: `listed` come back; others retire if `complete`."""
     is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
     retired = before[RETIRED]
     returns = pc.and_(retired, is_listed)

@@ -1,4 +1,4 @@
-"""Data set that a version goes on from, as the new one names it; its shards that may have the keys of new points."""
+"""Data set that a version continues from, as the new one names it; its shards that may have the keys of new points."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +38,9 @@ _INHERITED = (
 
 @dataclass(frozen=True)
 class EarlierData:
-    """The data set at `url`, which the version at `data` goes on from with the part `part`.
+    """The data set at `url`, which the version at `data` continues from with the part `part`.
 
-    `complete`: the input's list of labels is the whole list; None: there is one, and nobody said what it is.
+    `complete`: the input lists all labels; None: there is a list, and the options do not say.
     """
 
     url: str
@@ -54,20 +54,20 @@ class EarlierData:
 
     @classmethod
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
-        """Open the data set that `options.onto` names. Raises InputError: not one to go on from; TableError."""
+        """Open the data set that `options.onto` names. Raises InputError: not one to continue from; TableError."""
         assert options.onto is not None
         url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:
             raise InputError(
-                f"--onto: {inputs.format} names labels by their lines, which move when labels come and go. Give INPUT "
-                "in a form with keys, such as JSON lines."
+                f"--onto: the format {inputs.format} identifies labels by line number, which changes between versions. "
+                "Give INPUT in a format with keys, such as JSON lines."
             )
         if "train" not in inputs.splits:
             raise InputError("--onto: INPUT has no points of train.")
         version = Version.of(manifest)
         part = options.part or part_name(version.number + 1)
         if part in version.parts:
-            raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
+            raise InputError(f"--part {part}: {url} already has a part of this name. Give another name.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
         listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
@@ -97,15 +97,15 @@ class EarlierData:
         return self.tables[LABELS].rows
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
-        """Return `options` with those of the earlier where rows have to look alike. Raises InputError for others."""
+        """Return `options` with those of the earlier version that shape rows. Raises InputError for others."""
         recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
         default = ShardOptions()
         for name in _INHERITED:
             stated = getattr(options, name)
             if stated not in (getattr(default, name), recorded[name]):
                 raise InputError(
-                    f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, which a version "
-                    "keeps. Leave it out."
+                    f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, and all "
+                    "versions use the same value. Leave the option out."
                 )
         names = (name for name in _INHERITED if name != "tokenizer")
         cut = self.tables["queries/train"].row_group_rows
@@ -113,14 +113,14 @@ class EarlierData:
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
-        """Load its tokenizer; None where it has none. Raises TableError."""
+        """Load its tokenizer; None if it has none. Raises TableError."""
         if "tokenizer" not in self.manifest.parents:
             return None
         url = DataLayout(self.url).tokenizer
         tokenizer = Table.open(url, "tokenizer")
         files = tokenizer.read_files()
         if FILE not in files:
-            raise TableError(f"{url}: no {FILE} in it. Shard the data again.")
+            raise TableError(f"{url}: {FILE} is missing. Shard the data again.")
         facts = tokenizer.parameters
         return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
@@ -174,7 +174,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
 
 
 def renumbered(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the shards that have rows, with the ids that these have now."""
+    """Return the shards with rows, and the present ids of the rows."""
     numbered, first = [], 0
     for entry in shards:
         if entry.rows and entry.view is not None:

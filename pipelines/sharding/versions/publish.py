@@ -88,13 +88,12 @@ def view_of_tokenizer(earlier: EarlierData) -> Manifest:
 
 
 def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
-    """Refuse to retire more than half of the labels where nobody said that the list is complete. Raises InputError."""
+    """Refuse to retire more than half of the labels unless the list is stated to be complete. Raises InputError."""
     retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
     if earlier.complete is None and 2 * retired > before:
         raise InputError(
-            f"--onto: INPUT's labels lack {retired:,} of the {before:,} labels of {earlier.url}, which a complete list "
-            "would retire. Say --labels new if it names new and changed labels alone, or --labels all if these labels "
-            "are gone."
+            f"--onto: the labels in INPUT lack {retired:,} of the {before:,} labels of {earlier.url}. Give --labels "
+            "new if INPUT lists only new and changed labels, or --labels all if the missing labels shall retire."
         )
 
 
@@ -122,7 +121,7 @@ def _version(earlier: EarlierData, summary: Summary) -> Version:
 def _view_of_table(
     earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table `name` of all parts, patched, with the shards of the new part behind."""
+    """Return the manifest of the table `name` of all parts, patched, with the shards of the new part at the end."""
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
@@ -164,7 +163,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
 
 
 def _cut(entry: Shard, size: int) -> Shard:
-    """State the row groups of a shard where they are not `size` rows each but for the last."""
+    """State the row groups of a shard if they are not `size` rows each but for the last."""
     assert entry.view is not None
     groups = entry.groups
     if groups is None:
@@ -190,14 +189,14 @@ def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequ
 
 
 def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
-    """Return the columns of all parts. Raises InputError where they differ."""
+    """Return the columns of all parts. Raises InputError if they differ."""
     columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
     if older is None or added is None or not added.rows:
         return columns
     before, after = ({c.name for c in table.columns} - {RETIRED} for table in (older, added))
     if before != after:
         raise InputError(
-            f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}; the data set before has "
-            f"{', '.join(sorted(before))}. Give INPUT of the same form."
+            f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}, but the earlier data set has "
+            f"{', '.join(sorted(before))}. Give INPUT with the same columns."
         )
     return columns

@@ -57,7 +57,11 @@ def run(folder: Path, ran: Done) -> Path:
 
 def test_a_run_that_another_process_makes_is_left_to_it(data: Path, tmp_path: Path) -> None:
     with held_elsewhere(str(tmp_path / "run"), "trained"):
-        refused(call("run", "auto", data, tmp_path / "run", *OVERRIDES), "being trained by process", "Let it finish")
+        refused(
+            call("run", "auto", data, tmp_path / "run", *OVERRIDES),
+            "being trained by process",
+            "Wait until that process has finished",
+        )
 
 
 def report_of(run: Path) -> dict[str, Any]:
@@ -115,15 +119,17 @@ def test_what_is_held_out_is_the_same_in_trials_and_run(data: Path, run: Path) -
 
 def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     before = (run / "auto.json").read_bytes()
-    refused(call("run", "auto", data, run, *OVERRIDES), str(run), "there is a run here already", "--resume")
+    refused(call("run", "auto", data, run, *OVERRIDES), str(run), "a run exists here already", "--resume")
     assert (run / "auto.json").read_bytes() == before
-    refused(call("run", "astra", data, tmp_path / "r", "--minutes", "3"), "--minutes is of", "train.minutes=10")
+    refused(
+        call("run", "astra", data, tmp_path / "r", "--minutes", "3"), "--minutes works only with", "train.minutes=10"
+    )
     refused(call("run", "auto", data, tmp_path / "r", "--minutes", "0"), "--minutes", "0")
     refused(call("run", "astra", data, tmp_path / "r", "--pretrained", "m"), "--set encoder.pretrained=MODEL")
     write_bert(tmp_path / "bert", 40)
     Tokenizer(WordLevel({"a": 0, "ship": 1})).save(str(tmp_path / "bert" / "tokenizer.json"))
     wrong = call("run", "auto", data, tmp_path / "r", "--pretrained", tmp_path / "bert")
-    refused(wrong, "have the same id there", f"--tokenizer {tmp_path / 'bert'}")
+    refused(wrong, "have the same id in the model", f"--tokenizer {tmp_path / 'bert'}")
     refused(call("run", "auto", tmp_path / "nowhere", tmp_path / "r"), "nowhere")
     refused(call("run", "auto", data, tmp_path / "r", "--set", "encoder.dimensions=3"), "did you mean 'dimension'")
     assert not (tmp_path / "r").exists()  # before any trial
@@ -160,7 +166,7 @@ def test_training_goes_on_with_the_recipe_that_was_chosen(data: Path, run: Path,
     shutil.rmtree(max((cut / "checkpoints").iterdir()))
     shutil.rmtree(cut / "fusion")
     (cut / "finished.json").unlink()
-    refused(call("run", "auto", data, cut, *OVERRIDES), "there is a run here already")
+    refused(call("run", "auto", data, cut, *OVERRIDES), "a run exists here already")
     done = call("run", "auto", data, cut, *OVERRIDES, "--resume", "--json")
     assert done.status == 0, done.err
     assert [epoch["epoch"] for epoch in done.json["epochs"]] == [0, 1]

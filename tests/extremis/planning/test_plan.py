@@ -161,7 +161,7 @@ def test_memory_of_a_rank_is_that_of_its_labels_and_time_is_not_guessed() -> Non
         ((), ("--queries N and --labels L", "--data")),
         (("--queries", "10.5", "--labels", "3"), ("10.5", "370e6")),
         (("--queries", "many", "--labels", "3"), ("many",)),
-        (("--queries", "9", "--labels", "3"), ("--labels-per-query 5", "only 3 labels")),
+        (("--queries", "9", "--labels", "3"), ("--labels-per-query 5", "expected at most 3, the number of labels")),
         (("--queries", "9", "--labels", "9", "--memory", "8 apples"), ("8 apples", "8GiB")),
         (("--queries", "9", "--labels", "9", "--recipe", "astar"), ("astar", "'astra'")),
         (("--queries", "9", "--labels", "9", "--memory", "100MiB"), ("--memory", "100")),

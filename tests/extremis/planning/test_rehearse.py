@@ -188,7 +188,7 @@ def test_bad_input_is_refused(tmp_path: Path, arguments: tuple[str, ...], words:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.footprint.free_memory", lambda: 1 << 20)
-    with pytest.raises(InputError, match=r"rank 0 of 2 needs .* and 1.0 MiB are free. Plan more --ranks"):
+    with pytest.raises(InputError, match=r"rank 0 of 2 needs .* and 1.0 MiB are free. Plan with more --ranks"):
         rehearse(rehearsal(tmp_path), print)
     monkeypatch.setattr("trainer.footprint.free_memory", lambda: 1 << 50)
     monkeypatch.setattr("schemas.storage.free_bytes", lambda url: 1 << 20)

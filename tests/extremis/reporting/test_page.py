@@ -115,7 +115,7 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
     assert {"chart-age", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
     assert {"chart-validation", "chart-time-to-P-1", "chart-deciles-test"} <= names
-    said = "Share of negatives that the table before had too: "
+    said = "Share of negatives that were also in the previous table: "
     assert any(p.text.startswith(said) for p in page.find_elements("css selector", ".said"))  # of one table
     assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []

@@ -41,7 +41,7 @@ def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
 
     assert watch_dumps(str(run), dumps, make, say) == 2
     assert made == [3, 3]
-    waited = [line.removeprefix("waiting for a ").partition(" ")[0] for line in lines]
+    waited = ["dump" if line.startswith("waiting for the next dump of ") else "run" for line in lines]
     assert waited == ["run", "dump", "dump", "run", "dump"]
 
 
@@ -70,4 +70,4 @@ def test_what_may_pass_is_tried_again_some_times_and_wrong_input_is_not(
     else:
         assert watch() == 1
     tried = 0 if type(error) is InputError else min(failures, RETRIES)
-    assert lines == [f"full Trying again ({number + 1} of 5)." for number in range(tried)]
+    assert lines == [f"full Retry {number + 1} of 5." for number in range(tried)]

@@ -66,7 +66,7 @@ def test_golden(tmp_path: Path, block_rows: int, packed: bool) -> None:
         ({"queries.jsonl": None}, "no queries.jsonl or .* here"),
         ({"qrels/train.tsv": None}, "no qrels/train.tsv or .* here"),
         ({"qrels/val.tsv": HEADER}, "both qrels/dev.tsv and qrels/val.tsv are here"),
-        ({"qrels/train.tsv": ""}, "qrels/train.tsv: empty"),
+        ({"qrels/train.tsv": ""}, "qrels/train.tsv: the file is empty"),
         ({"corpus.jsonl": None, "corpus.jsonl.gz": b"{}"}, "corpus.jsonl.gz: not a gzip file"),
     ],
 )

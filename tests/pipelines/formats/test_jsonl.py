@@ -90,14 +90,14 @@ def test_a_pattern_chooses_files() -> None:
     inputs, _ = read_all("jsonl", f"{root}/*-a.jsonl")
     assert [part.name for part in inputs.parts] == ["train-a.jsonl", "labels-a.jsonl"]
     assert choose(f"{root}/*-a.jsonl").name == "jsonl"
-    with pytest.raises(InputError, match="no known input form here; found: nothing"):
+    with pytest.raises(InputError, match="no known input format here; found: nothing"):
         choose(f"{root}/*-c.jsonl")
 
 
 def test_texts_without_labels_are_answered_with_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("a text")
     for source in (tmp_path, tmp_path / "one.txt"):
-        with pytest.raises(InputError, match=r"write each text beside its label .* Expected one of"):
+        with pytest.raises(InputError, match=r"write each text with its label .* Expected one of"):
             choose(str(source))
 
 
@@ -165,7 +165,7 @@ def test_pairs_beside_the_points_of_every_split(tmp_path: Path) -> None:
             Reason.MISSING_FIELD,
             "the field 'key' is missing; found ['labels', 'text']",
         ),
-        ('{"key": "", "text": "a", "labels": ["a"]}', Reason.MALFORMED, "key holds an empty key"),
+        ('{"key": "", "text": "a", "labels": ["a"]}', Reason.MALFORMED, "key contains an empty key"),
         (
             '{"key": null, "text": "a", "labels": ["a"]}',
             Reason.WRONG_TYPE,
@@ -184,7 +184,7 @@ def test_pairs_beside_the_points_of_every_split(tmp_path: Path) -> None:
         ('{"key": "a", "text": "b", "labels": []}', Reason.NO_LABELS, "the point 'a' has no labels (labels is empty)"),
         ('{"key": "a", "text": "b", "labels": [null]}', Reason.WRONG_TYPE, "labels must be a string, got None"),
         ('{"key": "a", "text": "b", "labels": [true]}', Reason.WRONG_TYPE, "labels must be a string, got True"),
-        ('{"key": "a", "text": "b", "labels": [""]}', Reason.MALFORMED, "labels holds an empty key"),
+        ('{"key": "a", "text": "b", "labels": [""]}', Reason.MALFORMED, "labels contains an empty key"),
     ],
 )
 def test_one_bad_row_is_rejected_and_named(tmp_path: Path, line: str, reason: Reason, detail: str) -> None:
@@ -199,17 +199,20 @@ def test_one_bad_row_is_rejected_and_named(tmp_path: Path, line: str, reason: Re
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train.jsonl": None}, r"no train here; found: labels.jsonl. Expected train.jsonl \(key, text, labels\)"),
+        (
+            {"train.jsonl": None},
+            r"no train here; found: labels.jsonl. Expected train.jsonl \(key, text, labels\)",
+        ),
         ({"labels.jsonl": None}, "no labels here; found: train.jsonl"),
-        ({"train.jsonl.gz": b""}, "both train.jsonl and train.jsonl.gz are here, for the same thing"),
-        ({"train.jsonl": ""}, "train.jsonl: empty"),
+        ({"train.jsonl.gz": b""}, "both train.jsonl and train.jsonl.gz are here, with the same content"),
+        ({"train.jsonl": ""}, "train.jsonl: the file is empty"),
         ({"train.jsonl": None, "train.jsonl.gz": b"plain"}, "train.jsonl.gz: not a gzip file"),
-        ({"train.jsonl": None, "train.jsonl.gz": gzip.compress(b"x" * 99)[:-9]}, "train.jsonl.gz: cut off"),
+        ({"train.jsonl": None, "train.jsonl.gz": gzip.compress(b"x" * 99)[:-9]}, "train.jsonl.gz: incomplete"),
         ({"train.jsonl": b"\xff\xfe{\0"}, "train.jsonl: text in UTF-16. Expected UTF-8"),
-        ({"pairs_val.tsv": "a\tb\n"}, "pairs_val.tsv has no points beside it"),
+        ({"pairs_val.tsv": "a\tb\n"}, "pairs_val.tsv has no points"),
         (
             {"pairs_train.tsv": "a\tb\n", "queries.jsonl": "{}\n"},
-            "both train.jsonl and queries.jsonl hold points of train",
+            "both train.jsonl and queries.jsonl contain points of train",
         ),
     ],
 )
@@ -234,27 +237,29 @@ def test_fields_of_other_names(tmp_path: Path) -> None:
 
 def test_the_command_line_names_every_form() -> None:
     names = ",".join(form.name for form in FORMATS)
-    assert f"FormofINPUT:{names}.Default:" in "".join(call("shard", "--help").out.split())
+    assert f"FormatofINPUT:{names}.Default:" in "".join(call("shard", "--help").out.split())
 
 
 def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
     form = choose(str(write(tmp_path / "a", FILES)), None, "key=id")
     assert form == replace(JSON_LINES, fields=Fields(key="id"))
     assert choose("anywhere", "beir", "text=query") == Beir(fields=Fields(key="_id", text="query"))
-    with pytest.raises(InputError, match=r"--fields are for data with string keys; .* is read as xc-text"):
+    with pytest.raises(
+        InputError, match=r"--fields works only with formats that have named fields; .* is read as xc-text"
+    ):
         choose(str(write(tmp_path / "b", {"trn_X.txt": ""})), None, "key=id")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("keys=id", "no field 'keys'; did you mean key"),
-        ("zzz=id", "no field 'zzz'; There are key, text"),
+        ("keys=id", "unknown field 'keys'; did you mean key"),
+        ("zzz=id", "unknown field 'zzz'; known fields: key, text"),
         ("key", "expected key=NAME once, got 'key'"),
         ("key=", "expected key=NAME once, got 'key='"),
         ("key=a,key=b", "expected key=NAME once, got 'key=b'"),
-        ("text=a,title=a", "text and title are both 'a'. Name a column once"),
-        ("label=a,labels=a", "label and labels are both 'a'"),
+        ("text=a,title=a", "text and title both name the column 'a'. Use each column once"),
+        ("label=a,labels=a", "label and labels both name the column 'a'"),
     ],
 )
 def test_fields_that_cannot_be(text: str, message: str) -> None:

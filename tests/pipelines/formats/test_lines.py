@@ -57,7 +57,7 @@ def test_marks_and_line_ends_of_other_systems_do_not_show(content: list[bytes], 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xff\xfea\0", b"\xfe\xff\0a"])
 def test_a_mark_alone_and_other_encodings_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(InputError, match=r"empty: it holds no line|text in UTF-16. Expected UTF-8"):
+    with pytest.raises(InputError, match=r"the file is empty|text in UTF-16. Expected UTF-8"):
         list(lines.Blocks(str(tmp_path / "a"), 5))
 
 
@@ -80,7 +80,7 @@ def test_every_codec_by_its_suffix(tmp_path: Path, suffix: str) -> None:
         got = [line for batch in lines.Blocks(str(place), 3000) for line in batch["line"].to_pylist()]
         assert got == content.splitlines() * (len(data) // len(packed))
     place.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(InputError, match="cut off"):
+    with pytest.raises(InputError, match="incomplete"):
         list(lines.Blocks(str(place), 3000))
     place.write_bytes(b"plain text, not compressed\n" * 10)
     with pytest.raises(InputError, match=r"not a \w+ file"):
@@ -99,12 +99,12 @@ WHOLE = gzip.compress(b'{"title": "a"}\n' * 5000 + bytes(range(256)) * 40, compr
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "empty: it holds no line"),
-        (gzip.compress(b"", mtime=0), "empty: it holds no line"),
+        (b"", "the file is empty"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
         (b'{"title": "plain"}\n', r"not a gzip file.*compress a plain file with `gzip`"),
-        (WHOLE[: len(WHOLE) // 2], r"cut off: the gzip stream stops after \d+ bytes"),
-        (WHOLE[:-3], "cut off"),
-        (WHOLE[:-8] + b"\0" * 8, "not a gzip file, or a damaged one"),
+        (WHOLE[: len(WHOLE) // 2], r"incomplete: the gzip stream stops after \d+ bytes"),
+        (WHOLE[:-3], "incomplete"),
+        (WHOLE[:-8] + b"\0" * 8, "not a gzip file, or damaged"),
         (WHOLE[:40] + b"\xff" * 30 + WHOLE[70:], "damaged"),
         (WHOLE + b"garbage", "damaged"),
     ],
@@ -126,5 +126,5 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(InputError, match="memory://lines/none: no such file"):
+    with pytest.raises(InputError, match="memory://lines/none: file not found"):
         list(lines.Blocks("memory://lines/none", 10))

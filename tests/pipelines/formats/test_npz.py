@@ -55,28 +55,28 @@ def test_what_scipy_saves_comes_back(rows: int, columns: int, block: int, compre
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a NumPy .npz file, or a damaged one"),
-        (b"3 4\n1:1\n", "not a NumPy .npz file, or a damaged one"),
-        (arrays()[:300], "not a NumPy .npz file, or a damaged one"),
+        (b"", "not a NumPy .npz file, or damaged"),
+        (b"3 4\n1:1\n", "not a NumPy .npz file, or damaged"),
+        (arrays()[:300], "not a NumPy .npz file, or damaged"),
         (saved(scipy.sparse.csc_matrix(np.eye(3))), r"a matrix in 'csc' order; expected 'csr'.*tocsr\(\)"),
         (saved(scipy.sparse.coo_matrix(np.eye(3))), "a matrix in 'coo' order|no array"),
-        (arrays(indptr=None), "no array indptr in it"),
-        (arrays(format=np.array([b"csr", b"csr"])), "the array format is no name"),
-        (arrays(shape=np.array([2, 5, 1])), "a shape of 3 numbers"),
-        (arrays(shape=np.array([-2, 5])), "a shape of -2 × 5"),
+        (arrays(indptr=None), "no array indptr in the file"),
+        (arrays(format=np.array([b"csr", b"csr"])), "the array format is not a string"),
+        (arrays(shape=np.array([2, 5, 1])), "the shape has 3 numbers"),
+        (arrays(shape=np.array([-2, 5])), "unusable shape -2 × 5"),
         (arrays(shape=np.array([2.0, 5.0])), "the array shape has the type float64"),
-        (arrays(indptr=np.array([0, 3], np.int32)), "which is no matrix of 2 rows"),
+        (arrays(indptr=np.array([0, 3], np.int32)), "which do not form a matrix of 2 rows"),
         (arrays(indptr=np.array([1, 2, 3], np.int32)), "indptr starts with 1, not 0"),
-        (arrays(indptr=np.array([0, 4, 3], np.int32)), "indptr descends, or points beyond the end"),
-        (arrays(indptr=np.array([0, 2, 9], np.int32)), "indptr descends, or points beyond the end"),
+        (arrays(indptr=np.array([0, 4, 3], np.int32)), "indptr decreases, or points past the end"),
+        (arrays(indptr=np.array([0, 2, 9], np.int32)), "indptr decreases, or points past the end"),
         (arrays(indptr=np.array([0, 1, 2], np.int32)), "indptr ends with 2, but there are 3 entries"),
-        (arrays(indices=np.array([4, 1, 5], np.int32)), "row 1 has column 5 of 5"),
-        (arrays(indices=np.array([-1, 1, 0], np.int32)), "row 0 has column -1 of 5"),
+        (arrays(indices=np.array([4, 1, 5], np.int32)), "row 1 has column 5, but there are 5 columns"),
+        (arrays(indices=np.array([-1, 1, 0], np.int32)), "row 0 has column -1, but there are 5 columns"),
         (arrays(indices=np.array([[4], [1], [0]], np.int32)), "the array indices has the type int32"),
-        (arrays(data=np.array([1.0, 2.0])), "which is no matrix of 2 rows"),
-        (arrays(data=np.array([1.0, 2.0, None], object)), r"not of plain numbers \(pickled\?\)"),
+        (arrays(data=np.array([1.0, 2.0])), "which do not form a matrix of 2 rows"),
+        (arrays(data=np.array([1.0, 2.0, None], object)), r"not contain plain numbers \(pickled\?\)"),
         (arrays(data=np.array(["a", "b", "c"])), "the array data has the type <U1"),
-        (arrays(data=np.array([1j, 1j, 1j])), "not of plain numbers"),
+        (arrays(data=np.array([1j, 1j, 1j])), "not contain plain numbers"),
     ],
 )
 def test_what_is_no_csr_matrix_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -117,5 +117,5 @@ def test_a_changed_value_is_found_by_its_checksum() -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(InputError, match=r"memory://npz/none.npz: no such file"):
+    with pytest.raises(InputError, match=r"memory://npz/none.npz: file not found"):
         npz.read_shape("memory://npz/none.npz")

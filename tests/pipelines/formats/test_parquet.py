@@ -150,12 +150,12 @@ def test_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (b"", "train.parquet: not a Parquet file, or a damaged one"),
-        (b"PAR1 no PAR1", "train.parquet: not a Parquet file, or a damaged one"),
-        (packed(TRAIN)[:-20], "train.parquet: not a Parquet file, or a damaged one"),
+        (b"", "train.parquet: not a Parquet file, or damaged"),
+        (b"PAR1 no PAR1", "train.parquet: not a Parquet file, or damaged"),
+        (packed(TRAIN)[:-20], "train.parquet: not a Parquet file, or damaged"),
         (
             packed({"id": ["a"], "text": ["t"]}),
-            "no column 'key'; found: 'id', 'text'. If it is called otherwise.*--fields",
+            "no column 'key'; found: 'id', 'text'. If the column has another name.*--fields",
         ),
         (packed({"key": ["a"], "labels": [["a"]]}), "no column 'title' or 'text' or 'content'; found: 'key', 'labels'"),
         (packed({**TRAIN, "key": [1.5, 2.5, 3.5]}), "the column 'key' is of type double; expected a string or a whole"),

@@ -157,7 +157,7 @@ def test_the_same_in_every_dress(tmp_path: Path) -> None:
         ({"trn_X_Y.txt": None}, "no trn_X_Y.txt or .* here"),
         ({"tst_X_Xf.txt": None}, "no tst_X_Xf.txt or .* here"),
         ({"trn_X_Y.txt.gz": b""}, "both trn_X_Y.txt and trn_X_Y.txt.gz are here"),
-        ({"trn_X_Y.txt": ""}, "trn_X_Y.txt: empty"),
+        ({"trn_X_Y.txt": ""}, "trn_X_Y.txt: the file is empty"),
         ({"trn_X_Y.txt": "\n"}, "trn_X_Y.txt, line 1: expected the header `rows columns`, two whole numbers; got ''"),
         ({"trn_X_Y.txt": "0:1 2:1\n2:1\n3:1\n"}, "line 1: expected the header.*got '0:1 2:1'"),
         ({"trn_X_Y.txt": "3 6 7\n"}, "line 1: expected the header.*got '3 6 7'"),
@@ -165,14 +165,14 @@ def test_the_same_in_every_dress(tmp_path: Path) -> None:
         ({"trn_X_Y.txt": b"\xff\xfe3\x00"}, "text in UTF-16. Expected UTF-8"),
         ({"trn_X_Y.txt.gz": b"3 6\n", "trn_X_Y.txt": None}, "not a gzip file"),
         ({"trn_X_Y.txt": "4 6\n1:1\n1:1\n1:1\n1:1\n"}, r"trn_X_Y.txt states 4 and .*trn_X_Xf.txt states 3 rows"),
-        ({"trn_X_Y.txt": "3 5\n4:1\n5:1\n1:1\n"}, "trn_X_Y.txt, line 3: index 5 is beyond the 5 labels"),
-        ({"trn_X_Xf.txt": "3 99\n1:1\n1:1\n99:1\n"}, "trn_X_Xf.txt, line 4: index 99 is beyond the 99 features"),
-        ({"trn_X_Y.txt": "3 6\n1:1\n1:1\n1:1\n2:1\n"}, "trn_X_Y.txt, line 5: beyond the 3 rows.*states: '2:1'"),
-        ({"trn_X_Y.txt": "3 6\n1:1\n1:"}, "trn_X_Y.txt: cut off: 2 lines after the header, expected 3"),
-        ({"trn_X_Y.txt": "9000 6\n1:1\n", "trn_X_Xf.txt": "9000 6\n"}, "cut off: 1 lines after the header"),
-        ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: cut off: 2 lines, expected 3, as many as .* the matrix beside it"),
-        ({"trn_X.txt": "one\ntwo\nthree\nfour\n"}, "trn_X.txt, line 4: beyond the 3 rows"),
-        ({"lbl_X_Xf.txt": "5 100\n"}, r"lbl_X_Xf.txt: the header states 5 rows, one a label, but .* have 6 columns"),
+        ({"trn_X_Y.txt": "3 5\n4:1\n5:1\n1:1\n"}, "trn_X_Y.txt, line 3: index 5 .* 5 labels"),
+        ({"trn_X_Xf.txt": "3 99\n1:1\n1:1\n99:1\n"}, "trn_X_Xf.txt, line 4: index 99 .* 99 features"),
+        ({"trn_X_Y.txt": "3 6\n1:1\n1:1\n1:1\n2:1\n"}, "trn_X_Y.txt, line 5: the header states 3 rows, but .*: '2:1'"),
+        ({"trn_X_Y.txt": "3 6\n1:1\n1:"}, "trn_X_Y.txt: incomplete: 2 lines after the header, expected 3"),
+        ({"trn_X_Y.txt": "9000 6\n1:1\n", "trn_X_Xf.txt": "9000 6\n"}, "incomplete: 1 lines after the header"),
+        ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: incomplete: 2 lines, expected 3, as the header of the other matrix"),
+        ({"trn_X.txt": "one\ntwo\nthree\nfour\n"}, "trn_X.txt, line 4: the header states 3 rows"),
+        ({"lbl_X_Xf.txt": "5 100\n"}, r"lbl_X_Xf.txt: the header states 5 rows, one for each label, .* 6 columns"),
         ({"lbl_X_Xf.txt": "6 99999999999\n"}, "the header states 99,999,999,999 features"),
         ({"lbl_X_Xf.txt": None, "trn_X_Y.txt": "3 99999999999\n1:1\n1:1\n1:1\n"}, "states 99,999,999,999 labels for 4"),
     ],
@@ -240,6 +240,6 @@ def test_the_form_is_found_by_its_names(tmp_path: Path) -> None:
     write(tmp_path / "b", {**FILES, "trn_X.txt": "a\nb\nc\n", "Y.txt": "a\n"})
     assert choose(str(tmp_path / "b")).name == "xc-sparse"
     write(tmp_path / "c", {**FILES, "trn.json.gz": b"", "lbl.json.gz": b""})
-    with pytest.raises(InputError, match=r"looks like xc and xc-sparse.*Say which with --format"):
+    with pytest.raises(InputError, match=r"looks like xc and xc-sparse.*Choose one with --format"):
         choose(str(tmp_path / "c"))
     assert choose(str(tmp_path / "c"), "xc-sparse").name == "xc-sparse"

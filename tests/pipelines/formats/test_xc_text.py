@@ -84,10 +84,10 @@ def test_a_label_that_is_no_text_is_named(tmp_path: Path) -> None:
         ({"trn_X_Y.txt": None}, "no trn_X_Y.txt or .* here; found: .*Expected trn_X.txt"),
         ({"tst_X.txt": None}, "no tst_X.txt or .* here"),
         ({"trn.raw.txt": "x"}, "both trn_X.txt and trn.raw.txt are here"),
-        ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: cut off: 2 lines, expected 3"),
-        ({"trn_X.txt": "1\n2\n3\n4\n"}, "trn_X.txt, line 4: beyond the 3 rows"),
+        ({"trn_X.txt": "one\ntwo\n"}, "trn_X.txt: incomplete: 2 lines, expected 3"),
+        ({"trn_X.txt": "1\n2\n3\n4\n"}, "trn_X.txt, line 4: the header states 3 rows"),
         ({"Y.trn.npz": NPZ}, "both trn_X_Y.txt and Y.trn.npz are here"),
-        ({"trn_X_Y.txt": None, "Y.trn.npz": NPZ[:90]}, "Y.trn.npz: not a NumPy .npz file, or a damaged one"),
+        ({"trn_X_Y.txt": None, "Y.trn.npz": NPZ[:90]}, "Y.trn.npz: not a NumPy .npz file, or damaged"),
     ],
 )
 def test_one_clear_error(tmp_path: Path, changes: dict[str, str | bytes | None], message: str) -> None:

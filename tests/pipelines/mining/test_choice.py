@@ -264,7 +264,7 @@ def test_draws_follow_their_distribution(sample):
     [
         ({"min_score": 0.5, "max_score": 0.4}, r"--min-score 0.5 is above --max-score 0.4.*Give a smaller"),
         ({"sample": "uniform"}, r"--sample uniform needs the number of ranks .*--window W"),
-        ({"sample": "uniform", "window": 9, "temperature": 2}, r"--temperature 2 is that of --sample softmax"),
+        ({"sample": "uniform", "window": 9, "temperature": 2}, r"--temperature 2 works only with --sample softmax"),
         ({"sample": "softmax", "window": 9, "temperature": 0}, r"temperature: input should be greater"),
         ({"max_score": float("nan")}, r"max_score: input should be a finite number"),
         ({"sample": "worst"}, r"sample: input should be 'top', 'uniform' or 'softmax'"),
@@ -281,11 +281,11 @@ def test_the_command_line_chooses_and_refuses(tmp_path):
     chosen = ("--window", 20, "--sample", "softmax", "--temperature", 0.5, "--max-score", 3, "--min-score", -9)
     done = call("mine", world.data, world.run, *chosen, "--equal-texts", "near", "--json")
     assert done.status == 0, done.err
-    assert "labels have a text that another has" in done.err
+    assert "labels share their text with another label" in done.err
     assert done.json["tables"]["queries"]["counters"]["not_drawn"] > 0
     refused(call("mine", world.data, world.run, "--sample", "uniform"), "--sample uniform needs", "--window W")
     few = ("--window", 4, "--sample", "uniform", "--width", 5)
-    refused(call("mine", world.data, world.run, *few), "--window 4: ranks [0, 4) are fewer than K=5")
+    refused(call("mine", world.data, world.run, *few), "--window 4: the ranks [0, 4) are fewer than K=5")
 
 
 def planted(root: str, share: float = 0.2, labels: int = 500, rows: int = 400, **fields: object) -> World:

@@ -146,11 +146,11 @@ def test_label_ranges_are_cut_into_blocks_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 40}, r"--window 40: ranks \[0, 40\) are fewer than K=50.*--window 50 or more"),
+        ({"window": 40}, r"--window 40: the ranks \[0, 40\) are fewer than K=50.*--window 50 or more"),
         ({"skip_top": 10, "window": 55}, r"--window 60 or more"),
-        ({"ranges": 2000}, "only 1000 labels"),
-        ({"index": "NOPE"}, "index 'NOPE' cannot be made"),
-        ({"memory": "8 apples"}, "'8 apples' is no size"),
+        ({"ranges": 2000}, "expected at most 1000, the number of labels"),
+        ({"index": "NOPE"}, "index 'NOPE' cannot be built"),
+        ({"memory": "8 apples"}, "'8 apples': expected a number with a unit"),
         ({"margin": -1}, "margin: .*greater than or equal to 0"),
     ],
 )

@@ -141,4 +141,4 @@ def test_by_hand_it_says_what_it_is_for() -> None:
     command = [sys.executable, "-m", "pipelines.runners.boot"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 2
-    assert "did you mean --worker_pool?" in done.stderr
+    assert "Did you mean --worker_pool?" in done.stderr

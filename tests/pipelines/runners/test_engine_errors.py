@@ -37,7 +37,7 @@ DIRECT = (
         ("java.lang.IllegalStateException: Process died with exit code 3", ("ended with status 3",)),
         (
             "java.lang.ClassNotFoundException: org.apache.flink.api.java.ExecutionEnvironment",
-            ("no class org.apache.flink.api.java.ExecutionEnvironment", "version"),
+            ("lacks the class org.apache.flink.api.java.ExecutionEnvironment", "version"),
         ),
         ("java.io.FileNotFoundException: /tmp/beam-artifact-staging/1 (x)", ("artifacts", "--artifacts-dir")),
         ("TaskManager with id 10.0.0.1:4-a is no longer reachable.", ("lost the TaskManager 10.0.0.1:4-a", "restart")),
@@ -49,7 +49,7 @@ DIRECT = (
         ),
         (
             "java.net.ConnectException: Connection refused (Connection refused)",
-            ("does not reach the master", "--flink_master=HOST:PORT"),
+            ("cannot reach the master", "--flink_master=HOST:PORT"),
         ),
         ("ExecutorLostFailure (executor 1 exited caused by", ("lost executor 1", "spark.executor.memory")),
     ],
@@ -69,7 +69,7 @@ def test_an_unknown_failure_is_its_innermost_cause_on_one_line() -> None:
     assert first_cause(text) == "java.io.IOException: the moon"
     assert str(explain(text)).startswith("the engine failed: java.io.IOException: the moon. ")
     assert first_cause("Pipeline Job-1 failed in state FAILED: java.io.IOException: x") == "java.io.IOException: x"
-    assert first_cause("") == "it does not say why"
+    assert first_cause("") == "the engine gives no reason"
 
 
 def test_the_fault_of_a_worker_is_its_own_last_line() -> None:
@@ -116,5 +116,5 @@ def test_a_service_that_is_not_reached_is_no_job_server() -> None:
     text = "HTTPSConnectionPool(host='storage.googleapis.com', port=443): Max retries exceeded: Connection refused"
     error = failure(text, service=True)
     assert isinstance(error, ExtremisError)
-    assert "Dataflow refused the job, ended it, or is not reached: HTTPSConnectionPool" in str(error)
+    assert "Dataflow refused the job, ended the job, or cannot be reached: HTTPSConnectionPool" in str(error)
     assert isinstance(failure("Traceback (most recent call last):\nKeyError: ours\n", service=True), RuntimeError)

@@ -184,7 +184,10 @@ def test_beams_names_for_a_local_runner_mean_this_machine_with_its_options(name:
             ["--runner=DaskRunner", "--dask_client_adress=x"],
             r"unknown Beam option .* Did you mean --dask_client_address\?",
         ),
-        (["--runner=DataflowRunner", "--template_location=gs://b/t"], "--template_location: a command is several jobs"),
+        (
+            ["--runner=DataflowRunner", "--template_location=gs://b/t"],
+            "--template_location: a command runs several jobs",
+        ),
     ],
 )
 def test_wrong_options_are_refused(flags: list[str], message: str) -> None:

@@ -26,8 +26,8 @@ def test_join_equals_a_dictionary(pairs: list[tuple[int, int]], rows: list[int])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"0 1\n10 1\n", r"f, line 2: row 10 does not exist: the points have rows 0 to 9"),
-        (b"0 6\n", r"f, line 1: label 6 does not exist: there are labels 0 to 5"),
+        (b"0 1\n10 1\n", r"f, line 2: row 10 does not exist; the points have rows 0 to 9"),
+        (b"0 6\n", r"f, line 1: label 6 does not exist; the labels are 0 to 5"),
         (b"0\n", r"f, line 1: expected two whole numbers `row label`, got '0'"),
         (b"0 1 2\n", "line 1: expected two whole numbers"),
         (b"0 -1\n", r"line 1: expected two whole numbers .*'0 -1'"),

@@ -65,7 +65,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     root = str(tmp_path)
     with held_elsewhere(root):
         with (
-            pytest.raises(ClaimedError, match=r"being mined by process \d+ on .*Let it finish"),
+            pytest.raises(ClaimedError, match=r"being mined by process \d+ on .*Wait until that process has finished"),
             claimed(root, "mined"),
         ):
             pass
@@ -106,7 +106,7 @@ def test_a_killed_owner_s_is_taken_over_at_once(tmp_path: Path, monkeypatch: pyt
     with claimed(str(tmp_path), "mined", said.append):  # before anyone has asked for its status
         assert len(list(tmp_path.glob(".claim-after-*"))) == 1
     owner.wait()
-    assert said == [f"{tmp_path}: taken over from process {owner.pid} on {socket.gethostname()}, which is gone"]
+    assert said == [f"{tmp_path}: taken over from process {owner.pid} on {socket.gethostname()}, which has ended"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -115,11 +115,11 @@ def entries_like(folder: Path) -> list[Path]:
 def test_a_directory_of_others_is_refused_and_left(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(
-        InputError, match=re.escape(f"{str(tmp_path)!r}: the directory holds other things ('thesis.tex'")
+        InputError, match=re.escape(f"{str(tmp_path)!r}: the directory holds other files ('thesis.tex'")
     ):
         LocalCache(str(tmp_path), 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(InputError, match="Name a directory"):
+    with pytest.raises(InputError, match="Name a writable directory"):
         LocalCache(str(tmp_path / "thesis.tex"), 1000)
 
 
@@ -128,7 +128,7 @@ def test_limits_that_cannot_work_are_refused(tmp_path: Path) -> None:
         LocalCache(str(tmp_path), shutil.disk_usage(tmp_path).total + 1)
     cache = LocalCache(str(tmp_path), 1000)
     cache.require(1000, "two readers")
-    with pytest.raises(InputError, match="1,000 bytes are fewer than two readers take at once: 1,001"):
+    with pytest.raises(InputError, match="1,000 bytes are too few: two readers take 1,001"):
         cache.require(1001, "two readers")
 
 

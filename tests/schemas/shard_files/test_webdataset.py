@@ -204,7 +204,7 @@ def test_a_tar_that_is_gone_or_cut_short_is_named() -> None:
     with pytest.raises(TableError, match=rf"{shard.path}: damaged: \d+ bytes, expected {shard.bytes}"):
         open_shard(url, shard)
     storage.remove(join(url, shard.path))
-    with pytest.raises(TableError, match=rf"{shard.path}: the manifest names this shard, but it is gone"):
+    with pytest.raises(TableError, match=rf"{shard.path}: the manifest names this shard, but the file is missing"):
         open_shard(url, shard)
 
 
@@ -226,9 +226,9 @@ def test_a_fault_of_the_network_is_retried_and_is_no_damage(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda t: t.set_column(0, "query_id", pa.array([5, 6, 8, 9])), "count up by one"),
+        (lambda t: t.set_column(0, "query_id", pa.array([5, 6, 8, 9])), "must increase by 1"),
         (lambda t: t.set_column(0, "query_id", pa.array([10**12 + i for i in range(4)])), "12 digits"),
-        (lambda t: t.append_column("more", pa.array([1.0] * 4)), "column more: a tar holds strings and lists"),
+        (lambda t: t.append_column("more", pa.array([1.0] * 4)), "column more: expected strings or lists of numbers"),
         (lambda t: t.append_column("m" * 90, t["key"]), "too long for a tar"),
     ],
 )

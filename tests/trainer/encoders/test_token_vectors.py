@@ -94,10 +94,12 @@ def test_a_model_of_another_tokenizer_is_refused_with_the_command(tmp_path: Path
     model = tmp_path / "model"
     written("model2vec", model, tokenizer)
     data = sharded(tmp_path, "train:100")
-    with pytest.raises(InputError, match=rf"have the same id there.*extremis shard INPUT DATA --tokenizer {model}"):
+    with pytest.raises(
+        InputError, match=rf"have the same id in the model.*extremis shard INPUT DATA --tokenizer {model}"
+    ):
         read_token_vectors(str(model), data)
     (model / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="no vectors of tokens in it"):
+    with pytest.raises(InputError, match="no token vectors found"):
         read_token_vectors(str(model), sharded(tmp_path / "same", str(model)))
 
 
@@ -110,7 +112,7 @@ def test_a_damaged_model_is_one_message(harm: str, tmp_path: Path, tokenizer: To
         file.write_bytes(file.read_bytes()[:-100])
     else:
         save_file({"embeddings": rows * math.nan if harm == "nan" else rows.flatten()}, file)
-    expected = {"cut": "damaged", "nan": "NaN", "flat": "no vectors of tokens"}[harm]
+    expected = {"cut": "damaged", "nan": "NaN", "flat": "no token vectors"}[harm]
     with pytest.raises(InputError, match=rf"encoder\.pretrained = '{model}': .*{expected}"):
         read_token_vectors(str(model), data)
 

@@ -47,7 +47,7 @@ def test_bins_hold_equal_mass(counts: list[int], bins: int) -> None:
 
 
 def test_labels_never_seen_are_refused() -> None:
-    with pytest.raises(InputError, match="none has a training point"):
+    with pytest.raises(InputError, match="because no label has training points"):
         bins_of_equal_mass(np.zeros(3, dtype=np.int64))
 
 

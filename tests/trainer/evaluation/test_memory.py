@@ -139,7 +139,7 @@ def test_vectors_that_do_not_fit_their_labels_are_refused(tmp_path: Path, change
     url, memory = str(tmp_path / "out"), indexed("IVF16,Flat")
     shards = [shard.model_copy(update=change) if shard.path == VECTORS else shard for shard in memory.write(url)]
     manifest = publish(url, Manifest(kind="fusion", shards=tuple(shards), parameters={FACTS: memory.facts}))
-    with pytest.raises(TableError, match="Fit it again"):
+    with pytest.raises(TableError, match="Fit the fusion again"):
         Memory.read(Table(url, manifest))
 
 
@@ -171,7 +171,7 @@ def test_what_is_held_out_is_behind_what_the_run_trained_on(data: SmallData, mod
     assert_equal(of_trained.extended(memory).votes(x), memory.votes(x))
     whole = Memory.build(model, data.layout, Data())
     assert_equal(memory.votes(x), whole.votes(x))
-    with pytest.raises(InputError, match=r"data\.mix: a memory holds the training points of one split"):
+    with pytest.raises(InputError, match=r"data\.mix: a memory contains the training points of a single split"):
         Memory.build(model, data.layout, Data(mix={"train": 1.0}))
 
 

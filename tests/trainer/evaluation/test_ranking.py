@@ -136,7 +136,7 @@ class TestFit:
         tree, opened = open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
         other_table = replace(checkpoint.table, manifest=checkpoint.table.manifest.model_copy(update={"rows": 1}))
-        with pytest.raises(InputError, match="fitted to another checkpoint"):
+        with pytest.raises(InputError, match="has changed since this fusion was fitted"):
             open_fusion(data.layout.root, run, Checkpoint(other_table))
         scorer = Scorer.open(
             data.layout,
@@ -154,5 +154,5 @@ class TestFit:
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
-        with pytest.raises(InputError, match="texts alone"):
+        with pytest.raises(InputError, match="only the scores of their texts"):
             embed_label_texts(encoded, data.layout)

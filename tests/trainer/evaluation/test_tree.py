@@ -97,5 +97,5 @@ def test_what_is_no_tree_is_refused(tmp_path: Path, change: dict) -> None:
     fusion = Tree.parse(path.read_bytes(), str(path))
     np.testing.assert_array_equal(fusion.predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0], **change}))
-    with pytest.raises(TableError, match="not a tree of score fusion"):
+    with pytest.raises(TableError, match="not a fusion tree"):
         Tree.parse(path.read_bytes(), str(path))

@@ -114,7 +114,7 @@ def test_they_come_back_from_their_file(texts: float, votes: float, unit: float,
 def test_a_damaged_file_is_refused(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "weights.json"
     path.write_text(change(json.loads(Weights(1.0, 0.5, 2.0).to_json())))
-    with pytest.raises(TableError, match=r"weights\.json: not the weights of score fusion.*Fit them again"):
+    with pytest.raises(TableError, match=r"weights\.json: not a file of fusion weights.*Fit the fusion again"):
         Weights.parse(path.read_bytes(), str(path))
 
 
@@ -188,7 +188,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     recipe = with_sections({**SECTIONS, "data": {"holdout": 0.2}}, HEADS[head])
     train(Trainer.start(root, run, recipe, silent))
     recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
-    with pytest.raises(InputError, match="no fusion is fitted for step"):
+    with pytest.raises(InputError, match="has no fusion"):
         open_fusion(root, run, checkpoint)
     assert scores_of(run, checkpoint.step) == "classifier"
     manifest = fit_weights(root, run)

@@ -176,10 +176,12 @@ def test_what_a_version_needs_is_named_when_it_is_gone(tmp_path: Path) -> None:
     manifest = publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
     require_needed(Table(second, manifest))
     shutil.move(first, f"{tmp_path}/away")
-    with pytest.raises(TableError, match=r"2: needs what is not there: part 1 \(.*/1\) is gone\. Put it back"):
+    with pytest.raises(
+        TableError, match=r"2: files that this version needs are missing: part 1 \(.*/1\) is missing\. Restore them"
+    ):
         require_needed(Table(second, manifest))
     publish_at(first, write_rows(first, rows[:5]), None)
-    with pytest.raises(TableError, match=r"part 1 \(.*/1\) was made again since"):
+    with pytest.raises(TableError, match=r"part 1 \(.*/1\) has been made again since"):
         require_needed(Table(second, manifest))
 
 
@@ -189,7 +191,7 @@ def test_current_names_one_of_a_folder(store: str) -> None:
         for name in ("a", "b"):
             publish_at(join(root, name), [], None)
         assert find_current(root) is None
-        with pytest.raises(InputError, match="a folder of which none is current"):
+        with pytest.raises(InputError, match="no export of this folder is current"):
             follow(root)
         assert follow(join(root, "a", "nothing")) == join(root, "a", "nothing")
         with pytest.raises(InputError, match="no finished table here"):
@@ -203,7 +205,7 @@ def test_current_names_one_of_a_folder(store: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"../b\n", b"\xff", b"a/b", b"."])
 def test_a_file_that_names_nothing_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / CURRENT).write_bytes(content)
-    with pytest.raises(TableError, match=r"CURRENT: names no folder beside it"):
+    with pytest.raises(TableError, match=r"CURRENT: expected the name of a folder beside this file"):
         follow(str(tmp_path))
 
 

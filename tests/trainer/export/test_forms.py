@@ -171,7 +171,7 @@ def test_what_a_form_needs_is_said(data: Path, exports: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch:  # as where it is not installed
         patch.setitem(sys.modules, "onnxruntime", None)
         patch.delitem(sys.modules, "trainer.encoders.served_by_onnx")
-        with pytest.raises(extremis.InputError, match=r"computed by onnxruntime. Install the extra `onnx`"):
+        with pytest.raises(extremis.InputError, match=r"the encoder needs onnxruntime\. Install the extra `onnx`"):
             extremis.load(exports / "onnx")
     monkeypatch.setattr(forms, "find_spec", lambda name: None if name == "onnxscript" else "there")
     refused(call("export", data, exports / "run", tmp_path / "out", "--form", "onnx"), "needs onnxscript", "[trainer]")

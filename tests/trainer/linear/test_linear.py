@@ -141,7 +141,7 @@ def test_it_comes_back_from_its_file_and_another_is_refused(tmp_path: Path) -> N
     arrays = load((tmp_path / FILE).read_bytes())
     for name, changed in (("offsets", arrays["offsets"][:-1]), ("of_labels", arrays["of_labels"] + LABELS)):
         damaged = write_file(url, FILE, save({**arrays, name: changed}))
-        with pytest.raises(TableError, match="no linear ranker"):
+        with pytest.raises(TableError, match="not a linear ranker"):
             LinearRanker.read(Table(url, publish(url, Manifest(kind="fusion", shards=(damaged,)))))
     storage.write_bytes(f"{url}/{FILE}", b"other")
     with pytest.raises(TableError, match="damaged"):

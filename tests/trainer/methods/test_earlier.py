@@ -72,7 +72,7 @@ def test_a_run_by_removed_options_is_read_and_does_not_go_on_without_them(
     body[section] |= changes
     recipe = restore_recipe(body, "run")
     assert lost_options(body, recipe) == lost
-    with pytest.raises(InputError, match=f"run: this run was started with {re.escape(lost[0])}, which this release"):
+    with pytest.raises(InputError, match=f"run: this run was started with {re.escape(lost[0])}, which this version"):
         require_same_recipe(body, recipe, recipe, "run")
     require_same_recipe(saved(name), recipe, recipe, "run")
 
@@ -96,6 +96,8 @@ def test_keys_that_chose_a_method_still_do(base: str, overrides: list[str], meth
 def test_an_own_name_is_no_method(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "astra"\nmethod = "mine"\n')
-    with pytest.raises(InputError, match=r"method = 'mine': expected one of .*; a recipe's own is `name`"):
+    with pytest.raises(
+        InputError, match=r"method = 'mine': expected one of .*; the name of a recipe is the key `name`"
+    ):
         load_recipe(str(path))
     assert restore_recipe({"method": "mine"}, "run").name == "mine"

@@ -77,7 +77,7 @@ def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> Non
         ranks = 2
         rank = 0
 
-    with pytest.raises(InputError, match=r"negatives\.lsh on 2 ranks: its state is saved by one rank"):
+    with pytest.raises(InputError, match=r"negatives\.lsh on 2 ranks: this sampler works on a single rank"):
         Trainer.start(data.layout.root, "memory://sources/two", lns(), silent, Two())
 
 

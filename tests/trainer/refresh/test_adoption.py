@@ -172,7 +172,7 @@ def test_a_damaged_part_is_named(epoch: Epoch) -> None:
     for damaged in (content[:-9], bytes(flipped), b""):
         storage.write_bytes(place, damaged)
         with pytest.raises(
-            TableError, match=r"step-00000003\.rank-00000\.parquet: damaged: .*Remove the run's last checkpoint"
+            TableError, match=r"step-00000003\.rank-00000\.parquet: damaged: .*Remove the last checkpoint of the run"
         ):
             epoch.collector(run).restore(3)
 
@@ -249,12 +249,12 @@ def test_the_newest_finished_table_up_to_the_epoch_is_taken(data: SmallData, sou
 def test_a_late_table_is_told_and_the_older_one_is_used(data: SmallData, sources: list[Source]) -> None:
     run = Run("late", data, sources)
     assert run.adopt(3) == Adoption(3, None, {}, True, True)
-    assert "due at epoch 3 is still to come; going on with random negatives only" in run.said[-1]
+    assert "due at epoch 3 is still to come; continuing with random negatives only" in run.said[-1]
     run.mine(3)
     assert (run.adopt(4).table_epoch, run.adopt(4).late) == (3, False)
     run.mine(5, names=("queries",))  # one of two sources is no finished table
     assert (run.adopt(5).table_epoch, run.adopt(5).late) == (3, True)
-    assert "due at epoch 5 is still to come; going on with the table of epoch 3" in run.said[-1]
+    assert "due at epoch 5 is still to come; continuing with the table of epoch 3" in run.said[-1]
     assert len(run.said) == 2  # a decision taken before is not told again
 
 
@@ -316,15 +316,15 @@ def test_without_hard_negatives_rather_than_with_old_ones(data: SmallData, sourc
     assert [run.adopt(epoch).table_epoch for epoch in (3, 4)] == [3, 3]
     decision = run.adopt(5)
     assert (decision.table_epoch, decision.late, decision.stale, decision.digests) == (None, True, True, {})
-    assert "due at epoch 5 is still to come; going on with random negatives only" in run.said[-1]
+    assert "due at epoch 5 is still to come; continuing with random negatives only" in run.said[-1]
     run.mine(5)
     assert (run.adopt(6).table_epoch, run.adopt(6).stale) == (5, False)
 
 
 def test_stopping_rather_than_old_ones(data: SmallData, sources: list[Source]) -> None:
     run = Run("stops", data, sources, stale="stop")
-    for message in ("none is there", "that of epoch 3 is 4 epochs old"):
-        epoch = 3 if message.startswith("none") else 5
+    for message in ("there is no older table", "the table of epoch 3 is 4 epochs old"):
+        epoch = 3 if message.startswith("there is no") else 5
         with pytest.raises(
             ExtremisError, match=f"due at epoch {epoch} .*{message}, and refresh.max_age allows 3.*--watch"
         ) as e:
@@ -366,7 +366,7 @@ def test_the_policies_under_their_old_names() -> None:
     for late, stale in refresh.items():
         assert Recipe.model_validate({"refresh": {"late": late}}).refresh.stale == stale
     for body in ({"late": "wait", "stale": "stop"}, {"late": "never"}):
-        with pytest.raises(ValueError, match=r"it is refresh\.stale now"):
+        with pytest.raises(ValueError, match=r"this key is now refresh\.stale"):
             Recipe.model_validate({"refresh": body})
 
 
@@ -374,11 +374,11 @@ def test_the_policies_under_their_old_names() -> None:
     ("body", "words"),
     [
         ({"refresh": {"start": 1}, "negatives": {"hard": 3}}, r"refresh.start = 1: .*set 2 or more"),
-        ({"refresh": {"max_age": 1}}, "no table is younger than 2 epochs"),
+        ({"refresh": {"max_age": 1}}, "every table is at least 2 epochs"),
         ({"refresh": {"by": "labels"}, "data": {"label_texts": False}}, "set data.label_texts = true"),
         ({"refresh": {"by": "labels", "source": "in-trainer"}}, "refresh.by"),
         ({"refresh": {"source": "in-trainer", "every_steps": 5, "rebuild_steps": 5}}, "is not below"),
-        ({"train": {"positive_ratio": 2}, "loss": {"kind": "softmax"}}, "weighs the positive part"),
+        ({"train": {"positive_ratio": 2}, "loss": {"kind": "softmax"}}, "works only with loss.kind = 'bce'"),
         ({"negatives": {"curriculum": True}}, "needs negatives.hard > 0"),
     ],
 )

@@ -131,5 +131,5 @@ def test_an_older_index_tells_its_age(data: SmallData) -> None:
 
 
 def test_a_dual_encoder_is_refused() -> None:
-    with pytest.raises(InputError, match=r"logging\.ranks_every = 5 ranks labels by a classifier's vectors"):
+    with pytest.raises(InputError, match=r"logging\.ranks_every = 5 needs label vectors"):
         load_recipe("dexml", ["logging.ranks_every=5"])

@@ -70,7 +70,7 @@ def all_rows(url: str) -> list:
     ("sections", "message"),
     [
         ({"data": {"half_life": 2.0}}, "leave rows out of an epoch"),
-        ({"method": "ngame", "order": {"cluster": 2}, "data": {"label_texts": False}}, "of a whole split"),
+        ({"method": "ngame", "order": {"cluster": 2}, "data": {"label_texts": False}}, "all rows of a split"),
     ],
 )
 def test_what_leaves_rows_out_has_no_tables(data: str, tmp_path: Path, sections: dict[str, dict], message: str) -> None:

@@ -32,7 +32,7 @@ def test_a_file_takes_all_of_its_room_at_once_and_leaves_nothing(tmp_path: Path)
 
 
 def test_no_room_and_no_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"classifier.storage = .*TiB are needed there for rows .*, .* are free"):
+    with pytest.raises(InputError, match=r"classifier.storage = .*rows .* need .*TiB, and .* are free"):
         zeros((1 << 40, 64), torch.float16, str(tmp_path))
     with pytest.raises(InputError, match=r"classifier.storage = .*gone.*No such file"):
         zeros((10, 64), torch.float16, str(tmp_path / "gone"))

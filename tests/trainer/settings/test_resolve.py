@@ -113,8 +113,8 @@ def test_it_is_deterministic_and_goes_by_the_rows_that_are_trained_on(data: Smal
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("classifier.momentum=auto", r"recipe astra: classifier\.momentum: .* got 'auto'; the data cannot decide it"),
-        ("train.decay=prior", r"train\.decay: .* got 'prior'; the data cannot decide it"),
+        ("classifier.momentum=auto", r"recipe astra: classifier\.momentum: .* got 'auto'; this key cannot be 'auto'"),
+        ("train.decay=prior", r"train\.decay: .* got 'prior'; this key cannot be 'auto'"),
         ("data.split=auto", "no split 'auto'"),
         ("train.epochs=prior-ish", r"train\.epochs: .*integer.*got 'prior-ish'"),
         ("encoder.bucketss=auto", r"unknown key 'encoder\.bucketss', did you mean 'buckets'"),
@@ -126,13 +126,15 @@ def test_an_option_that_no_rule_decides_is_refused(data: SmallData, override: st
 
 
 def test_an_option_of_another_kind_is_neither_filled_in_nor_asked_for(data: SmallData) -> None:
-    with pytest.raises(InputError, match=r"head\.label_batch: .* got 'auto'; the data cannot decide it"):
+    with pytest.raises(InputError, match=r"head\.label_batch: .* got 'auto'; this key cannot be 'auto'"):
         resolve("astra", ["method=dexml", "head.label_batch=auto"], data.layout.root)
     transformer = ["encoder.kind=transformer", "encoder.model=x", "encoder.lr=2e-4"]
     settings = resolve("astra", transformer, data.layout.root).settings
     assert "encoder.dimension" in settings
     assert not {"encoder.buckets", "encoder.hidden", "encoder.dense_lr", "encoder.lr"} & settings.keys()
-    with pytest.raises(InputError, match=r"encoder\.buckets is of encoder\.kind = 'bag', and this is 'transformer'"):
+    with pytest.raises(
+        InputError, match=r"encoder\.buckets works only with encoder\.kind = 'bag', but this is 'transformer'"
+    ):
         resolve("astra", [*transformer, "encoder.buckets=auto"], data.layout.root)
 
 

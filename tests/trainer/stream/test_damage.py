@@ -205,7 +205,7 @@ def test_a_table_that_goes_while_it_is_read(tmp_path: Path, table: str, threads:
         seen += list(batches)
         assert len(seen) == len(clean)
     except TableError as error:
-        assert "but it is gone" in str(error)  # noqa: PT017
+        assert "but the file is missing" in str(error)  # noqa: PT017
     assert_equal(tuple(seen), tuple(clean[: len(seen)]))
 
 

@@ -216,7 +216,7 @@ def test_a_data_loader_hands_the_batches_on(world: World) -> None:
 
 def test_negatives_of_other_queries_are_refused_by_name(world: World) -> None:
     other = build_data("memory://others", seed=2)
-    with pytest.raises(TableError, match="another queries table") as refusal:
+    with pytest.raises(TableError, match="from a queries table") as refusal:
         open_sources(other.layout, "train", False)[0].with_negatives(world.sources[0].negatives.url)
     assert world.sources[0].negatives.url in str(refusal.value)
     assert other.layout.queries("train") in str(refusal.value)
@@ -231,7 +231,7 @@ def test_misaligned_negatives_are_refused(world: World) -> None:
 
 
 def test_more_ranks_than_streams_are_refused_with_a_remedy(world: World) -> None:
-    with pytest.raises(InputError, match=r"9 ranks are more than the .* Raise order\.streams, or take fewer ranks"):
+    with pytest.raises(InputError, match=r"9 ranks are more than the .* Raise order\.streams, or use fewer ranks"):
         world.stream(ranks=9)
 
 

@@ -191,11 +191,11 @@ def test_a_mix_of_ones_is_the_stream_without_a_mix(data: SmallData) -> None:
 
 
 def test_what_cannot_be_mixed_is_refused(data: SmallData) -> None:
-    with pytest.raises(InputError, match="no split 'markt'; this data set has market, train"):
+    with pytest.raises(InputError, match="no split 'markt'; known splits: market, train"):
         open_sources(data.layout, "train", False, mix={"markt": 1.0})
     source = open_sources(data.layout, "train", False)[0]
     for weight in (0.0, -1.0, math.nan, math.inf, 1001.0):
         with pytest.raises(InputError, match="source queries: a weight of"):
             replace(source, weight=weight)
-    with pytest.raises(InputError, match="two sources of one name: queries, queries"):
+    with pytest.raises(InputError, match="two sources have the same name: queries, queries"):
         stream(data, [source, source])

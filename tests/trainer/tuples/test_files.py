@@ -139,7 +139,9 @@ def test_the_command(world: World, tmp_path: Path) -> None:
         "tuples", world.table, out, "--data", world.data, "--form", "pairs", "--shuffle", "--seed", "4", "--json"
     )
     assert again.json["digest"] == done.json["digest"]
-    refused(call("tuples", world.root, out, "--form", "lists"), "made otherwise", "form was 'pairs'", "--overwrite")
+    refused(
+        call("tuples", world.root, out, "--form", "lists"), "made with other options", "form was 'pairs'", "--overwrite"
+    )
     call("tuples", world.root, out, "--form", "lists", "--overwrite")
     assert Table.open(str(out)).parameters["form"] == "lists"
     assert "tuples" in call("inspect", out).out
@@ -151,14 +153,14 @@ def test_what_is_in_the_way_stays(world: World, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("kept\n")
     for out, words in (
         (tmp_path / "notes", ("other files", "give another place")),
-        (tmp_path / "rows.jsonl", ("a file here already", "--overwrite")),
+        (tmp_path / "rows.jsonl", ("this file exists already", "--overwrite")),
         (world.root, ("the command reads this", "Give another place")),
-        (Path(world.data) / "inside", ("lies within", "which the command reads")),
-        (world.root / "queries" / "inside", ("lies within", "which the command reads")),
-        (tmp_path / "rows.parquet", ("expected a file .jsonl", "or a folder")),
+        (Path(world.data) / "inside", ("lies inside", "which the command reads")),
+        (world.root / "queries" / "inside", ("lies inside", "which the command reads")),
+        (tmp_path / "rows.parquet", ("expected a file that ends in .jsonl", "or a folder")),
     ):
         refused(call("tuples", world.root, out), *words)
-    refused(call("tuples", world.root, tmp_path / "new.jsonl", "--shards", "2"), "--shards are of a folder")
+    refused(call("tuples", world.root, tmp_path / "new.jsonl", "--shards", "2"), "--shards works only with a folder")
     refused(call("tuples", world.root, tmp_path / "new", "--negatives", "9"), "has 5 for each row")
     assert (tmp_path / "rows.jsonl").read_text() == "kept\n"
     assert not (tmp_path / "new").exists()

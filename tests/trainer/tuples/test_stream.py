@@ -213,8 +213,8 @@ class TestRefusals:
 
     def test_no_table(self, world: World, tmp_path: Path) -> None:
         self.refused(tmp_path / "nowhere", match="no table here", kind=TableError)
-        self.refused(world.data, match="expected a negatives table, got a data table", kind=TableError)
-        self.refused(world.table, match="name the DATA that this table was mined from, with --data")
+        self.refused(world.data, match="expected a table of kind negatives, got data", kind=TableError)
+        self.refused(world.table, match="give the DATA that this table was mined from")
 
     def test_other_data(self, world: World, tmp_path: Path) -> None:
         other = build(tmp_path / "mined", seed=1)
@@ -231,14 +231,14 @@ class TestRefusals:
         queries = Table.open(data.layout.queries("train")).manifest
         build_negatives(str(tmp_path / "table"), queries, data.points["train"].positives, data.labels, 4)
         places = tmp_path / "table", tmp_path / "data"
-        self.refused(*places, match="keeps no texts of its queries. Make it again with --keep-text, or give --keys")
+        self.refused(*places, match="has no texts of queries. Shard it again with --keep-text, or give --keys")
         assert list(TupleStream(*map(str, places), keys=True, negatives=1))
         self.refused(*places, match="no teacher has scored", scores="teacher", keys=True)
 
     def test_more_than_there_is(self, world: World) -> None:
         self.refused(world.root, match=r"--negatives 6: .*queries has 5 for each row", negatives=6)
         self.refused(world.root, match="form: input should be 'triplets'", form="quartets")
-        self.refused(world.table, world.data, match="come of a mining of arrays", scores="search")
+        self.refused(world.table, world.data, match="exist only after mining arrays", scores="search")
 
     def test_a_state_of_others(self, world: World, tmp_path: Path) -> None:
         state = open_stream(world).state_dict()
