@@ -24,12 +24,15 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits."""
+    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits.
+
+    On a device `rate` and `keep`, float32, and `key` may be tensors []: a step that is recorded reads them anew.
+    """
 
     method: int
-    rate: np.float32
-    keep: np.float32
+    rate: Any
+    keep: Any
     beta1: np.float32  # or momentum
     beta2: np.float32
     eps: np.float32
-    key: int
+    key: Any

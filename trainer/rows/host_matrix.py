@@ -12,7 +12,7 @@ import torch
 from trainer.rows.forms import SGD, Matrix, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
-from trainer.stream.transfer import LateCopy, send_tensor
+from trainer.stream.transfer import LateCopy, send, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
 # The optimizer step after which rows of zeros hold their gradient.
@@ -42,6 +42,8 @@ class HostMatrix:
 
     def __init__(self, rows: RowMatrix, device: torch.device) -> None:
         self._rows, self._device = rows, device
+        numbers = send(tuple(map(np.asarray, (_GRADIENT_RULE.rate, _GRADIENT_RULE.keep))), device)
+        self._rule = _GRADIENT_RULE._replace(rate=numbers[0], keep=numbers[1])
         self._pending: list[_PendingStep] = []
 
     @property
@@ -90,7 +92,7 @@ class HostMatrix:
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
-        return DeviceStep(np.arange(len(ids)), scored, updated, _GRADIENT_RULE)
+        return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
     def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
         """Take the gradient of rows `ids` [C] of what `begin` gave, and the kernels have filled."""

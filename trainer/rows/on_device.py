@@ -76,8 +76,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     numbers = torch.arange(count + 1, device=label.device)
     starts = torch.searchsorted(number, numbers, out_int32=True)
     ids = ordered.index_select(0, starts[:count])
-    if hard is not None:
-        ids = ids.masked_fill(ids == none, PAD)
+    ids = ids.masked_fill(ids == none, PAD)
     return ids, DevicePairs(
         query=drawn.use >> 1,
         label=torch.empty_like(number).scatter_(0, order, number),
@@ -106,7 +105,7 @@ def update_rows(
 ) -> None:
     """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of the pairs that are `scored` comes on top. Pads are behind the others.
+    That of the pairs that are `scored` comes on top; without any, R is C. Pads are behind the others.
     """
     if not len(ids):
         return
@@ -116,10 +115,9 @@ def update_rows(
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label, slopes[:, None] * x.index_select(0, pairs.query.long()))
-        # A pad does again what the first row does, so that the same values are written twice.
-        g = torch.where((ids < 0)[:, None], g[:1], g)
-        ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
-    ids = ids.long()
+    # A pad does again what the first row does, so that the same values are written twice.
+    g = torch.where((ids < 0)[:, None], g[:1], g)
+    ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0).long()
     places = _Places(ids, real)
     rows = places.read(matrix.vectors)
     w = _descend(matrix, rule, places, rows.float(), g)
@@ -141,9 +139,8 @@ class _Places(NamedTuple):
 
 def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
-    rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
-    if rule.keep != 1:
-        w = w * float(rule.keep)
+    rate, beta1, beta2, eps = torch.as_tensor(rule.rate), *map(float, (rule.beta1, rule.beta2, rule.eps))
+    w = w * torch.as_tensor(rule.keep)
     if rule.method == SGD:
         return w - rate * g
     if rule.method == MOMENTUM:
@@ -168,7 +165,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
     return w - rate * (first / short) / ((second / long).sqrt() + eps)
 
 
-def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dtype) -> torch.Tensor:
+def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, by random bits of (key, label, column); float32 stays.
 
     The bits, and how they round, are those of `kernels.py`.
@@ -181,7 +178,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dt
     return bits.to(torch.int16).view(dtype)
 
 
-def _noise(labels: torch.Tensor, key: int, columns: int) -> torch.Tensor:
+def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
     """Return 16 random bits for each of [C, columns], as int64."""
     mixed = labels * _GOLDEN + key
     mixed = (mixed ^ _shifted(mixed, _S1)) * _F1

@@ -148,7 +148,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     tl.store(sums + number * D + column, g, mask=inside)
 
 
-@triton.jit(do_not_specialize=["origin", "key", "rows", "count"])
+@triton.jit(do_not_specialize=["origin", "rows", "count"])
 def update_kernel(  # type: ignore[no-untyped-def]
     vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts, sums, count,
     origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
@@ -166,6 +166,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     bits = tl.load(vectors + place, mask=inside, other=0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         figure = tl.load(scalar + row, mask=there_is, other=0.0)
+    rate, keep = tl.load(rate), tl.load(keep)
     given = inside & (number < rows)[:, None]
     g = tl.load(dense + number[:, None] * D + column[None, :], mask=given, other=0.0)
     if HAS_PAIRS:
@@ -206,6 +207,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
         spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
         short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
         w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
+    noise = _noise((row + origin)[:, None], tl.load(key), column[None, :], (D + 1) // 2)
     tl.debug_barrier()
     if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
         tl.store(first + place, moved, mask=inside)
@@ -213,7 +215,6 @@ def update_kernel(  # type: ignore[no-untyped-def]
         tl.store(second + place, spread, mask=inside)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         tl.store(scalar + row, figure, mask=there_is)
-    noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
     tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
 
 
@@ -243,15 +244,16 @@ def update_rows(
     unused = gradient  # a pointer that is not followed
     pairs, slopes, x = scored or (None, unused, unused)
     sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
-    numbers = [float(number) for number in (rule.rate, rule.keep, rule.beta1, rule.beta2, rule.eps)]
-    numbers += [math.log(beta) if beta else -math.inf for beta in (float(rule.beta1), float(rule.beta2))]
+    sent = (torch.as_tensor(number) for number in (rule.key, rule.rate, rule.keep))
+    numbers = [float(number) for number in (rule.beta1, rule.beta2, rule.eps)]
+    numbers += [math.log(beta) if beta else -math.inf for beta in numbers[:2]]
     shape = row_tiles(D)
     update_kernel[triton.cdiv(len(ids), shape["ROWS"]),](
         bits_of(matrix.vectors),
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
         x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
-        sums, len(ids), matrix.origin, rule.key, *numbers, D,
+        sums, len(ids), matrix.origin, *sent, *numbers, D,
         HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, SPAN=_SPAN, **shape,
     )  # fmt: skip
 

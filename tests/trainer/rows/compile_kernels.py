@@ -33,10 +33,10 @@ DIMENSIONS = (64, 769)
 _TYPES = {
     **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense"), torch.float32),
     **dict.fromkeys(("label", "starts", "query", "ids"), torch.int32),
-    "sums": torch.float32,
-    "order": torch.int64,
+    **dict.fromkeys(("sums", "rate", "keep"), torch.float32),
+    **dict.fromkeys(("order", "key"), torch.int64),
 }
-_NUMBERS = {"origin": 1 << 40, "key": 1 << 60, "rows": 96, "count": 96}
+_NUMBERS = {"origin": 1 << 40, "rows": 96, "count": 96}
 
 
 def compile_kernel(kernel: Any, dimension: int, vectors: torch.dtype, architecture: int, **constants: int) -> Any:
