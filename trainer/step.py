@@ -129,8 +129,8 @@ class StepResult:
 def take_step(
     context: StepContext,
     batch: Batch | GlobalBatch,
-    number: int,
-    factor: float,
+    number: int | torch.Tensor,
+    factor: float | torch.Tensor,
     hook: StepHook | None = None,
     update: bool = True,
 ) -> StepResult:

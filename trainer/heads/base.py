@@ -22,15 +22,16 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 class HeadStep:
     """A step as a head sees it: the global `batch`, its x [B, D], and negatives from sources that needed them.
 
-    `number`: of the run, from 0. `factor` scales every rate. `before_change` hears of rows before they change.
+    `number`: of the run, from 0. `factor` scales every rate. Both are tensors where the step may be recorded.
+    `before_change` hears of rows before they change.
     """
 
     batch: Batch
     x: torch.Tensor
     sampled: list[Sampled]
     planner: Planner
-    number: int
-    factor: float
+    number: int | torch.Tensor
+    factor: float | torch.Tensor
     before_change: BeforeChange
 
 

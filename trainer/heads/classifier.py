@@ -72,15 +72,16 @@ class Classifier(Head):
         self,
         x: torch.Tensor,
         candidates: Candidates,
-        factor: float,
-        number: int = 0,
+        factor: float | torch.Tensor,
+        number: int | torch.Tensor = 0,
         scale: float = 1.0,
         merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows. `merged`: what
-        `merge_ahead` gave of candidates that are drawn.
+        `merge_ahead` gave of candidates that are drawn. A `factor` and a `number` of tensors are as `RowMatrix.rule`
+        takes a rate and a step.
         """
         lr = self._lr * factor
         value: float | torch.Tensor

@@ -48,8 +48,8 @@ def binary_step(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: float,
-    step: int,
+    lr: float | torch.Tensor,
+    step: int | torch.Tensor,
     scale: float,
     merged: Merged | None = None,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
@@ -107,8 +107,8 @@ def _step_on_device(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: float,
-    step: int,
+    lr: float | torch.Tensor,
+    step: int | torch.Tensor,
     scale: float,
     merged: Merged | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:

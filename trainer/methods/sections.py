@@ -279,6 +279,11 @@ class Train(Options):
         pattern=DEVICES,
         description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
     )
+    graph: bool = Field(
+        False,
+        description="on a GPU, record steps as CUDA graphs: of a bag of embeddings with binary cross-entropy and own "
+        "pools that are planned ahead; other runs say why not, and go on without",
+    )
     threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads, as --threads says; 0: one a core")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
     start_from: str = Field(

@@ -150,7 +150,7 @@ class RowMatrix:
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: float | torch.Tensor, step: int | torch.Tensor) -> Rule:
-        """Return the optimizer's step of global `step` at rate `lr`; or of tensors [], which are a float64 and a key."""
+        """Return the optimizer's step of global `step` at rate `lr`: as tensors [] its `key`, and a float64."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):
