@@ -11,6 +11,7 @@ from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
+from trainer.rows.forms import Number
 from trainer.stream.batch import Batch, Candidates
 
 # Rows of candidates, counted from the rank's first label, are about to change; of those that a device merged it has
@@ -30,8 +31,8 @@ class HeadStep:
     x: torch.Tensor
     sampled: list[Sampled]
     planner: Planner
-    number: int | torch.Tensor
-    factor: float | torch.Tensor
+    number: Number
+    factor: Number
     before_change: BeforeChange
 
 

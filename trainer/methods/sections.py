@@ -212,6 +212,11 @@ class Classifier(Options):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the vectors; the narrower ones are rounded stochastically, computed in float32"
     )
+    products: Literal["tf32", "bfloat16"] = Field(
+        "tf32",
+        description="of bfloat16 vectors of a shared pool or of all labels, on a GPU: tf32 rounds queries and slopes "
+        "to 11 digits, bfloat16 to 8, in half the time; sums are float32",
+    )
     storage: str = Field(
         "memory",
         description="where vectors and optimizer rows are while training: memory, that of the device; host, main "

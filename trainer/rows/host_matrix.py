@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.forms import SGD, Matrix, Rule
+from trainer.rows.forms import SGD, Matrix, Number, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send, send_tensor
@@ -25,8 +25,8 @@ class _PendingStep:
 
     ids: np.ndarray
     gradient: LateCopy
-    lr: float | torch.Tensor
-    step: int | torch.Tensor
+    lr: Number
+    step: Number
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
@@ -76,13 +76,7 @@ class HostMatrix:
         assert isinstance(ids, np.ndarray)
         return self._fetch(ids).float().requires_grad_()
 
-    def update(
-        self,
-        ids: np.ndarray | torch.Tensor,
-        gathered: torch.Tensor,
-        lr: float | torch.Tensor,
-        step: int | torch.Tensor = 0,
-    ) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
         """Make one optimizer step on rows `ids` [C], all distinct: as of a RowMatrix, but behind this step."""
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
@@ -93,14 +87,14 @@ class HostMatrix:
         """Scale rows `ids` [C] to length 1, those of the last step."""
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
-    def begin(self, ids: np.ndarray, lr: float | torch.Tensor, step: int | torch.Tensor) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
         """Return rows `ids` [C] for kernels that score them, and rows of zeros that take their gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
         return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: float | torch.Tensor, step: int | torch.Tensor) -> None:
+    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
         """Take the gradient of rows `ids` [C] of what `begin` gave, and the kernels have filled."""
         self._defer(ids, made.updated.vectors, lr, step)
 
@@ -112,9 +106,7 @@ class HostMatrix:
         torch.index_select(weight, 0, torch.from_numpy(ids), out=rows)
         return send_tensor(rows, self._device)
 
-    def _defer(
-        self, ids: np.ndarray, gradient: torch.Tensor, lr: float | torch.Tensor, step: int | torch.Tensor
-    ) -> None:
+    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: Number, step: Number) -> None:
         self._pending.append(_PendingStep(ids, LateCopy(gradient), lr, step))
         while len(self._pending) > _MOST_PENDING:
             self._apply(self._pending.pop(0))

@@ -10,7 +10,7 @@ import torch
 from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
 from trainer.rows import forms, kernels, on_device
-from trainer.rows.forms import Matrix, Rule
+from trainer.rows.forms import Matrix, Number, Rule
 from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
@@ -94,13 +94,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.gather(matrix, ids, into, start, stop), len(ids))
         return out.requires_grad_()
 
-    def update(
-        self,
-        ids: np.ndarray | torch.Tensor,
-        gathered: torch.Tensor,
-        lr: float | torch.Tensor,
-        step: int | torch.Tensor = 0,
-    ) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
         """Make one optimizer step on rows `ids` [C], all distinct, in any order; on a device with pads behind them.
 
         `gathered` is what `gather(ids)` gave, with its gradient; it is used up. Global `step` keys stochastic rounding.
@@ -131,12 +125,12 @@ class RowMatrix:
         """Return `ids` [C] as both `gather` and `update` take them, so that they are sent once."""
         return ids if self.device == CPU else self.places(ids)
 
-    def begin(self, ids: np.ndarray, lr: float | torch.Tensor, step: int | torch.Tensor) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
         """Return what `operations_of` the device need for a step on rows `ids` [C], all distinct; `end` follows it."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: float | torch.Tensor, step: int | torch.Tensor) -> None:
+    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
@@ -149,14 +143,13 @@ class RowMatrix:
         """Return what a compiled loop needs to make the optimizer's step itself."""
         return self._matrix(), self.rule(lr, step)
 
-    def rule(self, lr: float | torch.Tensor, step: int | torch.Tensor) -> Rule:
+    def rule(self, lr: Number, step: Number) -> Rule:
         """Return the optimizer's step of global `step` at rate `lr`: as tensors [] its `key`, and a float64."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):
             numbers = lr.float(), (1 - lr * options.weight_decay).float(), step
         elif self.device == CPU:
-            assert isinstance(step, int)
             numbers = real(lr), real(1 - lr * options.weight_decay), self.key(step)
         else:
             numbers = self._send_numbers(lr, step)

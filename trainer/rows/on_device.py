@@ -100,6 +100,17 @@ def score_pairs(
     return loss, slopes, torch.zeros_like(x).index_add_(0, query, slopes[:, None] * w)
 
 
+def differentiate_pool(
+    scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of negatives' scores [B, R] that count `weight` [R], and its slopes in `dtype`; of -inf none.
+
+    The scores are used up.
+    """
+    loss = torch.dot(softplus(scores).sum(0), weight)
+    return loss, scores.sigmoid_().mul_(weight).to(dtype)
+
+
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:

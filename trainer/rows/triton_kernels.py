@@ -24,6 +24,7 @@ _MOST_PAIRS = 32  # of one label or query, at a time
 _ROWS_TILE = 1024  # numbers of a tile of rows' pairs, 4 a thread: as many rows are on their way as registers allow
 _PAIRS_OF_ROWS = 2  # of each row that a program updates, at a time: most labels have one
 _MOST_ROWS = 16  # that a program updates
+POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # of scores
 _SPAN = 32  # pairs that are summed ahead, where one label has all of them
 _WIDE, _SPLITS = 512, 4  # from this width on a query has so many programs: a tile holds few of its pairs
 _SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
@@ -148,6 +149,25 @@ def span_kernel(  # type: ignore[no-untyped-def]
     tl.store(sums + number * D + column, g, mask=inside)
 
 
+@triton.jit
+def pool_kernel(  # type: ignore[no-untyped-def]
+    scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """One program a tile of scores of a shared pool: its loss, and slopes, which may take the scores' place."""
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < queries)[:, None] & (column < labels)[None, :]
+    place = row[:, None] * labels + column[None, :]
+    score = tl.load(scores + place, mask=inside, other=-float("inf"))
+    heavy = tl.load(weight + column, mask=column < labels, other=0.0)[None, :]
+    small = tl.exp(-tl.abs(score))
+    value = heavy * (tl.where(score > 0, score, 0.0) + tl.log(1.0 + small))
+    slope = heavy * (tl.where(score > 0, 1.0, small) / (1.0 + small))
+    tl.debug_barrier()
+    tl.store(out + place, slope.to(out.dtype.element_ty), mask=inside)
+    tl.store(loss + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.sum(value, 1), 0))
+
+
 @triton.jit(do_not_specialize=["origin", "rows", "count"])
 def update_kernel(  # type: ignore[no-untyped-def]
     vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts, sums, count,
@@ -166,7 +186,6 @@ def update_kernel(  # type: ignore[no-untyped-def]
     bits = tl.load(vectors + place, mask=inside, other=0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         figure = tl.load(scalar + row, mask=there_is, other=0.0)
-    rate, keep = tl.load(rate), tl.load(keep)
     given = inside & (number < rows)[:, None]
     g = tl.load(dense + number[:, None] * D + column[None, :], mask=given, other=0.0)
     if HAS_PAIRS:
@@ -191,7 +210,8 @@ def update_kernel(  # type: ignore[no-untyped-def]
             both = (k < spans[:, None])[:, :, None] & inside[:, None, :]
             span = (first_span[:, None] + k).to(tl.int64)
             g += tl.sum(tl.load(sums + span[:, :, None] * D + column[None, None, :], mask=both, other=0.0), 1)
-    w = _widened(bits, FORM) * keep
+    rate = tl.load(rate)
+    w = _widened(bits, FORM) * tl.load(keep)
     if METHOD == _SGD:
         w -= rate * g
     elif METHOD == _MOMENTUM:
@@ -232,6 +252,18 @@ def score_pairs(
             scale, x.shape[1], FORM=matrix.form, **shape,
         )  # fmt: skip
     return (loss.sum(0), slopes, on_x.sum(0)) if splits > 1 else (loss[0], slopes, on_x[0])
+
+
+def differentiate_pool(
+    scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do as `on_device.differentiate_pool`, in one pass over the scores."""
+    queries, labels = scores.shape
+    out = scores if dtype == scores.dtype else torch.empty_like(scores, dtype=dtype)
+    grid = triton.cdiv(labels, POOL_TILE["COLUMNS"]), triton.cdiv(queries, POOL_TILE["ROWS"])
+    loss = scores.new_empty(grid)
+    pool_kernel[grid](scores, weight, out, loss, queries, labels, **POOL_TILE)
+    return loss.sum(dtype=torch.float64), out
 
 
 def update_rows(

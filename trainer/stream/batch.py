@@ -36,7 +36,9 @@ class DrawnLabels:
         """Return them with pads behind, which are greater than all labels and no query's: a number of few."""
         more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
-        columns = {name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()}
+        columns: dict[str, Any] = {
+            name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()
+        }
         return replace(self, **columns)
 
 
