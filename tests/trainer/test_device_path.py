@@ -17,11 +17,11 @@ import trainer.encoders.bag_encoder  # which recipes name, and load late
 from schemas.layout import RunLayout
 from tests.bert import write_bert
 from tests.builders import SmallData, build_data
+from tests.trainer.one_device import widen_exponentials
 from tests.training import Killed, silent, train, with_sections
 from trainer.graph import Graphs
 from trainer.loop import Trainer
 from trainer.model import load_model
-from trainer.rows import on_device
 
 BASE: dict[str, Any] = {
     "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
@@ -164,11 +164,9 @@ def test_a_recorded_step_is_the_step_to_the_bit(
     """Padded batches, and numbers that lie on the device, are read where a graph would read them.
 
     AdamW is one kernel, as on a GPU: others round a rate that is a tensor twice. A norm that gradients are cut to is a
-    sum over pads too, in another order. The last numbers of an array have another exponential on a CPU, in float32.
+    sum over pads too, in another order.
     """
-    for module, name in ((torch, "sigmoid"), (on_device, "softplus")):
-        wide = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda values, wide=wide: wide(values.double()).float())
+    widen_exponentials(monkeypatch)
     adam = torch.optim.AdamW
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, fused: adam(groups, lr=lr, fused=True))
     results = []

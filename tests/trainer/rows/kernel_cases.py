@@ -98,7 +98,7 @@ class Case:
         loss, slopes = operations.differentiate_pool(scores.to(device, copy=True), weight.to(device))
         _, narrow = operations.differentiate_pool(scores.to(device, copy=True), weight.to(device), torch.bfloat16)
         assert narrow.dtype == torch.bfloat16
-        return [loss.float(), slopes, ((narrow.float() - slopes).abs() > 2**-8 * slopes.abs()).float()]
+        return [loss.float(), slopes, ((narrow.float() - slopes).abs() > 2**-7 * slopes.abs() + 1e-30).float()]
 
     def run(self, operations: Any, device: torch.device) -> list[torch.Tensor]:
         """Take STEPS steps by the module `operations`: losses, slopes, gradients, and what is left in the end."""
