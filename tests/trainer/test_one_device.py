@@ -152,8 +152,8 @@ def test_so_does_a_step_that_is_recorded_with_its_numbers(data: DataLayout) -> N
     sections: dict[str, Any] = {
         "encoder": {"residual": False, "dropout": 0.1, "weight_decay": 0.1},
         "train": {"clip": 1.0},
+        "classifier": {"dtype": "bfloat16"},
     }
-    sections["classifier"] = {"dtype": "bfloat16"}
     step_on_meta(data, combination("classifier", "bce", "own", **sections), recorded=True)
 
 

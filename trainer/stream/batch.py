@@ -31,6 +31,7 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
+    pads: bool = False  # there may be some behind
 
     def padded(self) -> "DrawnLabels":
         """Return them with pads behind, which are greater than all labels and no query's: a number of few."""
@@ -39,7 +40,7 @@ class DrawnLabels:
         columns: dict[str, Any] = {
             name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()
         }
-        return replace(self, **columns)
+        return replace(self, **columns, pads=True)
 
 
 class Candidates(NamedTuple):
