@@ -118,9 +118,9 @@ def counting() -> Iterator[Counting]:
             yield count
 
 
-def classifier_step(pool: str, size: int = B, labels: int = LABELS) -> Counting:
+def classifier_step(pool: str, size: int = B, labels: int = LABELS, **config: Any) -> Counting:
     """Count the classifier's step, as `Head.learn` takes it, with candidates that are planned already."""
-    classifier = Classifier(Config(dtype="bfloat16", lr=0.01), labels, D, 0, device=META)
+    classifier = Classifier(Config(dtype="bfloat16", lr=0.01, **config), labels, D, 0, device=META)
     batch = random_batch(size, labels, 0)
     candidates = label_range(batch, 0, CHUNK) if pool == "full" else plan(batch, labels, pool, META)
     x = torch.empty(size, D, device=META)
@@ -196,6 +196,7 @@ def main() -> None:
     size = 16 if parser.parse_args().quick else B
     figures: dict[str, Any] = {}
     counts = {pool: classifier_step(pool, size) for pool in ("own", "shared", "full")}
+    counts["full, bfloat16"] = classifier_step("full", size, products="bfloat16")
     counts["bag"], ahead = bag_step(size)
     counts["bag, beside its graph"], given = recorded_step(size)
     for name, count in counts.items():

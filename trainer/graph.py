@@ -19,7 +19,7 @@ from trainer.heads.queries import QueryEmbeddings, WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources
-from trainer.negatives.planner import GlobalBatch, Planner
+from trainer.negatives.planner import GlobalBatch
 from trainer.rows.matrix import RowMatrix
 from trainer.step import StepContext, StepHook, StepResult, take_step
 from trainer.stream.batch import Batch, Candidates
@@ -180,9 +180,11 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def plan_on(planner: Planner, device: torch.device, pads: bool, batch: Batch) -> Candidates | None:
+def plan_on(
+    plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
+) -> Candidates | None:
     """Plan a batch, and send the labels that `device` is to merge on their way, from any thread; with `pads` behind."""
-    candidates = planner(batch)
+    candidates = plan(batch)
     if candidates is None or candidates.drawn is None:
         return candidates
     drawn = candidates.drawn.padded() if pads else candidates.drawn
