@@ -14,6 +14,7 @@ a bag's step, and of the step itself where it is recorded (`train.graph`), witho
 import argparse
 import collections
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -173,8 +174,7 @@ def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]
         step(batch, number, 1.0)
     for layout, recorded in graphs._recorded.items():
         assert recorded is not None
-        results = recorded.replay()
-        graphs._recorded[layout] = recorded._replace(replay=lambda results=results: results)
+        graphs._recorded[layout] = recorded._replace(replay=functools.partial(tuple, recorded.replay()))
     with counting() as count:
         step(batch, 2, 1.0)
     return count, _host_milliseconds(lambda number: step(batch, number, 1.0))

@@ -215,7 +215,7 @@ class Classifier(Options):
     products: Literal["tf32", "bfloat16"] = Field(
         "tf32",
         description="of bfloat16 vectors of a shared pool or of all labels, on a GPU: tf32 rounds queries and slopes "
-        "to 11 digits, bfloat16 to 8, in half the time; sums are float32",
+        "to 11 digits, bfloat16 to 8; sums are float32",
     )
     storage: str = Field(
         "memory",
