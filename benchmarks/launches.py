@@ -84,6 +84,7 @@ class _Kernel:
 
     def _launch(self, *given: Any, **_: Any) -> None:
         """Count bytes: of rows of vectors and of their state those that are touched, of all else everything."""
+        assert {each.device for each in given if isinstance(each, torch.Tensor)} == {META}, "it is on another device"
         if self._name == "update_kernel":
             rows, count, ways, rest = given[:4], len(given[4]), 2, given[4:]
             rows = tuple(each for each in rows if len(each) == len(given[0]))  # what there is not, is another tensor
@@ -170,8 +171,9 @@ def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]
     context.model.encoder._optimizer.param_groups.clear()
     graphs = Graphs(META)
     step = GraphStep(context, graphs)
-    for number in range(2):
-        step(batch, number, 1.0)
+    with counting():
+        for number in range(2):
+            step(batch, number, 1.0)
     for layout, recorded in graphs._recorded.items():
         assert recorded is not None
         graphs._recorded[layout] = recorded._replace(replay=functools.partial(tuple, recorded.replay()))

@@ -94,13 +94,9 @@ class Graphs:
             return torch.empty(0, dtype=dtype, device=self._device).set_(memory, *place)
 
         copies = map_arrays(given, lay, (torch.Tensor,))
-        recorded = _Recorded(pieces, self._graph(function, copies) if self._on_gpu else partial(function, copies))
-        self._recorded[layout] = recorded
+        replay = self._graph(function, copies) if self._device.type == "cuda" else partial(function, copies)
+        self._recorded[layout] = recorded = _Recorded(pieces, replay)
         return recorded
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     def _graph(self, function: Callable[[T], Any], copies: T) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()

@@ -276,7 +276,8 @@ def update_rows(
     unused = gradient  # a pointer that is not followed
     pairs, slopes, x = scored or (None, unused, unused)
     sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
-    sent = (torch.as_tensor(number) for number in (rule.key, rule.rate, rule.keep))
+    rate, keep = torch.as_tensor(rule.rate), torch.as_tensor(rule.keep)
+    key = rate if matrix.form == FLOAT32 else torch.as_tensor(rule.key)  # of float32 nothing is drawn
     numbers = [float(number) for number in (rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in numbers[:2]]
     shape = row_tiles(D)
@@ -285,7 +286,7 @@ def update_rows(
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
         x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
-        sums, len(ids), matrix.origin, *sent, *numbers, D,
+        sums, len(ids), matrix.origin, key, rate, keep, *numbers, D,
         HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, SPAN=_SPAN, **shape,
     )  # fmt: skip
 
