@@ -14,13 +14,12 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.device import CPU
-from trainer.heads.classifier import Classifier, merges_on
-from trainer.heads.queries import QueryEmbeddings, WholeBatch
+from trainer.heads.classifier import merges_on
+from trainer.heads.queries import QueryEmbeddings
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources
 from trainer.negatives.planner import GlobalBatch
-from trainer.rows.matrix import RowMatrix
 from trainer.step import StepContext, StepHook, StepResult, take_step
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import map_arrays, send
@@ -142,13 +141,11 @@ class GraphStep:
         self, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
     ) -> StepResult:
         """Do as `take_step`. Raises ExtremisError: it cannot be recorded."""
-        whole, model = batch.whole if isinstance(batch, GlobalBatch) else batch, self.context.model
+        whole, model = batch if isinstance(batch, Batch) else batch.whole, self.context.model
         if hook is not None or self.is_watched():
             return take_step(self.context, whole, number, factor, hook)
-        assert isinstance(model.head, Classifier)
-        assert isinstance(model.head.matrix, RowMatrix)
         assert whole.candidates is not None
-        numbers = send((np.array(factor), np.array(model.head.matrix.key(number))), model.device)
+        numbers = send((np.array(factor), np.array(model.head.key(number))), model.device)
         given = _Given(whole.prepared, whole.candidates.drawn, *numbers)
         loss, x = self.graphs(partial(self._take, whole), given)
         self.context.clock.lap("graph")
@@ -167,7 +164,7 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
         "it computes on a CPU": model.device == CPU,
         "several ranks wait for each other within a step": ranks > 1,
         "only a bag's batches are padded, not a transformer's": not model.encoder.can_pad,
-        "queries are encoded in parts, or their encoder is frozen": not isinstance(queries, WholeBatch),
+        "queries are encoded in parts, or their encoder is frozen": queries.preparing() is None,
         "only steps of binary cross-entropy with own pools are, of vectors on the device": not (
             recipe.finds_on_device and merges_on(model.device, recipe)
         ),

@@ -14,7 +14,6 @@ from benchmarks.gpu.random_queries import plan, random_batch
 from trainer.graph import Graphs, plan_on
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.rows.matrix import RowMatrix
 from trainer.stream import Batch
 from trainer.stream.transfer import send
 
@@ -98,8 +97,7 @@ def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> 
         nonlocal number
         candidates = planned[number % BATCHES]
         if recorded:
-            assert isinstance(classifier.matrix, RowMatrix)
-            numbers = send((np.array(1.0), np.array(classifier.matrix.key(number))), place.device)
+            numbers = send((np.array(1.0), np.array(classifier.key(number))), place.device)
             graphs(descend, (x, candidates.drawn, *numbers))
         else:
             classifier.descend(x, candidates, 1.0, number, 1 / shape.size)

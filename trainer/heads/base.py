@@ -62,6 +62,10 @@ class Head(ABC):
         Nothing waits for the device.
         """
 
+    def key(self, number: int) -> int:
+        """Return the key of random bits at step `number` of the run; 0: it draws none."""
+        return 0
+
     def backward(self) -> None:  # noqa: B027
         """Add to the gradients of encoders what the last `learn` owes them."""
 

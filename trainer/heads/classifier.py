@@ -69,6 +69,10 @@ class Classifier(Head):
             return step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
         return torch.as_tensor(total, dtype=torch.float64), on_x
 
+    def key(self, number: int) -> int:
+        assert isinstance(self.matrix, RowMatrix), "rows on the host draw there"
+        return self.matrix.key(number)
+
     def descend(
         self,
         x: torch.Tensor,
