@@ -16,7 +16,9 @@ from trainer.stream.transfer import LateCopy, send, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
 # The optimizer step after which rows of zeros hold their gradient.
-_GRADIENT_RULE = Rule(SGD, np.float32(-1), np.float32(1), np.float32(0), np.float32(0), np.float32(0), 0)
+_GRADIENT_RULE = Rule(
+    SGD, np.array(-1, np.float32), np.array(1, np.float32), np.float32(0), np.float32(0), np.float32(0), 0
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ class HostMatrix:
 
     def __init__(self, rows: RowMatrix, device: torch.device) -> None:
         self._rows, self._device = rows, device
-        numbers = send(tuple(map(np.asarray, (_GRADIENT_RULE.rate, _GRADIENT_RULE.keep))), device)
-        self._rule = _GRADIENT_RULE._replace(rate=numbers[0], keep=numbers[1])
+        self._rule = send(_GRADIENT_RULE, device)
         self._pending: list[_PendingStep] = []
 
     @property
