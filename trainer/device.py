@@ -79,6 +79,13 @@ def products_with(vectors: torch.Tensor) -> Iterator[None]:
         settings.fp32_precision = before
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a @ b in float32, of float32 or bfloat16: a CPU widens these, a GPU multiplies them as such."""
+    if a.dtype != torch.float32 and a.device.type != "cpu":
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
     """Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.

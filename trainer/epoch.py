@@ -21,7 +21,7 @@ from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.setup import Parts
-from trainer.step import StepResult, take_step
+from trainer.step import StepResult
 from trainer.stream import Batch, Source
 
 OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss
@@ -87,7 +87,7 @@ class EpochRunner:
                     clock.lap("rest")
                 step, every = progress.global_step, parts.recipe.logging.ranks_every
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
-                result = take_step(parts.step, batch, step, self.rate_factor(step), hook)
+                result = parts.take(batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
                 # A rank alone stops at once; several ranks stop after the batch that told all of them.
                 must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.stop_asked

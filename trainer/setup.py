@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from trainer.device import CPU, describe_device, keep_freed_memory, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, label_bytes, require_memory, require_scratch
+from trainer.graph import Graphs, GraphStep, TakeStep, plan_on, why_not
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
@@ -38,14 +40,14 @@ from trainer.negatives.planner import Planner
 from trainer.refresh.dump import Refresher
 from trainer.refresh.neighbours import Neighbours
 from trainer.rows.threads import set_threads
-from trainer.step import Clock, GlobalBatches, StepContext
+from trainer.step import Clock, GlobalBatches, StepContext, take_step
 from trainer.stream import Batch, JoinedStream, Reading, Source, by_shares, open_sources
 from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking.tracker import NoTracker, Tracker
 
 # Options of a run that may be others when it goes on: they say where, not what.
-_WHERE = {"name", "classifier.storage", "train.device", "logging.wandb", "logging.mlflow"}
+_WHERE = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Parts:
     stream: JoinedStream
     batches: GlobalBatches  # the stream's
     step: StepContext
+    take: TakeStep  # a step of `step`
     refresher: Refresher
     validator: Validator
     writer: CheckpointWriter
@@ -108,8 +111,12 @@ def set_up(
     plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
+    reason = why_not(recipe, model, queries, sources, group.ranks)
+    by_graph = model.encoder.pads = recipe.train.graph and not reason
+    if recipe.train.graph and reason:
+        say(f"train.graph: no step is recorded as a CUDA graph, since {reason}")
     # With several ranks each plans for the global batch, which a stream does not have.
-    plan = planner if plans_ahead and group.ranks == 1 else None
+    plan = partial(plan_on, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     to_notify = [each for each in sources if type(each).touch is not NegativeSource.touch]
@@ -123,6 +130,8 @@ def set_up(
                 source.touch(rows)
 
     neighbours = Neighbours(run, recipe.memory) if isinstance(recipe, Rae) else None
+    step = StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip, neighbours)
+    take = GraphStep(step, Graphs(device), lambda: writer.copies_rows) if by_graph else partial(take_step, step)
     batches = GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead)
     tracker = Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say) if group.first else NoTracker()
     return Parts(
@@ -137,7 +146,8 @@ def set_up(
         tables=tables,
         stream=stream,
         batches=batches,
-        step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip, neighbours),
+        step=step,
+        take=take,
         refresher=Refresher(run, recipe, group, claim, writer),
         validator=validator,
         writer=writer,
@@ -259,7 +269,7 @@ def open_stream(
     tables: list[Source],
     labels: int,
     group: Group,
-    plan: Planner | None = None,
+    plan: Callable[[Batch], Candidates | None] | None = None,
     prepare: Callable[[Batch], Any] | None = None,
 ) -> JoinedStream:
     """Open the rank's stream over `tables`; with `plan` its batches come with candidates, with `prepare` prepared."""

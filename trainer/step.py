@@ -23,6 +23,7 @@ from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import GlobalBatch, Planner
 from trainer.refresh.neighbours import Neighbours
+from trainer.rows.forms import Number
 from trainer.stream import Batch, JoinedStream
 
 _BATCHES_AHEAD = 1  # beyond those that threads plan
@@ -129,8 +130,8 @@ class StepResult:
 def take_step(
     context: StepContext,
     batch: Batch | GlobalBatch,
-    number: int,
-    factor: float,
+    number: Number,
+    factor: Number,
     hook: StepHook | None = None,
     update: bool = True,
 ) -> StepResult:

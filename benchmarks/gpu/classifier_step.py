@@ -6,12 +6,16 @@ Vectors are random, and so is Adagrad's sum: zeros would be rounded to themselve
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.random_queries import plan, random_batch
+from trainer.graph import Graphs, plan_on
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
+from trainer.stream import Batch
+from trainer.stream.transfer import send
 
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "13M": 13_052_650, "100M": 100_000_000}
 ON_HOST = ("131K", "13M")  # of these once more, with vectors in main memory
@@ -42,20 +46,21 @@ def measurements(place: Place) -> Iterator[Measurement]:
         for size, dimension in shapes:
             for pool in ("own", "shared"):
                 yield _measurement(place, name, Shape(size, dimension, labels), pool)
+        yield _measurement(place, f"{name}, recorded", Shape(*shapes[0], labels), "own", recorded=True)
     for name in QUICK if place.quick else ON_HOST:
         yield _measurement(place, f"{name}, on the host", Shape(*shapes[0], sizes[name], "host"), "own")
 
 
-def _measurement(place: Place, labels: str, shape: Shape, pool: str) -> Measurement:
+def _measurement(place: Place, labels: str, shape: Shape, pool: str, recorded: bool = False) -> Measurement:
     name = f"{pool} B={shape.size} D={shape.dimension} L={labels}"
     on_host = shape.storage == "host"
     gib = shape.gib + 1 if not on_host and shape.gib > 1 else 1.0
-    return Measurement(name, lambda: _measure(place, shape, pool), gib, on_cpu=not on_host)
+    return Measurement(name, lambda: _measure(place, shape, pool, recorded), gib, on_cpu=not (on_host or recorded))
 
 
-def open_classifier(place: Place, shape: Shape) -> Classifier:
+def open_classifier(place: Place, shape: Shape, **options: Any) -> Classifier:
     """Open a classifier of random vectors."""
-    config = Config(dtype="bfloat16", lr=0.01, storage=shape.storage)
+    config = Config(dtype="bfloat16", lr=0.01, storage=shape.storage, **options)
     classifier = Classifier(config, shape.labels, shape.dimension, 0, device=place.device)
     for part in classifier.vectors.split(_CHUNK):
         part.normal_(0, 0.1)
@@ -64,29 +69,47 @@ def open_classifier(place: Place, shape: Shape) -> Classifier:
     return classifier
 
 
-def open_step(place: Place, shape: Shape, pool: str) -> tuple[Callable[[], object], float]:
-    """Return a step of batches planned beforehand, and the mean number of labels of a batch, pads included."""
+def plan_ahead(place: Place, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
+    """Return the batch's candidates as the stream's threads give them to a step."""
+    return plan_on(lambda each: plan(each, labels, pool, place.device, merges), place.device, pads, batch)
+
+
+def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
+    """Return a step of batches planned beforehand, and the mean number of labels of a batch, pads included.
+
+    `recorded`: as a graph, on a GPU.
+    """
+    recorded = recorded and place.on_gpu
     classifier = open_classifier(place, shape)
     x = torch.randn(shape.size, shape.dimension, device=place.device)
     merges = shape.storage == "memory"
     planned = [
-        plan(random_batch(shape.size, shape.labels, step), shape.labels, pool, place.device, merges)
+        plan_ahead(place, random_batch(shape.size, shape.labels, step), shape.labels, pool, recorded, merges)
         for step in range(BATCHES)
     ]
-    number = 0
+    number, graphs = 0, Graphs(place.device)
+
+    def descend(given: Any) -> Any:
+        x, drawn, factor, key = given
+        return classifier.descend(x, planned[0]._replace(drawn=drawn), factor, key, 1 / shape.size)
 
     def step() -> None:
         nonlocal number
-        classifier.descend(x, planned[number % BATCHES], 1.0, number, 1 / shape.size)
+        candidates = planned[number % BATCHES]
+        if recorded:
+            numbers = send((np.array(1.0), np.array(classifier.key(number))), place.device)
+            graphs(descend, (x, candidates.drawn, *numbers))
+        else:
+            classifier.descend(x, candidates, 1.0, number, 1 / shape.size)
         number += 1
 
     rows = sum(len(each.ids) if each.drawn is None else len(each.drawn.label) for each in planned) / BATCHES
     return step, rows
 
 
-def _measure(place: Place, shape: Shape, pool: str) -> dict[str, Any]:
+def _measure(place: Place, shape: Shape, pool: str, recorded: bool) -> dict[str, Any]:
     place.reset_peak()
-    step, rows = open_step(place, shape, pool)
+    step, rows = open_step(place, shape, pool, recorded)
     time = place.milliseconds(step)
     moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums, read and written
     return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": place.peak_gib()}

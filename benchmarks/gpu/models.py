@@ -3,18 +3,21 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from benchmarks.gpu.classifier_step import BATCHES
+from benchmarks.gpu.classifier_step import BATCHES, plan_ahead
 from benchmarks.gpu.place import Place
-from benchmarks.gpu.random_queries import HARD, RANDOM, plan, random_batch
+from benchmarks.gpu.random_queries import HARD, RANDOM, random_batch
+from trainer.device import CPU
+from trainer.graph import Graphs, GraphStep
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
-from trainer.step import Clock, StepContext, take_step
+from trainer.step import Clock, StepContext, StepResult, take_step
 
 B, TOKENS, VOCABULARY = 512, 32, 30_522
 BAG = "bag"
@@ -46,15 +49,25 @@ def open_model(place: Place, encoder: str, labels: int, compiled: bool = False, 
     return StepContext(model, planner, WholeBatch(model.encoder, ALONE, Clock().lap))
 
 
-def open_steps(place: Place, context: StepContext, labels: int, planned: bool = True) -> Callable[[], object]:
+def open_take(context: StepContext, recorded: bool) -> Callable[..., StepResult]:
+    """Return what takes a step of `context`; `recorded`: by a graph, on a GPU, and its encoder pads for it."""
+    context.model.encoder.pads = recorded and context.model.device != CPU
+    if not context.model.encoder.pads:
+        return partial(take_step, context)
+    return GraphStep(context, Graphs(context.model.device))
+
+
+def open_steps(
+    place: Place, context: StepContext, labels: int, planned: bool = True, recorded: bool = False
+) -> Callable[[], object]:
     """Return a step of the next of some batches, whose candidates are `planned` beforehand or in the step.
 
     Losses are not read, as in training between two lines of the log.
     """
-    size = 16 if place.quick else B
+    size, take = 16 if place.quick else B, open_take(context, recorded)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     if planned:
-        batches = [replace(batch, candidates=plan(batch, labels, "own", place.device)) for batch in batches]
+        batches = [replace(batch, candidates=plan_ahead(place, batch, labels, "own", recorded)) for batch in batches]
     else:
         batches = [replace(batch, hard=None) for batch in batches]
     if (prepare := context.queries.preparing()) is not None:  # in the stream's threads, not in the step
@@ -63,7 +76,7 @@ def open_steps(place: Place, context: StepContext, labels: int, planned: bool = 
 
     def step() -> None:
         nonlocal number
-        take_step(context, batches[number % BATCHES], number, 1.0)
+        take(batches[number % BATCHES], number, 1.0)
         number += 1
 
     return step

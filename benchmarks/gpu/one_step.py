@@ -16,11 +16,13 @@ def measurements(place: Place) -> Iterator[Measurement]:
     shape = Shape(*((16, 8) if place.quick else SHAPES[0]), labels)
     yield Measurement("classifier", lambda: _profile(place, "classifier", open_step(place, shape, "own")[0]), 1)
     yield Measurement(BAG, partial(_whole, place, BAG, labels), 1)
+    yield Measurement(f"{BAG}, recorded", partial(_whole, place, BAG, labels, recorded=True), 1, on_cpu=False)
     yield Measurement(WIDEST, partial(_whole, place, WIDEST, labels), 8, on_cpu=False)
 
 
-def _whole(place: Place, encoder: str, labels: int) -> dict[str, Any]:
-    return _profile(place, encoder, open_steps(place, open_model(place, encoder, labels), labels))
+def _whole(place: Place, encoder: str, labels: int, recorded: bool = False) -> dict[str, Any]:
+    steps = open_steps(place, open_model(place, encoder, labels), labels, recorded=recorded)
+    return profiled(place, steps) if recorded else _profile(place, encoder, steps)  # a trace of graphs tells little
 
 
 def _profile(place: Place, name: str, step: Callable[[], object]) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def measurements(place: Place) -> Iterator[Measurement]:
     for name, (labels, dimension) in ours.items():
         shape = Shape(16 if place.quick else B, dimension, labels)
         gib = shape.gib + 4 * B * CHUNK * 4 / 2**30 if labels > SIZES["131K"] else 1
-        yield Measurement(f"in chunks, {name}", partial(_chunks, place, shape), gib, 90, on_cpu=labels < SIZES["1.3M"])
+        for products, suffix in {"tf32": "", "bfloat16": ", bfloat16"}.items():
+            measure = partial(_chunks, place, shape, products)
+            yield Measurement(f"in chunks, {name}{suffix}", measure, gib, 90, on_cpu=labels < SIZES["1.3M"])
     for name in ours if place.quick else PLAIN:
         shape = Shape(16 if place.quick else B, *(ours[name][::-1]))
         gib = 4 * 2 * B * shape.labels / 2**30 + 1
@@ -36,9 +38,9 @@ def measurements(place: Place) -> Iterator[Measurement]:
         yield Measurement(f"nn.Embedding, {name}", partial(_embedding, place, shape), gib)
 
 
-def _chunks(place: Place, shape: Shape) -> dict[str, Any]:
+def _chunks(place: Place, shape: Shape, products: str) -> dict[str, Any]:
     place.reset_peak()
-    classifier, batch = open_classifier(place, shape), random_batch(shape.size, shape.labels, 0)
+    classifier, batch = open_classifier(place, shape, products=products), random_batch(shape.size, shape.labels, 0)
     x = torch.randn(shape.size, shape.dimension, device=place.device)
     chunk = 512 if place.quick else CHUNK
     parts = [label_range(batch, low, min(low + chunk, shape.labels)) for low in range(0, shape.labels, chunk)]

@@ -1,21 +1,24 @@
 """Losses of 20 steps on the device beside those of the same steps on the CPU, from the same start, in float32."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.models import open_take
 from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.random_queries import random_batch
 from trainer.device import CPU
+from trainer.graph import plan_on
 from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.methods.recipe import Recipe
 from trainer.model import Model
 from trainer.negatives.planner import Planner
-from trainer.step import Clock, StepContext, take_step
+from trainer.step import Clock, StepContext
 
 LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 
@@ -23,18 +26,25 @@ LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
 def measurements(place: Place) -> Iterator[Measurement]:
     for loss, pool in (("bce", "own"), ("bce", "shared"), ("decoupled", "shared")):
         yield Measurement(f"{loss} {pool}", partial(_measure, place, loss, pool))
+    yield Measurement("bce own, recorded", partial(_measure, place, "bce", "own", recorded=True))
 
 
-def _measure(place: Place, loss: str, pool: str) -> dict[str, Any]:
-    """Return the greatest relative difference of a loss from the CPU's, and from a second run's on the device."""
-    expected, got, again = (_train(device, loss, pool, place.quick) for device in (CPU, place.device, place.device))
+def _measure(place: Place, loss: str, pool: str, recorded: bool = False) -> dict[str, Any]:
+    """Return the greatest relative difference of a loss from the CPU's, and from a second run's on the device.
+
+    `recorded`: the first on the device is by a graph, which should make no difference.
+    """
+    expected, got, again = (
+        _train(device, loss, pool, place.quick, graph)
+        for device, graph in ((CPU, False), (place.device, recorded), (place.device, False))
+    )
     return {
         "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),
         "again": max(abs(a - b) / abs(b) for a, b in zip(again, got, strict=True)),
     }
 
 
-def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[float]:
+def _train(device: torch.device, loss: str, pool: str, quick: bool, recorded: bool) -> list[float]:
     labels, size = (2000, 16) if quick else (LABELS, B)
     recipe = Recipe.model_validate(
         {
@@ -47,6 +57,12 @@ def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[floa
     model = Model.build(recipe, VOCABULARY, labels, device=device)
     queries = WholeBatch(model.encoder, ALONE, Clock().lap)
     context = StepContext(model, Planner(recipe.negatives, labels, merges=not merges_on(device, recipe)), queries)
-    batches = (random_batch(size, labels, step, 16, VOCABULARY) for step in range(STEPS))
-    results = [take_step(context, batch, number, 1.0).loss for number, batch in enumerate(batches)]
+    take, prepare = open_take(context, recorded), queries.preparing()
+    results = []
+    for number in range(STEPS):
+        batch = random_batch(size, labels, number, 16, VOCABULARY)
+        if prepare is not None:
+            candidates = plan_on(context.planner, device, model.encoder.pads, batch)
+            batch = replace(batch, prepared=prepare(batch), candidates=candidates)
+        results.append(take(batch, number, 1.0).loss)
     return [float(value) for value in torch.stack(results).cpu()]

@@ -14,10 +14,11 @@ from typing import Any
 
 from benchmarks.common.joined_tables import World
 from benchmarks.gpu.classifier_step import SIZES
-from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model
+from benchmarks.gpu.models import BAG, TRANSFORMERS, B, open_model, open_take
 from benchmarks.gpu.place import Measurement, Place
 from benchmarks.gpu.profiles import idle_share
-from trainer.step import StepContext, take_step
+from trainer.graph import plan_on
+from trainer.step import StepContext
 from trainer.stream import JoinedStream
 
 THREADS = 2
@@ -29,6 +30,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
     for encoder in (*reversed(TRANSFORMERS), BAG):
         is_bag = encoder == BAG
         yield Measurement(encoder, functools.partial(_measure, place, encoder), 1 if is_bag else 8, 90, on_cpu=is_bag)
+    yield Measurement(f"{BAG}, recorded", functools.partial(_measure, place, BAG, recorded=True), 1, 90, on_cpu=False)
 
 
 @functools.cache
@@ -43,15 +45,16 @@ def _open_stream(place: Place, context: StepContext, labels: int) -> JoinedStrea
     if not Path(world.queries).exists():
         world.write()
     size = 16 if place.quick else B
-    ahead = {"plan": context.planner, "prepare": context.queries.preparing()}
+    plan = functools.partial(plan_on, context.planner, place.device, context.model.encoder.pads)
+    ahead = {"plan": plan, "prepare": context.queries.preparing()}
     return JoinedStream([world.open()], labels, batch=size, streams=8, threads=THREADS, **ahead)
 
 
-def _measure(place: Place, encoder: str) -> dict[str, Any]:
+def _measure(place: Place, encoder: str, recorded: bool = False) -> dict[str, Any]:
     labels = 2048 if place.quick else SIZES["1.3M"]
     warm, steps, profiled = (2, 5, 2) if place.quick or not place.on_gpu else (WARM, STEPS, PROFILED)
     context = open_model(place, encoder, labels)
-    number, waited = 0, 0.0
+    number, waited, take = 0, 0.0, open_take(context, recorded)
 
     def run(count: int) -> None:
         nonlocal number, waited
@@ -59,7 +62,7 @@ def _measure(place: Place, encoder: str) -> dict[str, Any]:
             began = time.perf_counter()
             batch = next(batches)
             waited += time.perf_counter() - began
-            take_step(context, batch, number, 1.0)
+            take(batch, number, 1.0)
             number += 1
 
     with contextlib.closing(iter(_open_stream(place, context, labels))) as batches:

@@ -25,6 +25,7 @@ WIDEST = list(TRANSFORMERS)[-1]
 
 def of_bag(place: Place) -> Iterator[Measurement]:
     yield Measurement(BAG, partial(_measure, place, BAG), gib=1)
+    yield Measurement(f"{BAG}, recorded", partial(_measure, place, BAG, recorded=True), gib=1, on_cpu=False)
 
 
 def of_transformers(place: Place) -> Iterator[Measurement]:
@@ -34,11 +35,11 @@ def of_transformers(place: Place) -> Iterator[Measurement]:
     yield Measurement(f"{WIDEST}, compiled", partial(_measure, place, WIDEST, compiled=True), 8, 150, on_cpu=False)
 
 
-def _measure(place: Place, encoder: str, compiled: bool = False) -> dict[str, Any]:
+def _measure(place: Place, encoder: str, compiled: bool = False, recorded: bool = False) -> dict[str, Any]:
     labels = 2000 if place.quick else LABELS
     place.reset_peak()
     context = open_model(place, encoder, labels, compiled=compiled and not place.quick)
-    whole = place.milliseconds(open_steps(place, context, labels))
+    whole = place.milliseconds(open_steps(place, context, labels, recorded=recorded))
     size, classifier = 16 if place.quick else B, context.model.head
     x = torch.randn(size, context.model.width, device=place.device)
     planned = plan(random_batch(size, labels, 0), labels, "own", place.device)

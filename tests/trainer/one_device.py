@@ -5,18 +5,22 @@ through has left no tensor on the host, and waits for no device.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trainer.graph import Graphs, GraphStep, plan_on
 from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
 from trainer.methods.recipe import Recipe
 from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.indexes import FreshIndex
+from trainer.rows import on_device
 from trainer.setup import open_planner, open_queries, open_sources_of_negatives, open_stream
 from trainer.step import Clock, StepContext, take_step
 from trainer.stream import Batch, open_sources
@@ -35,6 +39,22 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class NoValues(TorchDispatchMode):
+    """Refuse what reads a value back, on a device that has them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        assert name not in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"), f"{name} reads a value"
+        return func(*args, **(kwargs or {}))
+
+
+def widen_exponentials(patch: pytest.MonkeyPatch) -> None:
+    """Have a CPU take exponentials in float64: in float32 the last numbers of an array have another one."""
+    for module, name in ((torch, "sigmoid"), (on_device, "softplus")):
+        wide = getattr(module, name)
+        patch.setattr(module, name, lambda values, wide=wide: wide(values.double()).float())
+
+
 class HostSources(NegativeSources):
     """Sources that search on the host, over vectors of their own there: they see other embeddings than the step's."""
 
@@ -43,11 +63,15 @@ class HostSources(NegativeSources):
 
 
 def step_on_meta(
-    data: Any, recipe: Recipe, change: Callable[[StepContext], None] = lambda context: None, rows: torch.device = META
+    data: Any,
+    recipe: Recipe,
+    change: Callable[[StepContext], None] = lambda context: None,
+    rows: torch.device = META,
+    recorded: bool = False,
 ) -> None:
     """Take STEPS steps of `recipe` on DATA, planned on the host as ever; `change` spoils their parts first.
 
-    rows: where the head's rows are to be found in the end.
+    rows: where the head's rows are to be found in the end. `recorded`: the function that a graph would be of is called.
     """
     facts, group = DataSizes.of(data), ALONE
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
@@ -62,7 +86,11 @@ def step_on_meta(
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
-    stream = open_stream(recipe, tables, facts.labels, group, planner if model.head.has_rows else None)
+    model.encoder.pads = recorded
+    plan, prepare = partial(plan_on, planner, META, True), queries.preparing()
+    if not recorded:
+        plan, prepare = planner if model.head.has_rows else None, None
+    stream = open_stream(recipe, tables, facts.labels, group, plan, prepare)
     batches = [batch for batch, _ in zip(stream, range(STEPS), strict=False)]
     queries.begin(tables)
     if isinstance(queries, FrozenQueries):  # as after its first epoch: what it encodes in it goes to a file
@@ -76,9 +104,10 @@ def step_on_meta(
         sources = HostSources(open_sources_of_negatives(recipe, host, group))
     context = StepContext(model, planner, queries, group, sources, clock, clip=1.0)
     change(context)
+    take = GraphStep(context, Graphs(META)) if recorded else partial(take_step, context)
     with OneDevice():
-        for number, batch in enumerate(batches):
-            result = take_step(context, batch, number, 0.5)
+        for number, batch in enumerate(batches * 2 if recorded else batches):
+            result = take(batch, number, 0.5)
             assert result.loss.device == result.x.device == META
     encoder = {name: tensor for name, tensor in model.encoder.tensors().items() if name != "feature_weights"}
     assert {tensor.device for tensor in encoder.values()} <= {META}

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -39,7 +40,9 @@ class Encoder(ABC):
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind
+    can_pad: ClassVar[bool] = False  # True: it `pads`, and its part of a step can be recorded (trainer.graph)
     device = CPU
+    pads = False  # True: what is prepared for training is padded to few sizes, which changes no number
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features).
@@ -129,14 +132,21 @@ class Encoder(ABC):
         groups = _groups(self._modules, self._config.weight_decay)
         return torch.optim.AdamW(groups, lr=self._lr, fused=True if self.device.type == "cuda" else None)
 
-    def update(self, factor: float, clip: float = 0.0) -> None:
+    def update(self, factor: float | torch.Tensor, clip: float = 0.0) -> None:
         """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
 
-        With `clip`, gradients with a larger norm over all of them are scaled down to it.
+        With `clip`, gradients with a larger norm over all of them are scaled down to it. If `can_pad`, the factor of a
+        step that may be recorded is a float64 tensor [] on the device.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
+        rate = self._lr * factor
+        if isinstance(rate, torch.Tensor):
+            rate = rate.float()
+        elif self.device != CPU:  # the same as in a recorded step
+            rate = float(np.float32(rate))
+        recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         for group in self._optimizer.param_groups:
-            group["lr"] = self._lr * factor
+            group.update(lr=rate, capturable=recorded)
         self._optimizer.step()
         self._optimizer.zero_grad()
 

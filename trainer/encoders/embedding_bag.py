@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
+from schemas import PAD
 from schemas.ragged import SparseRows, offsets_of
 from schemas.sizes import in_pieces
 from trainer.device import CPU
@@ -14,9 +15,10 @@ from trainer.group import ALONE, Group
 from trainer.rows.kernels import by_row
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
-from trainer.stream.transfer import send
+from trainer.stream.transfer import rounded_up, send
 
 PIECE = 1 << 14  # bags of a rank that are sent at a time
+_PAD_FEATURE = 1 << 40  # the first of the features of pads, behind all others
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
@@ -33,8 +35,8 @@ class ByFeature(NamedTuple):
 
     @classmethod
     def of(cls, column: np.ndarray, rows: SparseRows, features: int) -> "ByFeature":
-        """Sort the entries of `rows` by the number of their feature, `column` [n]."""
-        bag, weight, starts = by_row(column, rows.row_of(), rows.values, features)
+        """Sort the entries of `rows` by the number of their feature, `column` [n]; pads are of bag 0, and weigh 0."""
+        bag, weight, starts = by_row(column, np.where(rows.values, rows.row_of(), 0), rows.values, features)
         most = np.diff(starts).max(initial=0)
         pieces = split_rows(torch.from_numpy(starts), len(column)) if most > SPAN else None
         return cls(bag, weight, starts, pieces)
@@ -44,8 +46,9 @@ class ByFeature(NamedTuple):
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: what dropout leaves of
-    x. On a CPU `places` are `ids`, elsewhere a tensor; the tensors are on the device, which has the entries by feature.
+    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: what dropout leaves of x. On a CPU
+    `places` are `ids`, elsewhere a tensor, with pads at the end if it is padded; the tensors are on the device, which
+    has the entries by feature.
     """
 
     ids: np.ndarray
@@ -65,11 +68,17 @@ class BagInputs:
         device: torch.device = CPU,
         dense: np.ndarray | None = None,
         kept: torch.Tensor | None = None,
+        pads: bool = False,
     ) -> "BagInputs":
-        """Number the distinct features of B rows."""
-        ids, column = np.unique(rows.ids, return_inverse=True)
-        sorted_by = None if device == CPU else ByFeature.of(column, rows, len(ids))
-        arrays = ids, column, rows.values, rows.offsets, dense, kept, sorted_by
+        """Number the distinct features of B rows; with `pads`, for a device, they and entries are a number of few."""
+        entries = _pad(rows) if pads else rows
+        ids, column = np.unique(entries.ids, return_inverse=True)
+        if pads:
+            count = int(np.searchsorted(ids, _PAD_FEATURE))
+            ids, padded = ids[:count], rounded_up(count + _most_pads(len(entries.ids)))
+        places = np.pad(ids, (0, padded - len(ids)), constant_values=PAD) if pads else ids
+        sorted_by = None if device == CPU else ByFeature.of(column, entries, len(places))
+        arrays = places, column, entries.values, entries.offsets, dense, kept, sorted_by
         places, columns, weight, offsets, vectors, kept, sorted_by = send(arrays, device)
         places = ids if device == CPU else places
         return cls(ids, places, columns, weight, offsets, rows, vectors, kept, sorted_by)
@@ -82,16 +91,37 @@ class BagInputs:
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
-        return embedding_bag(
+        sums = embedding_bag(
             self.column, rows, self.offsets, mode="sum", per_sample_weights=self.weight, include_last_offset=True
         )
+        return sums[: self.bags.rows]
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient on the rows of `ids`, [U, D], of one on the sums [B, D]."""
         if self.by_feature is not None:
             return sum_entries(*self.by_feature[:3], grad.contiguous(), self.by_feature.pieces)
         row = torch.repeat_interleave(self.offsets.diff(), output_size=len(self.column))
-        return sparse_product(self.column, row, self.weight, len(self.ids), grad.contiguous())
+        return sparse_product(self.column, row, self.weight, len(self.places), grad.contiguous())
+
+
+def _pad(rows: SparseRows) -> SparseRows:
+    """Put rows of pads behind, so that entries are a number of few: SPAN of them are one feature in one row.
+
+    A row of many pads would take a device as long as all others together.
+    """
+    count = len(rows.ids)
+    pads = rounded_up(count) - count
+    ends = count + np.minimum(np.arange(1, _most_pads(count + pads) + 1) * SPAN, pads)
+    return SparseRows(
+        np.concatenate([rows.ids, _PAD_FEATURE + np.arange(pads) // SPAN]),
+        np.concatenate([rows.values, np.zeros(pads, rows.values.dtype)]),
+        np.concatenate([rows.offsets, ends]),
+    )
+
+
+def _most_pads(count: int) -> int:
+    """Return how many rows of pads `count` entries have: enough for an eighth of them."""
+    return count // (8 * SPAN) + 1
 
 
 @dataclass
@@ -145,7 +175,7 @@ class BagGradients:
         elif batches:
             ((batch, grad),) = batches
             places, gradient = batch.inputs.places, batch.inputs.gradient(grad)
-            rows = batch.rows if len(batch.rows) == len(batch.inputs.ids) else self._table.gather(places)
+            rows = batch.rows if len(batch.rows) == len(batch.inputs.places) else self._table.gather(places)
         else:
             return None
         rows.grad = gradient

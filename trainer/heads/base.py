@@ -11,6 +11,7 @@ from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
+from trainer.rows.forms import Number
 from trainer.stream.batch import Batch, Candidates
 
 # Rows of candidates, counted from the rank's first label, are about to change; of those that a device merged it has
@@ -22,16 +23,16 @@ BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 class HeadStep:
     """A step as a head sees it: the global `batch`, its x [B, D], and negatives from sources that needed them.
 
-    `number`: of the step in the run, from 0. `factor` scales every rate. `before_change` hears of rows before they
-    change.
+    `number`: of the step in the run, from 0. `factor` scales every rate. Both are tensors if the step may be recorded.
+    `before_change` hears of rows before they change.
     """
 
     batch: Batch
     x: torch.Tensor
     sampled: list[Sampled]
     planner: Planner
-    number: int
-    factor: float
+    number: Number
+    factor: Number
     before_change: BeforeChange
 
 
@@ -60,6 +61,10 @@ class Head(ABC):
 
         Nothing waits for the device.
         """
+
+    def key(self, number: int) -> int:
+        """Return the key of random bits at step `number` of the run; 0: it draws none."""
+        return 0
 
     def backward(self) -> None:  # noqa: B027
         """Add the gradients of the last `learn` to the encoders."""

@@ -12,6 +12,7 @@ from trainer.losses.base import Loss
 from trainer.losses.binary import Merged, binary_cross_entropy, binary_step, merge_ahead
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 from trainer.methods.sections import Classifier as ClassifierConfig
+from trainer.rows.forms import Number
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
@@ -43,7 +44,7 @@ class Classifier(Head):
         self.start, self.stop = bounds[rank : rank + 2] if bounds else label_range(labels, rank, ranks)
         self.bias = config.bias
         self._lr, self._loss, self._group = config.lr, loss, group
-        self._normalize = config.normalize
+        self._normalize, self._narrow = config.normalize, config.products == "bfloat16"
         shape = self.stop - self.start, dimension + int(config.bias)
         on_host = device != CPU and config.storage != IN_MEMORY
         weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
@@ -68,25 +69,30 @@ class Classifier(Head):
             return step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
         return torch.as_tensor(total, dtype=torch.float64), on_x
 
+    def key(self, number: int) -> int:
+        assert isinstance(self.matrix, RowMatrix), "rows on the host draw there"
+        return self.matrix.key(number)
+
     def descend(
         self,
         x: torch.Tensor,
         candidates: Candidates,
-        factor: float,
-        number: int = 0,
+        factor: Number,
+        number: Number = 0,
         scale: float = 1.0,
         merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows. `merged`: what
-        `merge_ahead` gave of candidates that are drawn.
+        `merge_ahead` gave of candidates that are drawn. A `factor` and a `number` of tensors are as `RowMatrix.rule`
+        takes a rate and a step.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
         if self._loss.options == binary_cross_entropy.options:
             merged = merged or merge_ahead(candidates, self.matrix.device)
-            value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale, merged)
+            value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale, merged, self._narrow)
         else:
             assert candidates.drawn is None, "a device merges labels for binary cross-entropy alone"
             ids = self.matrix.prepare(candidates.ids)

@@ -110,6 +110,7 @@ class WholeBatch(QueryEmbeddings):
 
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
+        self._x: torch.Tensor | None = None
 
     def preparing(self) -> Callable[[Batch], Any] | None:
         # Several ranks tell each other how many rows they have, each in its step.
@@ -125,8 +126,11 @@ class WholeBatch(QueryEmbeddings):
         return self._x.detach()
 
     def backward(self, gradient: torch.Tensor) -> None:
+        # Its graph ends here: nodes that the next one takes over would go on on the stream of this step.
+        x, self._x = self._x, None
+        assert x is not None, "backward follows embed"
         with self._encoder.exchanging(self._group):
-            self._x.backward(gradient)
+            x.backward(gradient)
 
 
 class SubBatches(QueryEmbeddings):

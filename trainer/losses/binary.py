@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.device import CPU, products_with
+from trainer.device import CPU, product, products_with
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
-from trainer.rows import kernels
+from trainer.rows import kernels, on_device
+from trainer.rows.forms import Number
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of
 from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
@@ -48,25 +49,28 @@ def binary_step(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: float,
-    step: int,
+    lr: Number,
+    step: Number,
     scale: float,
     merged: Merged | None = None,
+    narrow: bool = False,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
     once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
-    `merged`: what `merge_ahead` gave of candidates that are drawn.
+    `merged`: what `merge_ahead` gave of candidates that are drawn. `narrow`: a GPU multiplies a pool's bfloat16 rows as
+    such.
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
-        return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged)
+        return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
         masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
-        pool_loss, slopes = _differentiate_pool(x, w, torch.from_numpy(candidates.pool_weight), masked)
+        scores, weight = masked_scores(x, w, *masked), torch.from_numpy(candidates.pool_weight).to(x.dtype)
+        pool_loss, slopes = on_device.differentiate_pool(scores, weight, x.dtype)
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
@@ -107,10 +111,11 @@ def _step_on_device(
     x: torch.Tensor,
     rows: RowMatrix | HostMatrix,
     candidates: Candidates,
-    lr: float,
-    step: int,
+    lr: Number,
+    step: Number,
     scale: float,
     merged: Merged | None,
+    narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same if nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
     made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
@@ -123,22 +128,16 @@ def _step_on_device(
     else:
         return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
     losses, slopes, on_x = operations.score_pairs(x, made.scored, ids, pairs, scale)
-    loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
+    loss, on_pool = losses.sum(dtype=torch.float64) * scale, x.new_empty(0, x.shape[1])
     if len(weight):
-        w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
+        w = made.scored.vectors.index_select(0, ids[: len(weight)])
+        w = w if narrow and w.dtype == torch.bfloat16 else w.float()
         with products_with(made.scored.vectors):
-            pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
+            scores = product(x.to(w.dtype), w.T)
+            scores[sent.masked_query, sent.masked_pool] = -torch.inf
+            pool_loss, pool_slopes = operations.differentiate_pool(scores, weight * scale, w.dtype)
             loss = loss + pool_loss
-            on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
+            on_x, on_pool = on_x.add_(product(pool_slopes, w)), product(pool_slopes.T, x.to(w.dtype))
     operations.update_rows(made.updated, made.rule, ids, on_pool, (pairs, slopes, x))
     rows.end(candidates.ids, made, lr, step)
-    return loss * scale, on_x
-
-
-def _differentiate_pool(
-    x: torch.Tensor, w: torch.Tensor, weight: torch.Tensor, masked: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 if `masked`."""
-    scores, weight = masked_scores(x, w, *masked), weight.to(x.dtype)
-    loss = torch.dot(softplus(scores).sum(0), weight)
-    return loss, scores.sigmoid_().mul_(weight)
+    return loss, on_x

@@ -235,6 +235,13 @@ class Classifier(Options):
             "number type of the label vectors; computation is in float32, and narrower types are rounded stochastically"
         ),
     )
+    products: Literal["tf32", "bfloat16"] = Field(
+        "tf32",
+        description=(
+            "number type of products with bfloat16 label vectors of a shared pool, or of all labels, on a GPU: tf32 rounds "
+            "queries and slopes to 11 binary digits, bfloat16 to 8; sums are float32"
+        ),
+    )
     storage: str = Field(
         "memory",
         description=(
@@ -311,6 +318,13 @@ class Train(Options):
         pattern=DEVICES,
         description=(
             "cpu, cuda, cuda:N, or auto, which takes a GPU if the machine has one; a resumed run can use another device"
+        ),
+    )
+    graph: bool = Field(
+        False,
+        description=(
+            "on a GPU, record steps as CUDA graphs; for a bag of embeddings with binary cross-entropy and own pools that "
+            "are planned ahead. Other runs say why they cannot, and train without graphs"
         ),
     )
     threads: int = Field(

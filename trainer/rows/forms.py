@@ -6,6 +6,7 @@ import numpy as np
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
+Number = Any  # of a step: a float or an int; a tensor [] on a device, where the step may be recorded
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 
 
@@ -24,12 +25,15 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep`: share of a row left after weight decay, `key`: key of its random bits."""
+    """An optimizer's step; `keep`: share of a row left after weight decay, `key`: key of its random bits.
+
+    On a device `rate` and `keep`, float32, and `key` may be tensors []: a recorded step reads them anew.
+    """
 
     method: int
-    rate: np.float32
-    keep: np.float32
+    rate: Any
+    keep: Any
     beta1: np.float32  # or momentum
     beta2: np.float32
     eps: np.float32
-    key: int
+    key: Any

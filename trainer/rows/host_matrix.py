@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from trainer.rows.forms import SGD, Matrix, Rule
+from trainer.rows.forms import SGD, Matrix, Number, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
-from trainer.stream.transfer import LateCopy, send_tensor
+from trainer.stream.transfer import LateCopy, send, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
 # The optimizer step after which rows of zeros hold their gradient.
-_GRADIENT_RULE = Rule(SGD, np.float32(-1), np.float32(1), np.float32(0), np.float32(0), np.float32(0), 0)
+_GRADIENT_RULE = Rule(
+    SGD, np.array(-1, np.float32), np.array(1, np.float32), np.float32(0), np.float32(0), np.float32(0), 0
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class _PendingStep:
 
     ids: np.ndarray
     gradient: LateCopy
-    lr: float
-    step: int
+    lr: Number
+    step: Number
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
@@ -42,6 +44,7 @@ class HostMatrix:
 
     def __init__(self, rows: RowMatrix, device: torch.device) -> None:
         self._rows, self._device = rows, device
+        self._rule = send(_GRADIENT_RULE, device)
         self._pending: list[_PendingStep] = []
 
     @property
@@ -74,7 +77,7 @@ class HostMatrix:
         assert isinstance(ids, np.ndarray)
         return self._fetch(ids).float().requires_grad_()
 
-    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
         """Make one optimizer step on distinct rows `ids` [C]: as of a RowMatrix, but after this step."""
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
@@ -85,14 +88,14 @@ class HostMatrix:
         """Scale rows `ids` [C] of the last step to length 1."""
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
-    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
         """Return rows `ids` [C] for kernels that score them, and rows of zeros that take their gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
-        return DeviceStep(np.arange(len(ids)), scored, updated, _GRADIENT_RULE)
+        return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
+    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
         """Take the gradient of rows `ids` [C] of what `begin` gave, and the kernels have filled."""
         self._defer(ids, made.updated.vectors, lr, step)
 
@@ -104,7 +107,7 @@ class HostMatrix:
         torch.index_select(weight, 0, torch.from_numpy(ids), out=rows)
         return send_tensor(rows, self._device)
 
-    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: float, step: int) -> None:
+    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: Number, step: Number) -> None:
         self._pending.append(_PendingStep(ids, LateCopy(gradient), lr, step))
         while len(self._pending) > _MOST_PENDING:
             self._apply(self._pending.pop(0))

@@ -10,7 +10,7 @@ import torch
 from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
 from trainer.rows import forms, kernels, on_device
-from trainer.rows.forms import Matrix, Rule
+from trainer.rows.forms import Matrix, Number, Rule
 from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
@@ -68,6 +68,7 @@ class RowMatrix:
         self.optimizer = optimizer
         self.state = _initial_state(weight, optimizer, storage)
         self._first, self._seed = first, seed
+        self._sent: tuple[tuple[float, int], Any] | None = None  # rate and step, and their numbers on the device
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,15 +87,15 @@ class RowMatrix:
     def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Return rows `ids` [C] as a float32 leaf that takes a gradient, [C, D]."""
         if self.device != CPU:
-            return self.weight.index_select(0, self.places(ids)).float().requires_grad_()
+            return self.weight.index_select(0, self.places(ids).clamp(min=0)).float().requires_grad_()
         assert isinstance(ids, np.ndarray)
         out = torch.empty(len(ids), self.shape[1])
         matrix, into = self._matrix(), out.numpy()
         in_parts(lambda _, start, stop: kernels.gather(matrix, ids, into, start, stop), len(ids))
         return out.requires_grad_()
 
-    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], all distinct, in any order.
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
+        """Make one optimizer step on rows `ids` [C], all distinct, in any order; on a device with pads behind them.
 
         `gathered` is what `gather(ids)` gave, with its gradient; it is used up. Global `step` keys stochastic rounding.
         """
@@ -124,12 +125,12 @@ class RowMatrix:
         """Return `ids` [C] as both `gather` and `update` take them, so that they are sent once."""
         return ids if self.device == CPU else self.places(ids)
 
-    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
+    def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
         """Return what `operations_of` the device need for a step on rows `ids` [C], all distinct; `end` follows it."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
-    def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
+    def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
@@ -142,13 +143,29 @@ class RowMatrix:
         """Return the arguments with which a compiled loop makes the optimizer's step itself."""
         return self._matrix(), self.rule(lr, step)
 
-    def rule(self, lr: float, step: int) -> Rule:
-        """Return the optimizer's step of global `step` at rate `lr`."""
+    def rule(self, lr: Number, step: Number) -> Rule:
+        """Return the optimizer's step of global `step` at rate `lr`: as tensors [] its `key`, and a float64."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
-        keep = real(1 - lr * options.weight_decay)
-        key = 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
-        return Rule(options.method, real(lr), keep, real(beta1), real(beta2), real(options.eps), key)
+        if isinstance(lr, torch.Tensor):
+            numbers = lr.float(), (1 - lr * options.weight_decay).float(), step
+        elif self.device == CPU:
+            numbers = real(lr), real(1 - lr * options.weight_decay), self.key(step)
+        else:
+            numbers = self._send_numbers(lr, step)
+        rate, keep, key = numbers
+        return Rule(options.method, rate, keep, real(beta1), real(beta2), real(options.eps), key)
+
+    def key(self, step: int) -> int:
+        """Return the key of the random bits of global `step`; 0 for float32."""
+        return 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
+
+    def _send_numbers(self, lr: float, step: int) -> Any:
+        """Return rate, share that is kept, and key, on the device; all chunks of a step have the same."""
+        if self._sent is None or self._sent[0] != (lr, step):
+            numbers = np.float32(lr), np.float32(1 - lr * self.optimizer.weight_decay), np.int64(self.key(step))
+            self._sent = (lr, step), send(tuple(map(np.asarray, numbers)), self.device)
+        return self._sent[1]
 
     def _matrix(self) -> Matrix:
         vectors, form, first, second, numbers, origin = self.device_matrix()

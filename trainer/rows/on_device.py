@@ -77,7 +77,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     numbers = torch.arange(count + 1, device=label.device)
     starts = torch.searchsorted(number, numbers, out_int32=True)
     ids = ordered.index_select(0, starts[:count])
-    if hard is not None:
+    if hard is not None or drawn.pads:
         ids = ids.masked_fill(ids == none, PAD)
     return ids, DevicePairs(
         query=drawn.use >> 1,
@@ -102,12 +102,23 @@ def score_pairs(
     return loss, slopes, torch.zeros_like(x).index_add_(0, query, slopes[:, None] * w)
 
 
+def differentiate_pool(
+    scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of negatives' scores [B, R] that count `weight` [R], and its slopes in `dtype`; of -inf none.
+
+    The scores are used up.
+    """
+    loss = torch.dot(softplus(scores).sum(0), weight)
+    return loss, scores.sigmoid_().mul_(weight).to(dtype)
+
+
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
     """Make one step on rows `ids` [C], distinct except for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of the pairs that are `scored` comes on top. Pads come last.
+    That of the pairs that are `scored` comes on top; without any, R is C. Pads come last.
     """
     if not len(ids):
         return
@@ -117,10 +128,9 @@ def update_rows(
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label, slopes[:, None] * x.index_select(0, pairs.query.long()))
-        # A pad does again what the first row does, so that the same values are written twice.
-        g = torch.where((ids < 0)[:, None], g[:1], g)
-        ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
-    ids = ids.long()
+    # A pad does again what the first row does, so that the same values are written twice.
+    g = torch.where((ids < 0)[:, None], g[:1], g)
+    ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0).long()
     places = _Places(ids, real)
     rows = places.read(matrix.vectors)
     w = _descend(matrix, rule, places, rows.float(), g)
@@ -141,10 +151,9 @@ class _Places(NamedTuple):
 
 
 def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return rows w [C, D] after a step of the optimizer; its state is updated."""
-    rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
-    if rule.keep != 1:
-        w = w * float(rule.keep)
+    """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
+    rate, beta1, beta2, eps = torch.as_tensor(rule.rate), *map(float, (rule.beta1, rule.beta2, rule.eps))
+    w = w * torch.as_tensor(rule.keep)
     if rule.method == SGD:
         return w - rate * g
     if rule.method == MOMENTUM:
@@ -169,7 +178,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
     return w - rate * (first / short) / ((second / long).sqrt() + eps)
 
 
-def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dtype) -> torch.Tensor:
+def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
     """Round float32 [C, D] stochastically to `dtype`, by random bits of (key, label, column); float32 stays.
 
     The bits, and the rounding, are as in `kernels.py`.
@@ -182,7 +191,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dt
     return bits.to(torch.int16).view(dtype)
 
 
-def _noise(labels: torch.Tensor, key: int, columns: int) -> torch.Tensor:
+def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
     """Return 16 random bits for each of [C, columns], as int64."""
     mixed = labels * _GOLDEN + key
     mixed = (mixed ^ _shifted(mixed, _S1)) * _F1

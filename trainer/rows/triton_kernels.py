@@ -24,6 +24,7 @@ _MOST_PAIRS = 32  # of one label or query, at a time
 _ROWS_TILE = 1024  # numbers of a tile of rows' pairs, 4 a thread: as many rows are on their way as registers allow
 _PAIRS_OF_ROWS = 2  # of each row that a program updates, at a time: most labels have one
 _MOST_ROWS = 16  # that a program updates
+POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # of scores
 _SPAN = 32  # pairs that are summed ahead, where one label has all of them
 _WIDE, _SPLITS = 512, 4  # from this width on a query has so many programs: a tile holds few of its pairs
 _SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
@@ -148,7 +149,26 @@ def span_kernel(  # type: ignore[no-untyped-def]
     tl.store(sums + number * D + column, g, mask=inside)
 
 
-@triton.jit(do_not_specialize=["origin", "key", "rows", "count"])
+@triton.jit
+def pool_kernel(  # type: ignore[no-untyped-def]
+    scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """One program a tile of scores of a shared pool: its loss, and slopes, which may take the scores' place."""
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < queries)[:, None] & (column < labels)[None, :]
+    place = row[:, None] * labels + column[None, :]
+    score = tl.load(scores + place, mask=inside, other=-float("inf"))
+    heavy = tl.load(weight + column, mask=column < labels, other=0.0)[None, :]
+    small = tl.exp(-tl.abs(score))
+    value = heavy * (tl.where(score > 0, score, 0.0) + tl.log(1.0 + small))
+    slope = heavy * (tl.where(score > 0, 1.0, small) / (1.0 + small))
+    tl.debug_barrier()
+    tl.store(out + place, slope.to(out.dtype.element_ty), mask=inside)
+    tl.store(loss + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.sum(value, 1), 0))
+
+
+@triton.jit(do_not_specialize=["origin", "rows", "count"])
 def update_kernel(  # type: ignore[no-untyped-def]
     vectors, first, second, scalar, ids, dense, rows, x, slopes, query, order, starts, sums, count,
     origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
@@ -190,7 +210,8 @@ def update_kernel(  # type: ignore[no-untyped-def]
             both = (k < spans[:, None])[:, :, None] & inside[:, None, :]
             span = (first_span[:, None] + k).to(tl.int64)
             g += tl.sum(tl.load(sums + span[:, :, None] * D + column[None, None, :], mask=both, other=0.0), 1)
-    w = _widened(bits, FORM) * keep
+    rate = tl.load(rate)
+    w = _widened(bits, FORM) * tl.load(keep)
     if METHOD == _SGD:
         w -= rate * g
     elif METHOD == _MOMENTUM:
@@ -206,6 +227,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
         spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g
         short, long = _one_less(figure * log1)[:, None], _one_less(figure * log2)[:, None]
         w -= rate * (moved / short) / (tl.sqrt(spread / long) + eps)
+    noise = _noise((row + origin)[:, None], tl.load(key), column[None, :], (D + 1) // 2)
     tl.debug_barrier()
     if (METHOD == _MOMENTUM) | (METHOD == _ADAM):
         tl.store(first + place, moved, mask=inside)
@@ -213,7 +235,6 @@ def update_kernel(  # type: ignore[no-untyped-def]
         tl.store(second + place, spread, mask=inside)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         tl.store(scalar + row, figure, mask=there_is)
-    noise = _noise((row + origin)[:, None], key, column[None, :], (D + 1) // 2)
     tl.store(vectors + place, _narrowed(w, noise, FORM), mask=inside)
 
 
@@ -233,6 +254,18 @@ def score_pairs(
     return (loss.sum(0), slopes, on_x.sum(0)) if splits > 1 else (loss[0], slopes, on_x[0])
 
 
+def differentiate_pool(
+    scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do as `on_device.differentiate_pool`, in one pass over the scores."""
+    queries, labels = scores.shape
+    out = scores if dtype == scores.dtype else torch.empty_like(scores, dtype=dtype)
+    grid = triton.cdiv(labels, POOL_TILE["COLUMNS"]), triton.cdiv(queries, POOL_TILE["ROWS"])
+    loss = scores.new_empty(grid)
+    pool_kernel[grid](scores, weight, out, loss, queries, labels, **POOL_TILE)
+    return loss.sum(dtype=torch.float64), out
+
+
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
@@ -243,15 +276,17 @@ def update_rows(
     unused = gradient  # a pointer that is not followed
     pairs, slopes, x = scored or (None, unused, unused)
     sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
-    numbers = [float(number) for number in (rule.rate, rule.keep, rule.beta1, rule.beta2, rule.eps)]
-    numbers += [math.log(beta) if beta else -math.inf for beta in (float(rule.beta1), float(rule.beta2))]
+    rate, keep = torch.as_tensor(rule.rate), torch.as_tensor(rule.keep)
+    key = rate if matrix.form == FLOAT32 else torch.as_tensor(rule.key)  # of float32 nothing is drawn
+    numbers = [float(number) for number in (rule.beta1, rule.beta2, rule.eps)]
+    numbers += [math.log(beta) if beta else -math.inf for beta in numbers[:2]]
     shape = row_tiles(D)
     update_kernel[triton.cdiv(len(ids), shape["ROWS"]),](
         bits_of(matrix.vectors),
         *(unused if state is None else state for state in (matrix.first, matrix.second, matrix.scalar)),
         ids, gradient, len(gradient),
         x, slopes, *((unused,) * 3 if pairs is None else (pairs.query, pairs.order, pairs.label_starts)),
-        sums, len(ids), matrix.origin, rule.key, *numbers, D,
+        sums, len(ids), matrix.origin, key, rate, keep, *numbers, D,
         HAS_PAIRS=pairs is not None, METHOD=rule.method, FORM=matrix.form, SPAN=_SPAN, **shape,
     )  # fmt: skip
 

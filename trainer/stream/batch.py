@@ -1,6 +1,6 @@
 """A batch of the stream: columns, not rows; token ids are padded if a model wants a matrix."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numba
@@ -9,7 +9,7 @@ import torch
 
 from schemas.ragged import Ragged
 from trainer.inputs import Inputs
-from trainer.stream.transfer import as_tensor, map_arrays, pack, unpack
+from trainer.stream.transfer import as_tensor, map_arrays, pack, rounded_up, unpack
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -31,6 +31,16 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
+    pads: bool = False  # there may be some behind
+
+    def padded(self) -> "DrawnLabels":
+        """Return them with pads behind, which are greater than all labels and no query's: a number of few."""
+        more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
+        pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
+        columns: dict[str, Any] = {
+            name: np.pad(getattr(self, name), (0, more), constant_values=pad) for name, pad in pads.items()
+        }
+        return replace(self, **columns, pads=True)
 
 
 class Candidates(NamedTuple):

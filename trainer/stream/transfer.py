@@ -32,6 +32,12 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
+def rounded_up(count: int) -> int:
+    """Return `count` or up to an eighth, or 127, more: batches of about one size have the same, with pads."""
+    step = 1 << max(7, count.bit_length() - 4)
+    return -(-count // step) * step
+
+
 def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
     """Return `value` with all that is of `kinds` changed, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
@@ -90,12 +96,13 @@ def unpack(skeleton: T, buffer: torch.Tensor) -> T:
 def send(value: Any, device: torch.device) -> Any:
     """Return `value` with tensors on `device` instead of all arrays: for a CPU on their own memory.
 
-    Otherwise they travel together, from pinned memory on a separate stream, while the device works on earlier input. 64
-    and 32 bits are treated alike: no unsigned numbers.
+    Otherwise they travel together, from pinned memory on a separate stream, while the device works on earlier input;
+    tensors that are already there stay. 64 and 32 bits are treated alike: no unsigned numbers.
     """
     if device == CPU:
         return map_arrays(value, as_tensor)
-    packed = pack(map_arrays(value, lambda tensor: tensor.numpy(), (torch.Tensor,)), device.type == "cuda")
+    arrays = map_arrays(value, lambda tensor: tensor if tensor.device == device else tensor.numpy(), (torch.Tensor,))
+    packed = pack(arrays, device.type == "cuda")
     if packed is None:
         return value
     skeleton, buffer = packed
@@ -158,9 +165,10 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
     """Give the device the work of the block in parallel with its present work, on the stream for incoming arrays.
 
-    The block gets a function that passes tensors on: later work waits for them. It changes nothing but on a GPU.
+    The block gets a function that passes tensors on: later work waits for them. It changes nothing but on a GPU, and
+    nothing while a step is recorded, which uses one stream.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         yield lambda value: value
         return
     at_work, stream = torch.cuda.current_stream(device), _stream_of(device, _to_device)

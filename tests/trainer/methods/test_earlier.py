@@ -26,6 +26,8 @@ LATER = {
     "encoder.pretrained": "",
     "encoder.dense_weight": 1.0,
     "encoder.relu": False,
+    "train.graph": False,
+    "classifier.products": "tf32",
 }
 
 

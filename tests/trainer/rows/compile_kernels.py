@@ -33,17 +33,17 @@ DIMENSIONS = (64, 769)
 _TYPES = {
     **dict.fromkeys(("x", "loss", "slopes", "on_x", "weight", "first", "second", "scalar", "dense"), torch.float32),
     **dict.fromkeys(("label", "starts", "query", "ids"), torch.int32),
-    "sums": torch.float32,
-    "order": torch.int64,
+    **dict.fromkeys(("sums", "scores", "rate", "keep"), torch.float32),
+    **dict.fromkeys(("order", "key"), torch.int64),
 }
-_NUMBERS = {"origin": 1 << 40, "key": 1 << 60, "rows": 96, "count": 96}
+_NUMBERS = {"origin": 1 << 40, "rows": 96, "count": 96, "queries": 512, "labels": 1 << 16}
 
 
 def compile_kernel(kernel: Any, dimension: int, vectors: torch.dtype, architecture: int, **constants: int) -> Any:
     """Compile a kernel as its first call on such a GPU does."""
     target = GPUTarget("cuda", architecture, 32)
     backend = make_backend(target)
-    types = {**_TYPES, "vectors": vectors}
+    types = {**_TYPES, "vectors": vectors, "out": torch.bfloat16}
     given = {name: torch.empty(16, dtype=types[name]) for name in kernel.arg_names if name in types}
     rest = {**_NUMBERS, "D": dimension, **constants}
     given |= {name: rest.get(name, 0.5) for name in kernel.arg_names if name not in types}
@@ -79,7 +79,10 @@ def compile_all(dimensions: list[int], architectures: list[int], names: list[str
     figures = {}
     for architecture in architectures:
         for dimension in dimensions:
-            kernels = {"spans": (triton_kernels.span_kernel, "float32", {**triton_kernels.span_tiles(dimension)})}
+            kernels = {
+                "spans": (triton_kernels.span_kernel, "float32", {**triton_kernels.span_tiles(dimension)}),
+                "pool": (triton_kernels.pool_kernel, "float32", {**triton_kernels.POOL_TILE}),
+            }
             for form in names:
                 constants = {"FORM": FORMS[form][0]}
                 kernels[f"{form} score"] = (

@@ -90,6 +90,16 @@ class Case:
         matrix.move(device)
         return matrix
 
+    def _differentiate_pool(self, operations: Any, device: torch.device) -> list[torch.Tensor]:
+        """Return loss and slopes of a pool with scores that do not count; and whether narrow slopes are those."""
+        draw = torch.Generator().manual_seed(2)
+        scores, weight = 30 * torch.randn(11, 777, generator=draw), torch.rand(777, generator=draw)
+        scores[3, 5:70] = -torch.inf
+        loss, slopes = operations.differentiate_pool(scores.to(device, copy=True), weight.to(device))
+        _, narrow = operations.differentiate_pool(scores.to(device, copy=True), weight.to(device), torch.bfloat16)
+        assert narrow.dtype == torch.bfloat16
+        return [loss.float(), slopes, ((narrow.float() - slopes).abs() > 2**-7 * slopes.abs() + 1e-30).float()]
+
     def run(self, operations: Any, device: torch.device) -> list[torch.Tensor]:
         """Take STEPS steps by the module `operations`: losses, slopes, gradients, and what is left in the end."""
         matrix, results = self.matrix(device), []
@@ -103,6 +113,8 @@ class Case:
             # The same without pairs, as a step of another loss has it.
             operations.update_rows(matrix.device_matrix(), rule, ids[:9], torch.full_like(x[:1], 0.1).repeat(9, 1))
             results += [loss, slopes, on_x]
+            if self.pool == "shared":
+                results += self._differentiate_pool(operations, device)
         return [*results, *matrix.state.values(), matrix.weight.float()]
 
 

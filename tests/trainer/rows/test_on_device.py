@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
+from tests.trainer.one_device import widen_exponentials
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
 from trainer.methods.sections import Classifier as Config
-from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool, weigh_positives
-from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
+from trainer.negatives.candidates import drawn_labels, label_range, own_pool, shared_pool, weigh_positives
+from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs, score_pairs, update_rows
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 LABELS, D = 40, 3
+
+
+def as_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """Take the CPU's memory for a device's."""
+    for module in ("losses.binary", "rows.matrix", "stream.transfer"):
+        patch.setattr(f"trainer.{module}.CPU", None)
 
 
 def as_tensors(candidates: Candidates) -> Any:
@@ -129,11 +137,54 @@ def test_a_step_on_drawn_labels_is_that_on_merged_ones(arguments: tuple, optimiz
         head = Classifier(config, LABELS, D, 0)
         with pytest.MonkeyPatch.context() as patch:
             if build is not own_pool:
-                for module in ("losses.binary", "rows.matrix", "stream.transfer"):
-                    patch.setattr(f"trainer.{module}.CPU", None)  # as if its memory were a device's
+                as_elsewhere(patch)
             candidates = weigh_positives(build(*arguments[:4]), arguments[0], arguments[4])
             loss, on_x = head.descend(x, candidates, 1.0, 3, 0.5)
         results.append((torch.as_tensor(loss, dtype=torch.float64), on_x, head.vectors, *head.matrix.state.values()))
     for got, expected in (*zip(results[1], results[0], strict=True), *zip(results[2], results[0], strict=True)):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert head.matrix.device == CPU
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 40]))
+def test_a_pool_in_bfloat16_is_within_its_rounding(seed: int, dimension: int) -> None:
+    """Of vectors in bfloat16 x and slopes are rounded to 8 digits: 2^-9 of every summand."""
+    draw = np.random.default_rng(seed)
+    batch = batch_of([draw.choice(LABELS, 2, replace=False).tolist() for _ in range(5)])
+    candidates, x = label_range(batch, 0, LABELS), torch.from_numpy(draw.standard_normal((5, dimension))).float()
+    results = []
+    for products in ("tf32", "bfloat16"):
+        config = Config(initial_scale=1, dtype="bfloat16", optimizer="sgd", momentum=0.9, lr=0.1, products=products)
+        head = Classifier(config, LABELS, dimension, 0)
+        w = head.vectors.float()
+        with pytest.MonkeyPatch.context() as patch:
+            as_elsewhere(patch)
+            loss, on_x = head.descend(x, candidates, 1.0)
+        results.append((float(loss), on_x, head.matrix.state["momentum"]))
+    (loss, on_x, moved), (near, near_x, near_moved) = results
+    off = 2**-9 * x.abs() @ w.abs().T  # of a score; a slope changes by a quarter of it at most
+    slopes = off / 4 + 2**-9
+    assert abs(near - loss) <= float(off.sum()) + 1e-4
+    assert ((near_x - on_x).abs() <= slopes @ w.abs() + 1e-4).all()
+    assert ((near_moved - moved).abs() <= slopes.T @ x.abs() + 2**-9 * x.abs().sum(0) + 1e-4).all()
+
+
+@given(weighted(), st.integers(0, 2**32 - 1))
+def test_pads_behind_drawn_labels_change_no_bit(arguments: tuple, seed: int) -> None:
+    batch, drawn = arguments[0], drawn_labels(*arguments[:4]).drawn
+    assert drawn is not None
+    if not len(drawn.label):
+        return
+    x, results = torch.from_numpy(np.random.default_rng(seed).standard_normal((len(batch), D))).float(), []
+    for labels in (drawn, drawn.padded()):
+        matrix = RowMatrix(torch.ones(LABELS, D).bfloat16(), RowOptimizer("adam", weight_decay=0.1), seed=3)
+        ids, pairs = merge_labels(send(labels, torch.device("cpu", 0)))
+        assert set(ids[len(drawn.label) :].tolist()) <= {PAD}
+        with pytest.MonkeyPatch.context() as patch:
+            widen_exponentials(patch)
+            loss, slopes, on_x = score_pairs(x, matrix.device_matrix(), ids, pairs, 0.5)
+        update_rows(matrix.device_matrix(), matrix.rule(0.1, 7), ids, x[:0], (pairs, slopes, x))
+        results.append((loss, on_x, matrix.weight, *matrix.state.values()))
+    assert len(ids) % 128 == 0
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)

@@ -1,0 +1,184 @@
+"""A step of one rank as a CUDA graph: given to the device in one launch, in place of some hundred.
+
+What differs between steps lies where the graph reads it: a batch, padded so that few sizes come, which changes no
+number; the factor of the rates; and the key of random bits. Nothing of a step is read back, nor decided by values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from schemas.errors import ExtremisError
+from trainer.device import CPU
+from trainer.heads.classifier import merges_on
+from trainer.heads.queries import QueryEmbeddings
+from trainer.methods.recipe import Recipe
+from trainer.model import Model
+from trainer.negatives.base import NegativeSources
+from trainer.negatives.planner import GlobalBatch
+from trainer.step import StepContext, StepHook, StepResult, take_step
+from trainer.stream.batch import Batch, Candidates
+from trainer.stream.transfer import map_arrays, send
+
+T = TypeVar("T")
+TakeStep = Callable[..., StepResult]  # as `take_step`, of a context
+_MOST = 32  # graphs: sizes beyond those that come first are given one operation after the other
+
+
+class _Layout(NamedTuple):
+    """Where the tensors of a value lie in pieces of memory: of each piece its bytes, of each tensor its place."""
+
+    pieces: tuple[int, ...]
+    tensors: tuple[tuple[Any, ...], ...]
+
+
+class _Recorded(NamedTuple):
+    pieces: list[torch.Tensor]  # bytes that `replay` reads
+    replay: Callable[[], Any]
+
+
+class Graphs:
+    """Functions of tensors on `device`, recorded for each layout of their memory that comes a second time.
+
+    At the first, a call is what it is: kernels are compiled and loaded, and optimizers get their state. On a device
+    that records nothing, the function is called with the copies that a graph would read.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._recorded: dict[_Layout, _Recorded | None] = {}
+        self._pool: Any = None
+
+    def __call__(self, function: Callable[[T], Any], given: T) -> Any:
+        """Return tensors of `function(given)`, which are the caller's. Raises ExtremisError: it cannot be recorded."""
+        layout, pieces = self._layout(given)
+        if layout not in self._recorded:
+            if len(self._recorded) < _MOST:
+                self._recorded[layout] = None
+            return function(given)
+        recorded = self._recorded[layout] or self._record(function, given, layout)
+        for piece, new in zip(recorded.pieces, pieces, strict=True):
+            piece.copy_(new)
+        return map_arrays(recorded.replay(), torch.clone, (torch.Tensor,))
+
+    def _layout(self, given: Any) -> tuple[_Layout, list[torch.Tensor]]:
+        """Return the layout of `given`, and its pieces of memory as bytes."""
+        numbers: dict[int, int] = {}
+        pieces: list[torch.Tensor] = []
+        places: list[tuple[Any, ...]] = []
+
+        def visit(tensor: torch.Tensor) -> torch.Tensor:
+            memory = tensor.untyped_storage()
+            if memory._cdata not in numbers:
+                numbers[memory._cdata] = len(pieces)
+                pieces.append(torch.empty(0, dtype=torch.uint8, device=self._device).set_(memory))  # type: ignore[call-overload]
+            place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+            places.append((numbers[memory._cdata], *place))
+            return tensor
+
+        map_arrays(given, visit, (torch.Tensor,))
+        return _Layout(tuple(map(len, pieces)), tuple(places)), pieces
+
+    def _record(self, function: Callable[[T], Any], given: T, layout: _Layout) -> _Recorded:
+        pieces = [torch.zeros(size, dtype=torch.uint8, device=self._device) for size in layout.pieces]
+        places = iter(layout.tensors)
+
+        def lay(tensor: torch.Tensor) -> torch.Tensor:
+            piece, dtype, *place = next(places)
+            memory = pieces[piece].untyped_storage()
+            return torch.empty(0, dtype=dtype, device=self._device).set_(memory, *place)
+
+        copies = map_arrays(given, lay, (torch.Tensor,))
+        replay = self._graph(function, copies) if self._device.type == "cuda" else partial(function, copies)
+        self._recorded[layout] = recorded = _Recorded(pieces, replay)
+        return recorded
+
+    def _graph(self, function: Callable[[T], Any], copies: T) -> Callable[[], Any]:
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()  # results apart, nothing outlives a replay
+        try:
+            # Other threads go on: they send batches.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                results = function(copies)
+        except RuntimeError as error:
+            raise ExtremisError(
+                f"a step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. Go on with train.graph = "
+                "false and --resume."
+            ) from error
+
+        def replay() -> Any:
+            graph.replay()
+            return results
+
+        return replay
+
+
+class _Given(NamedTuple):
+    """A step's batch on the device, and its numbers [] there."""
+
+    prepared: Any
+    drawn: Any
+    factor: torch.Tensor  # float64, of the rates
+    key: torch.Tensor  # int64, of random bits
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """`take_step` of one rank as a graph, for batches that are planned and prepared on the device.
+
+    It is taken by itself where it has a hook, and where `is_watched`: somebody is to hear of rows before they change.
+    """
+
+    context: StepContext
+    graphs: Graphs
+    is_watched: Callable[[], bool] = lambda: False
+
+    def __call__(
+        self, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
+    ) -> StepResult:
+        """Do as `take_step`. Raises ExtremisError: it cannot be recorded."""
+        whole, model = batch if isinstance(batch, Batch) else batch.whole, self.context.model
+        if hook is not None or self.is_watched():
+            return take_step(self.context, whole, number, factor, hook)
+        assert whole.candidates is not None
+        numbers = send((np.array(factor), np.array(model.head.key(number))), model.device)
+        given = _Given(whole.prepared, whole.candidates.drawn, *numbers)
+        loss, x = self.graphs(partial(self._take, whole), given)
+        self.context.clock.lap("graph")
+        return StepResult(whole.step, loss, whole.rows, x)
+
+    def _take(self, batch: Batch, given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+        assert batch.candidates is not None
+        batch = replace(batch, prepared=given.prepared, candidates=batch.candidates._replace(drawn=given.drawn))
+        result = take_step(self.context, batch, given.key, given.factor)
+        return result.loss, result.x
+
+
+def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
+    """Return why the steps of a run cannot be recorded as graphs; "" where they can."""
+    reasons = {
+        "it computes on a CPU": model.device == CPU,
+        "several ranks wait for each other within a step": ranks > 1,
+        "only a bag's batches are padded, not a transformer's": not model.encoder.can_pad,
+        "queries are encoded in parts, or their encoder is frozen": queries.preparing() is None,
+        "only steps of binary cross-entropy with own pools are, of vectors on the device": not (
+            recipe.finds_on_device and merges_on(model.device, recipe)
+        ),
+        "hard negatives are found within a step": bool(sources),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def plan_on(
+    plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
+) -> Candidates | None:
+    """Plan a batch, and send the labels that `device` is to merge on their way, from any thread; with `pads` behind."""
+    candidates = plan(batch)
+    if candidates is None or candidates.drawn is None:
+        return candidates
+    drawn = candidates.drawn.padded() if pads else candidates.drawn
+    return candidates._replace(drawn=send(drawn, device))
