@@ -238,8 +238,8 @@ class Classifier(Options):
     products: Literal["tf32", "bfloat16"] = Field(
         "tf32",
         description=(
-            "number type of products with bfloat16 label vectors of a shared pool, or of all labels, on a GPU: tf32 rounds "
-            "queries and slopes to 11 binary digits, bfloat16 to 8; sums are float32"
+            "number type of products with bfloat16 label vectors of a shared pool, or of all labels, on a GPU: tf32 "
+            "rounds queries and slopes to 11 binary digits, bfloat16 to 8; sums are float32"
         ),
     )
     storage: str = Field(
@@ -323,8 +323,8 @@ class Train(Options):
     graph: bool = Field(
         False,
         description=(
-            "on a GPU, record steps as CUDA graphs; for a bag of embeddings with binary cross-entropy and own pools that "
-            "are planned ahead. Other runs say why they cannot, and train without graphs"
+            "on a GPU, record steps as CUDA graphs; for a bag of embeddings with binary cross-entropy and own pools "
+            "that are planned ahead. Other runs say why they cannot, and train without graphs"
         ),
     )
     threads: int = Field(
