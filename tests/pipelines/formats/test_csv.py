@@ -174,7 +174,7 @@ def test_a_saved_data_set_has_its_splits_and_the_names_of_its_classes(tmp_path: 
             "no text .* and no labels .*found: question, topic, id.*text=question",
         ),
         ('text,label\n"open,a\n', "not CSV"),
-        ("text,label,label\na,b,c\n", "named twice"),
+        ("text,label,label\na,b,c\n", "names a column twice"),
         (b"text,label\n\xff\xfe,a\n", "not UTF-8"),
     ],
 )

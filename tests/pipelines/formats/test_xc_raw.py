@@ -82,8 +82,8 @@ def test_hostile_lines_are_rows_or_rejects_never_exceptions(lines: list[bytes]) 
         (b'{"title": "a", "target_ind": [true]}', Reason.WRONG_TYPE, "whole numbers, got [True]"),
         (b'{"title": "a", "target_ind": [1.0]}', Reason.WRONG_TYPE, "whole numbers, got [1.0]"),
         (b'{"title": "\\ud800", "target_ind": [1]}', Reason.NOT_UNICODE, "half a surrogate pair at character 0"),
-        (b'{"title": "a", "target_ind": [-1, 3]}', Reason.LABEL_OUT_OF_RANGE, "the label -1 does not exist"),
-        (b'{"title": "a", "target_ind": [9223372036854775808]}', Reason.LABEL_OUT_OF_RANGE, "does not exist"),
+        (b'{"title": "a", "target_ind": [-1, 3]}', Reason.LABEL_OUT_OF_RANGE, "unknown label -1"),
+        (b'{"title": "a", "target_ind": [9223372036854775808]}', Reason.LABEL_OUT_OF_RANGE, "unknown label 92"),
         (b'{"title": "a", "target_ind": []}', Reason.NO_LABELS, "has no labels (target_ind is empty)"),
     ],
 )  # fmt: skip
