@@ -52,7 +52,9 @@ def main() -> None:
         figures |= {f"fresh_{query}": bins.round(5).tolist(), f"live_{query}": own.round(5).tolist()}
         off = np.abs(bins[:, 1] - bins[:, 2])
         ratios[f"{query}_error"] = float(off.max())
-        ratios[f"{query}_standard_errors_off"] = float((off / (error[:, 1] / np.sqrt(FUNCTIONS) + 1e-6)).max())
+        # A rare bin may have no draw in any set, hence no deviation: at least that of as many independent draws.
+        least = np.sqrt(bins[:, 2] * (1 - bins[:, 2]) / bins[:, 3])
+        ratios[f"{query}_standard_errors_off"] = float((off / np.maximum(error[:, 1], least)).max() * np.sqrt(FUNCTIONS))
         ratios[f"{query}_rising"] = rising(bins)
         # Of the same functions, so that what differs is what has changed since it was hashed.
         ratios[f"live_{query}_off"] = float(np.abs(own[:, 1] - each[0][:, 1]).max())
