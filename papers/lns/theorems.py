@@ -54,7 +54,7 @@ def main() -> None:
         ratios[f"{query}_error"] = float(off.max())
         # A rare bin may have no draw in any set, hence no deviation: at least that of as many independent draws.
         least = np.sqrt(bins[:, 2] * (1 - bins[:, 2]) / bins[:, 3])
-        ratios[f"{query}_standard_errors_off"] = float((off / np.maximum(error[:, 1], least)).max() * np.sqrt(FUNCTIONS))
+        ratios[f"{query}_standard_errors_off"] = float((off / np.maximum(error[:, 1], least)).max() * FUNCTIONS**0.5)
         ratios[f"{query}_rising"] = rising(bins)
         # Of the same functions, so that what differs is what has changed since it was hashed.
         ratios[f"live_{query}_off"] = float(np.abs(own[:, 1] - each[0][:, 1]).max())
