@@ -131,7 +131,7 @@ def _fail(error: Exception) -> NoReturn:
         text = " ".join(str(error).split())[:200]
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         message = (
-            f"a fault of Extremis, not of your input: {type(error).__name__}: {text} ({place}). Please report it; with "
+            f"a bug in Extremis, not in your input: {type(error).__name__}: {text} ({place}). Please report it; with "
             f"{TRACEBACK}=1 in the environment the command shows the traceback."
         )
     notes.print(f"error: {message}")

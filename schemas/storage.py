@@ -633,7 +633,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _client_errors() -> tuple[Any, ...]:
-    """Return the errors of the S3 client that are no OSError; none without the `s3` extra."""
+    """Return the S3 client's errors that are not OSErrors; empty without the `s3` extra."""
     try:
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError

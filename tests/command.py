@@ -118,7 +118,7 @@ def refused(done: Done, *words: str, status: int = 2) -> None:
     """The command ended with `status` and one message, `words` in it, and no traceback."""
     assert done.status == status, done.err
     assert "Traceback" not in done.err + done.out, done.err
-    assert "a fault of Extremis" not in done.err, done.err
+    assert "a bug in Extremis" not in done.err, done.err
     errors: Sequence[str] = [line for line in done.err.splitlines() if line.lower().startswith("error: ")]
     assert len(errors) == 1, done.err
     for word in words:

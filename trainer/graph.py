@@ -1,7 +1,7 @@
-"""A step of one rank as a CUDA graph: given to the device in one launch, in place of some hundred.
+"""A step of one rank as a CUDA graph: one launch instead of about a hundred.
 
-What differs between steps lies where the graph reads it: a batch, padded so that few sizes come, which changes no
-number; the factor of the rates; and the key of random bits. Nothing of a step is read back, nor decided by values.
+Inputs that differ between steps lie where the graph reads them: the batch, padded to a few sizes, which changes no
+number; the factor of the rates; and the key of random bits. A step reads nothing back, and no value decides its course.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _MOST = 32  # graphs: sizes beyond those that come first are given one operation
 
 
 class _Layout(NamedTuple):
-    """Where the tensors of a value lie in pieces of memory: of each piece its bytes, of each tensor its place."""
+    """Where the tensors of a value lie in pieces of memory: the bytes of each piece, the place of each tensor."""
 
     pieces: tuple[int, ...]
     tensors: tuple[tuple[Any, ...], ...]
@@ -44,8 +44,8 @@ class _Recorded(NamedTuple):
 class Graphs:
     """Functions of tensors on `device`, recorded for each layout of their memory that comes a second time.
 
-    At the first, a call is what it is: kernels are compiled and loaded, and optimizers get their state. On a device
-    that records nothing, the function is called with the copies that a graph would read.
+    The first call of a layout runs without a graph: it compiles and loads kernels, and makes the optimizers' state. On
+    a device that records nothing, the function is called with the copies that a graph would read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -106,8 +106,8 @@ class Graphs:
                 results = function(copies)
         except RuntimeError as error:
             raise ExtremisError(
-                f"a step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. Go on with train.graph = "
-                "false and --resume."
+                f"a step cannot be recorded as a CUDA graph: {str(error).splitlines()[0]}. Continue with "
+                "train.graph = false and --resume."
             ) from error
 
         def replay() -> Any:
@@ -130,7 +130,7 @@ class _Given(NamedTuple):
 class GraphStep:
     """`take_step` of one rank as a graph, for batches that are planned and prepared on the device.
 
-    It is taken by itself where it has a hook, and where `is_watched`: somebody is to hear of rows before they change.
+    A step runs without a graph if it has a hook, or if `is_watched`: somebody must hear of rows before they change.
     """
 
     context: StepContext
@@ -161,11 +161,11 @@ class GraphStep:
 def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
     """Return why the steps of a run cannot be recorded as graphs; "" where they can."""
     reasons = {
-        "it computes on a CPU": model.device == CPU,
+        "the run computes on a CPU": model.device == CPU,
         "several ranks wait for each other within a step": ranks > 1,
-        "only a bag's batches are padded, not a transformer's": not model.encoder.can_pad,
+        "only batches of a bag can be padded, not batches of a transformer": not model.encoder.can_pad,
         "queries are encoded in parts, or their encoder is frozen": queries.preparing() is None,
-        "only steps of binary cross-entropy with own pools are, of vectors on the device": not (
+        "recording needs binary cross-entropy, own pools, and vectors on the device": not (
             recipe.finds_on_device and merges_on(model.device, recipe)
         ),
         "hard negatives are found within a step": bool(sources),
@@ -176,7 +176,7 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
 def plan_on(
     plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
 ) -> Candidates | None:
-    """Plan a batch, and send the labels that `device` is to merge on their way, from any thread; with `pads` behind."""
+    """Plan a batch, and send the labels that `device` is to merge to it, from any thread; if `pads`, padded."""
     candidates = plan(batch)
     if candidates is None or candidates.drawn is None:
         return candidates

@@ -1,6 +1,6 @@
 """Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
 
-Labels that an earlier run had not begin as its own labels' vectors are to their points, or texts. A trained vector is
+A new label's vector relates to its points, or text, as vectors of the earlier run do to theirs. A trained vector is
 about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. c is fitted by
 least squares over the labels of the earlier run, and the bias gives a mean query their score. New labels then score
 like the earlier labels; a vector of the same length along v would outscore them on every query.
@@ -149,8 +149,8 @@ def begin_new_labels(
 ) -> None:
     """Give this rank's labels from the checkpoint's L on their first vectors, the same on any ranks.
 
-    As `train.new_labels` says: at their points in `parts`, if they have any, else at their texts. They do not change if
-    there is nothing to fit to. Raises TableError.
+    As `train.new_labels` says, labels begin at the mean of their points in `parts`, or at their texts if they have no
+    points. They do not change if there is nothing to fit to. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)

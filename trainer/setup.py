@@ -114,7 +114,7 @@ def set_up(
     reason = why_not(recipe, model, queries, sources, group.ranks)
     by_graph = model.encoder.pads = recipe.train.graph and not reason
     if recipe.train.graph and reason:
-        say(f"train.graph: no step is recorded as a CUDA graph, since {reason}")
+        say(f"train.graph: steps are not recorded as CUDA graphs, because {reason}")
     # With several ranks each plans for the global batch, which a stream does not have.
     plan = partial(plan_on, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())

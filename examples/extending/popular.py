@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PopularSection(SourceSection):
-    hard: int = Field(0, ge=0, description="popular labels a query")
+    hard: int = Field(0, ge=0, description="popular labels per query")
 
     def open(self, context: SourceContext) -> Popular:
         return Popular(self.hard)

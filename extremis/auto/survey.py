@@ -74,7 +74,7 @@ class Survey:
         read = " and ".join(named[part] for part in reads(self.inputs))
         yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
         each = facts.pairs / max(1, facts.queries)
-        yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"
+        yield f"{each:.1f} labels per query, median of training points per label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these texts are also queries" if self.texts else ""
         )

@@ -50,8 +50,8 @@ Settings = Annotated[
 StartTimeout = Annotated[
     float,
     Option(
-        "Seconds to wait for an answer of the Flink or Spark workers before the job starts. Default: 60. 0: do not "
-        "ask.",
+        "Seconds to wait for an answer from the Flink or Spark workers before the job starts. Default: 60. 0: do "
+        "not ask.",
         ge=0,
     ),
 ]

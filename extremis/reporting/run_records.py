@@ -30,7 +30,7 @@ _BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linea
 
 
 class Standing(NamedTuple):
-    """The step and the scores that represent a run; `fusion`: facts of the fitting, if scores are fused."""
+    """The step and the scores that represent a run; `fusion`: facts about the fit, if scores are fused."""
 
     step: int
     scores: str
@@ -77,7 +77,7 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
 
 
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
-    """Read the run at `url`, with its evaluations on `data`, by default those on its own; its recipe joins its `name`.
+    """Read the run at `url`, with its evaluations on `data`, by default on its own data; its recipe joins its `name`.
 
     Raises TableError if there is none, or its config cannot be read.
     """

@@ -190,7 +190,7 @@ def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
 
 @also_tell
 def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
-    """Count for Beam, on its workers, which have this module from their DoFns."""
+    """Count for Beam, on its workers, which import this module with their DoFns."""
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))

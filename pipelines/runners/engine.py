@@ -178,7 +178,7 @@ class Engine:
                 yield
         answered = self._flags in _PASSED
         if not answered:
-            waits.enter_context(Wait("an answer of the workers", seconds=self._seconds))
+            waits.enter_context(Wait("an answer from the workers", seconds=self._seconds))
         pause = _LOCAL_SECONDS if storage.is_local(self.question.folder) else _REMOTE_SECONDS
         due = began + pause
         while True:

@@ -103,7 +103,7 @@ class QueriesPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: those of the table without `query_id`, and those for ordering and counting."""
+        """Columns before writing: the table's without `query_id`, and columns for ordering and counting."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
         fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
         return pa.schema([*_place(), *extra, *fields])
@@ -131,7 +131,7 @@ class LabelsPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: those of the table without later counts, and those for ordering."""
+        """Columns before writing: the table's without later counts, and columns for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
@@ -210,7 +210,7 @@ class Basis(NamedTuple):
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split; those with a share are cut out of `train`. `filter_pairs`: how many by split."""
+    """Plan each split; splits with a share are cut out of `train`. `filter_pairs`: their number by split."""
     plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
     options, train = basis.options, next(plan for plan in plans if plan.split == "train")
     cuts, low = list[QueriesPlan](), 0.0

@@ -55,12 +55,12 @@ def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Recor
 
 
 def keep(packets: Collection, name: str, files: Files) -> Collection:
-    """Keep (key, packet in files) for a later flow as the collection `name`; Summary of their places."""
+    """Keep (key, packet in files) for a later flow as the collection `name`; return a Summary of their places."""
     return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
 
 
 def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
-    """Write the places of the packets of (key, packets), those of many keys in one file."""
+    """Write the places of the packets of (key, packets), many keys in one file."""
     places = ((key, places_of(packets)) for key, packets in groups)
     yield from (Summary(kept={name: dict([sent])}) for sent in send_together(files, places))
 

@@ -239,7 +239,7 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
 def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
     """Load the tokenizer `name` from the hub or its local cache. Raises InputError."""
     try:
-        with Wait(f"the hub to give the tokenizer {name}"):
+        with Wait(f"the hub to send the tokenizer {name}"):
             return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
     except Exception as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
 """Claim on an output: one process at a time writes it, and says so in small files beside it while it works.
 
     .claim.json                the first claim on the output, written only if there is none
-    .claim-after-<id>.json     the one that took over from claim <id>, whose owner was gone: at most one, too
+    .claim-after-<id>.json     the claim that took over from claim <id>, whose owner was gone: at most one
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
 A claim file is never changed. Whoever stands last in the chain owns the output. An owner is missing if it ran on this
@@ -9,8 +9,8 @@ machine and its process has ended; else if its beat has not changed for LEASE_SE
 two clocks are compared. If an owner's own beats are late, because the process was paused or cut off from storage, it
 checks its claim before it writes anything (`Claim.require`); meanwhile its files have the name of its attempt.
 
-A disk gives each file to one process only, and so do stores with conditional writes, such as S3 and GCS. Without
-conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check who won.
+On a disk only one process can create a file, and the same holds for stores with conditional writes, such as S3 and GCS.
+Without conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check who won.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class Claim:
         self._thread.start()
 
     def release(self) -> None:
-        """Give the output free, if it is this process's still."""
+        """Release the output, if this process still owns it."""
         self._ended.set()
         self._thread.join(_JOIN_SECONDS)
         with contextlib.suppress(LostError, StorageError):
@@ -175,7 +175,7 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block; what this thread has claimed already it continues holding.
+    """Hold the claim on the output at `root` for the block; a claim that this thread holds already continues.
 
     A claim whose owner has ended is taken over, and `say` gets a line. What is made there is marked (`place`). Raises
     ClaimedError while another process has the claim; LostError, instead of an error of the block, if another process

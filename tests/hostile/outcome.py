@@ -32,7 +32,7 @@ def check(done: Done, status: int | tuple[int, ...], *words: str) -> None:
     said = done.out + done.err
     assert done.status in ((status,) if isinstance(status, int) else status), said
     assert "Traceback" not in said, said
-    assert "a fault of Extremis" not in said, said
+    assert "a bug in Extremis" not in said, said
     assert SECRET not in said, said
     if done.status:
         errors = [line for line in done.err.splitlines() if line.lower().startswith("error: ")]

@@ -48,7 +48,7 @@ def check(loop: Loop, name: str, reader: str, folder: Path, draw: random.Random)
             assert files(out / made) == files(local / made), name
     else:
         assert "Traceback" not in done.err
-        assert "fault of Extremis" not in done.err
+        assert "bug in Extremis" not in done.err
         root = name.split("/")[0]
         assert f"work/{root}" in done.err, done.err
         assert any(word in done.err for word in ("damaged", "checksum", "manifest", "format", "not valid")), done.err

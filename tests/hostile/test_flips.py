@@ -59,7 +59,7 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
             assert made == true, faults.about
         return
     assert "Traceback" not in done.err
-    assert "fault of Extremis" not in done.err
+    assert "bug in Extremis" not in done.err
     assert f"s3://{BUCKET}/" in done.err
     assert "damaged" in done.err or "checksum" in done.err, done.err
     published = [key for key in made if key.endswith("_manifest.json") and "/" not in key]

@@ -37,7 +37,7 @@ _SEAL = _SEAL_MARK + b"%08x\n"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides`, as `read_recipe`; settings from the data have defaults.
+    """Read the recipe `source` with `overrides`, as `read_recipe`; "auto" settings get default values.
 
     Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of a different kind, a
     value out of range.
@@ -73,8 +73,8 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
-    an override, changes the method or another kind, options that those before it set for other kinds are left out.
-    `light`: without a look at encoders and losses, since a bare installation has not all that implements them.
+    an override, changes the method or another kind, options that earlier recipes set for other kinds are left out.
+    `light`: does not check encoders and losses, since a bare installation lacks some of their modules.
     Raises InputError: no such recipe, not TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
@@ -133,7 +133,7 @@ def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
-    """Check `body` and return it as a Recipe. Raises InputError with one line a fault."""
+    """Check `body` and return it as a Recipe. Raises InputError with one line for each fault."""
     try:
         return Recipe.model_validate(body)
     except ValidationError as error:

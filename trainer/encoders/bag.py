@@ -51,12 +51,12 @@ class BagSection(EncoderSection):
     buckets: Annotated[int, FromData(rules.buckets)] = Field(
         1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
     )
-    ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
+    ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows to count document frequencies on")
     feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
-    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, next to tokens")
-    dense_weight: float = Field(1.0, gt=0, description="factor on a row's dense vector, which has length 1")
+    feature_weight: float = Field(1.0, gt=0, description="factor for the values of sparse features, relative to tokens")
+    dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, which has length 1")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features that training drops at random")
     residual: bool = Field(False, description="add a residual layer on top: v + relu(Linear(v))")
@@ -108,7 +108,7 @@ class BagFeatures:
         return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
 
     def weigh(self, inputs: Inputs, weights: np.ndarray) -> SparseRows:
-        """Return the features of each row with their share in x; `weights` [F]: IDF and given factors of features."""
+        """Return the features of each row with their weights in x; `weights` [F]: IDF and given factors of features."""
         rows = scale_features(self.count(inputs), weights)
         return normalize_rows(rows) if self._config.unit_features else rows
 

@@ -40,7 +40,7 @@ class ServedByOnnx:
         inputs = [each.name for each in self._session.get_inputs()]
         outputs = {each.name: each.shape[-1:] for each in self._session.get_outputs()}
         if (inputs, outputs) != (INPUTS, {OUTPUT: [section.dimension]}):
-            raise ValueError(f"{FILE}: a graph of {inputs} to {outputs}")
+            raise ValueError(f"{FILE}: the graph has inputs {inputs} and outputs {outputs}")
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Return x float32 [B, D]."""

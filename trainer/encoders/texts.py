@@ -137,7 +137,7 @@ def find_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        with Wait(f"the hub to give the model {name}"):
+        with Wait(f"the hub to send the model {name}"):
             return Path(snapshot_download(name, allow_patterns=[*READ, *(f"*/{each}" for each in READ)]))
     except Exception as error:
         cause = (str(error) or type(error).__name__).splitlines()[0]

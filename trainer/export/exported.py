@@ -211,7 +211,7 @@ class Exported:
         if vectors.shape != (table.rows, facts["dimension"]) or width != facts["dimension"]:
             raise ValueError(f"vectors of shape {vectors.shape}")
         if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != table.rows:
-            raise ValueError("another number of labels than of vectors")
+            raise ValueError("the number of labels differs from the number of vectors")
         indexed: tuple[Indexed, ...] = ()
         for each in vectors.indexed if exact or not facts["index"] else ():
             each.block.prepare()

@@ -1,4 +1,4 @@
-"""Form of an export's encoder: files of its own kind, or an ONNX graph, compared with these on rows of the data."""
+"""Form of an export's encoder: files of its kind, or an ONNX graph, compared with these files on rows of the data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _DEPTH = 5  # labels of a query that are compared
 
 
 def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any] | None) -> str | None:
-    """Return the form of the encoder where it is not its kind's first; auto: as the options of the `earlier` export.
+    """Return the form of the encoder, None for the first form of its kind; auto: as in options of the `earlier` export.
 
     Raises InputError: a form that the kind does not have, or that needs what is not installed.
     """
@@ -35,7 +35,7 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
     first, *others = section.SERVED_BY
     if stated != AUTO_FORM and not (others and stated in section.SERVED_BY):
         raise InputError(
-            f"--form {stated}: encoder.kind = {section.kind!r} has the form {first} alone. Leave --form out."
+            f"--form {stated}: encoder.kind = {section.kind!r} has only the form {first}. Leave --form out."
         )
     for module, extra in _BROUGHT_BY.items() if form in others else ():
         if find_spec(module) is None:
@@ -45,7 +45,7 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Formed:
-    """An encoder in a `form` at `folder`, and PyTorch's `plain` one, both open, in float32 on the CPU; `rows` of data.
+    """An encoder in a `form` at `folder`, and PyTorch's `plain` encoder, both open, float32 on the CPU; `rows` of data.
 
     `apart`: the largest difference of their x on these rows, as a share of the largest number; the mean cosine.
     """
@@ -60,7 +60,7 @@ class Formed:
     def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "Formed":
         """Write the encoder at `source`, as `Encoder.write` made it, beside it.
 
-        Raises InputError for a model that does not become a graph, or whose graph does not give PyTorch's x.
+        Raises InputError for a model that cannot be written as a graph, or whose graph does not give PyTorch's x.
         """
         from trainer.encoders.write_onnx import write_onnx
 
@@ -74,7 +74,9 @@ class Formed:
         except Exception as error:  # of any part of PyTorch's exporter, which names a cause behind some advice
             cause = error.__cause__ or error
             reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
-            raise InputError(f"--form {form}: no graph of this model: {reason}. Leave --form out.") from error
+            raise InputError(
+                f"--form {form}: this model cannot be written as a graph: {reason}. Leave --form out."
+            ) from error
         served = import_name(section.SERVED_BY[form]).open(section, folder, lambda name: Mapped(str(folder / name)))
         plain = ServedByTorch(encoder)
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
@@ -84,8 +86,8 @@ class Formed:
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
         shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
         best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
-        far = f"x differs from PyTorch's by at most {self.apart['difference']:.1g} of its largest number"
-        say(f"of {len(ids):,} queries {best:.1%} have the best label that they have by PyTorch; {far}")
+        far = f"x differs from PyTorch's x by at most {self.apart['difference']:.1g} of the largest number"
+        say(f"{best:.1%} of {len(ids):,} queries have the same best label as with PyTorch; {far}")
         return {"queries": len(ids), **self.apart, "same_best": best, f"same_of_{_DEPTH}": shared}
 
 
@@ -95,9 +97,10 @@ def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     cosines = (x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
     cosine = float(cosines.sum() / max(1, len(x)))
     if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):
-        expected = f"a cosine of {_LEAST_COSINE:g}" if form == _INT8 else f"a difference of {_FURTHEST:g} at most"
+        expected = f"a cosine >= {_LEAST_COSINE:g}" if form == _INT8 else f"a difference <= {_FURTHEST:g}"
         raise InputError(
-            f"--form {form}: on {len(x):,} rows of the data x is not PyTorch's: its mean cosine is {cosine:.4f}, the "
-            f"largest difference {difference:.1g} of the largest number. Expected {expected}. Leave --form out."
+            f"--form {form}: on {len(x):,} rows of the data, the graph's x differs from PyTorch's x: mean cosine "
+            f"{cosine:.4f}, largest difference {difference:.1g} of the largest number. Expected {expected}. Leave "
+            "--form out."
         )
     return {"difference": difference, "cosine": cosine}

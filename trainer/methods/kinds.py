@@ -125,7 +125,7 @@ class EncoderSection(KindSection):
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
-    scale: float = Field(1.0, gt=0, description="factor on x after normalising")
+    scale: float = Field(1.0, gt=0, description="factor for x after normalising")
     lr: Annotated[float, FromData(rules.encoder_rate)] = Field(
         0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, of its embedding rows"
     )

@@ -123,7 +123,7 @@ def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     if facts.tokens <= _SHORT:
         return by_width
     rate = round(float(by_width.value) * (_SHORT / facts.tokens) ** 0.5, 4)
-    return Setting(rate, f"{by_width.reason}, {facts.tokens:.0f} tokens a text")
+    return Setting(rate, f"{by_width.reason}, {facts.tokens:.0f} tokens per text")
 
 
 def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
@@ -141,7 +141,7 @@ def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """The log odds of a label: initial scores equal those of one-vs-all without any text."""
     each = facts.prior * facts.labels
-    return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels a point")
+    return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels per point")
 
 
 def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:

@@ -427,7 +427,7 @@ class Validation(Options):
     )
     parts: str | list[str] = Field("", description="parts of the split to score, as in data.parts; empty: all")
     every_epochs: int = Field(1, ge=1, description="epochs between two validations")
-    queries: int = Field(5000, ge=1, description="score only this many first rows (the rows of shards are shuffled)")
+    queries: int = Field(5000, ge=1, description="number of first rows to score (the rows of shards are shuffled)")
     metric: str = Field(
         "P@1",
         pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",

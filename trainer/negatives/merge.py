@@ -40,7 +40,7 @@ def merge(
 
     A draw is one pair even if the query drew it repeatedly, and none if it is among the query's other labels. It weighs
     `weight` as often as it was drawn, a positive or hard negative `weight_of_others`. Pads of `hard` and `draws` are
-    left out. Labels ascend, and are below 2**40; a query's positives come before its hard negatives, and those before
+    left out. Labels ascend, and are below 2**40; a query's positives come first, then its hard negatives, then
     its draws. Raises ValueError over 2**24 pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
@@ -288,7 +288,7 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
-    """Write words of labels and their numbers by the last digit of the label."""
+    """Write a word of each label and its number, ordered by the last digit of the label."""
     for number in range(len(label)):
         value = np.uint64(label[number])
         end = ends[value & last]
@@ -298,7 +298,7 @@ def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-def]
-    """Write words by the digit above `shift`."""
+    """Write words, ordered by the digit above `shift`."""
     for word in source:
         digit = word >> shift & last
         end = ends[digit]

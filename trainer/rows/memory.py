@@ -19,7 +19,7 @@ def zeros(
 ) -> torch.Tensor:
     """Return zeros of `shape` on `device`; on a CPU in memory, or in a new file in the directory `storage`.
 
-    The file has no name, so nothing is left of it after any end of the process, and reserves all of its room at once: a
+    The file has no name, so it disappears however the process ends. All of its room is reserved at once: a
     disk that fills up later would end the process. Raises InputError: no such directory, or no room for all of the
     matrix.
     """

@@ -61,8 +61,8 @@ def slice_of_process() -> WorkerSlice | None:
 class WorkerChannel:
     """Last message of the main process to copies of a stream in workers that outlive an epoch, in shared memory.
 
-    The memory has no name, and disappears with the processes; it is not in /dev/shm, which may be small in a container,
-    until a loader spawns workers. Writer and readers take turns: a loader's workers begin an epoch only after the owner
+    The memory has no name, and disappears with the processes. It moves to /dev/shm, which may be small in a container,
+    if a loader spawns workers. Writer and readers take turns: a loader's workers begin an epoch only after the owner
     has called `set_epoch`.
     """
 

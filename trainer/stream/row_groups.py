@@ -165,7 +165,7 @@ class RowGroups:
         )
         cache.require(
             largest * (self._reading.threads + 1),
-            f"the row groups of {self._reading.threads} fetching threads (storage.fetch_threads) and a reading one",
+            f"the row groups of {self._reading.threads} fetching threads (storage.fetch_threads) and one reader",
         )
         return cache
 

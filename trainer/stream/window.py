@@ -82,7 +82,7 @@ class Buffers:
     def give(self, values: np.ndarray) -> None:
         """Take back lent memory, when nothing refers to it any more."""
         memory = values.base
-        assert isinstance(memory, np.ndarray), "what was lent is a view of all memory"
+        assert isinstance(memory, np.ndarray), "lent values are a view of a whole buffer"
         with self._lock:
             self._free.setdefault(values.shape[1] * values.itemsize, []).append(memory)
 
