@@ -1,4 +1,4 @@
-"""The device that a run computes on, settings of torch and of the process, and generators of random numbers."""
+"""The device that a run computes on, settings of torch and of the process, and random number generators."""
 
 import contextlib
 import ctypes
@@ -12,17 +12,17 @@ from schemas.errors import InputError
 from schemas.randomness import Purpose, torch_seed
 
 CPU = torch.device("cpu")
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: of free memory in a heap, and of a piece of it
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # option numbers of glibc's mallopt
+_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes of free memory in a heap, and of one block
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Have the process keep memory that a batch frees for the next one.
+    """Make the process keep memory that one batch frees for the next batch.
 
     By default glibc returns blocks of some megabytes to the system, which clears them page by page for the next batch.
-    This depends on earlier frees of the process; planning a batch with own pools then took twice as long. Elsewhere
-    nothing changes.
+    Whether it does depends on earlier frees; planning a batch with own pools then took twice as long. On systems
+    without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -31,9 +31,9 @@ def keep_freed_memory() -> None:
 
 
 def open_device(name: str) -> torch.device:
-    """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if it is not there.
+    """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist.
 
-    `auto` is a GPU if there is one, else the CPU. Without a number it is the GPU of LOCAL_RANK, which torchrun sets.
+    `auto` is a GPU if there is one, else the CPU. Without a number, cuda is the GPU of LOCAL_RANK, which torchrun sets.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
@@ -51,12 +51,12 @@ def open_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device with its maker's name for it."""
+    """Return the device and its hardware name."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
-    """Return a context in which products have the type `dtype`; None: the type of the tensors."""
+    """Return a context in which matrix products have the type `dtype`; None keeps the type of the tensors."""
     if device.type not in ("cpu", "cuda"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
@@ -64,9 +64,9 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 
 @contextlib.contextmanager
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
-    """Multiply float32 by narrow `vectors`, widened, in TF32 on a GPU: its 10 bits of a fraction hold all of theirs.
+    """Multiply float32 by narrow `vectors`, widened, in TF32 on a GPU: its 10-bit fraction represents them exactly.
 
-    The other side is rounded to them; sums are float32. Nothing changes for float32 vectors, and on a CPU.
+    The other factor is rounded to TF32; sums are float32. For float32 vectors, and on a CPU, nothing changes.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -80,7 +80,7 @@ def products_with(vectors: torch.Tensor) -> Iterator[None]:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a @ b in float32, of float32 or bfloat16: a CPU widens these, a GPU multiplies them as such."""
+    """Return a @ b in float32, of float32 or bfloat16: a CPU widens bfloat16, a GPU multiplies it directly."""
     if a.dtype != torch.float32 and a.device.type != "cpu":
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
@@ -88,7 +88,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
+    """Flush denormals to zero: Adagrad's sums and Adam's moments decay into them, and most processors are slow on them.
 
     The setting belongs to the process, so it is restored after the block.
     """
@@ -100,5 +100,5 @@ def denormals_flushed() -> Iterator[None]:
 
 
 def torch_generator(seed: int, purpose: Purpose, *counters: int) -> torch.Generator:
-    """Return a torch CPU generator for up to three `counters`, as `schemas.randomness.generator` is keyed."""
+    """Return a torch CPU generator for up to three `counters`, with the same keys as `schemas.randomness.generator`."""
     return torch.Generator().manual_seed(torch_seed(seed, purpose, *counters))

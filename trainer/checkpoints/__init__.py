@@ -1,1 +1,1 @@
-"""Checkpoints: written by rank in the background, read by label range."""
+"""Checkpoints: each rank writes its part in the background; readers read them by label range."""

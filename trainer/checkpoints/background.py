@@ -1,4 +1,4 @@
-"""Writes in the background while the training continues to change rows of labels: a thread, and rows as they were."""
+"""Background writes of rows as they were at a given step, while training continues to change them."""
 
 import functools
 import itertools
@@ -22,29 +22,29 @@ from trainer.group import ALONE, Group
 from trainer.stream.transfer import LateCopy, send
 
 Tensors = Mapping[str, torch.Tensor]
-ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name as they were; no names: all
+ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; no names: all
 Job = Callable[[ReadRows], object]
-_ID = "row"  # of a record in the scratch file, beside the tensors' names
-_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # of kept rows in memory, and pieces of them
+_ID = "row"  # name of the row id in a record of the scratch file, beside the tensors' names
+_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # most bytes of kept rows in memory, and most pieces
 _BEHIND = 2  # pieces on their way from a GPU
 
 
 class _Piece(NamedTuple):
-    """Rows that were kept together, `size` at most; `take` gives their ids [C], ascending, and records [C] by name."""
+    """At most `size` rows kept together; `take` returns their ids [C], ascending, and records [C] by name."""
 
     size: int
     take: Callable[[], tuple[np.ndarray, dict[str, np.ndarray]]]
 
 
 class RowSnapshot:
-    """Rows [0, n) of `tensors` [n, ...] at the present moment.
+    """Rows [0, n) of `tensors` [n, ...] as they are when the snapshot is made.
 
-    The thread that changes rows calls `keep` first; another reads. Several readers read one after the other, each range
-    once, in any order. Memory: a byte a row, the range that is being read, and _HELD_BYTES of rows that changed before
-    the last reader came to them; the others are in a scratch file of n rows at most, block by block.
+    The thread that changes rows calls `keep` first; another thread reads. Several readers take turns; each reads every
+    range once, in any order. Memory: one byte per row, the range being read, and _HELD_BYTES of rows that changed
+    before the last reader reached them; further rows go to a scratch file of at most n rows, in blocks.
 
-    For rows on a GPU the byte is also there, so the GPU finds by itself which rows to keep. They go to pinned memory on
-    a separate stream, and from there to the file in a thread: training waits only if there are too many.
+    For rows on a GPU, the bytes are there too, so the GPU selects the rows to keep by itself. A separate stream copies
+    the rows to pinned memory, and a thread writes them to the file: training waits only if there are too many.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -52,13 +52,13 @@ class RowSnapshot:
         self._device = next(iter(tensors.values())).device
         sizes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
         self._record = np.dtype([(_ID, np.int64), *((name, f"V{size}") for name, size in sizes.items())])
-        # Whether a row may be changed: it is kept, or all have read it. The last one is for pads.
+        # True where a row may be changed: it has been kept, or all readers have read it. The last element is for pads.
         self._free = torch.zeros(count + 1, dtype=torch.bool, device=self._device)
         self._readers, self._unread, self._held = 0, count, 0
         self._kept: deque[_Piece] = deque()
         self._filer: ThreadPoolExecutor | None = None
         self._filing: deque[Future[None]] = deque()
-        # Blocks of a quarter of a checkpoint's file: [blocks + 1] first rows, and how many of each are in the file.
+        # Blocks of a quarter of a checkpoint's file: first rows [blocks + 1], and the number of filed rows of each.
         blocks = row_ranges(0, count, 4 * self._record.itemsize)
         self._edges = np.array([0, *(stop for _, stop in blocks)])
         self._filed = np.zeros(len(blocks), np.int64)
@@ -66,7 +66,7 @@ class RowSnapshot:
         self._lock = threading.Lock()
 
     def reader(self) -> ReadRows:
-        """Return access for one more reader; all readers register before the first row changes."""
+        """Return a read function for one more reader; all readers register before the first row changes."""
         with self._lock:
             self._readers += 1
             self._free.zero_()
@@ -74,9 +74,9 @@ class RowSnapshot:
         return partial(self._read, self._readers)
 
     def keep(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C], all distinct but for pads, which are about to change.
+        """Keep rows `ids` [C], which are about to change; ids are distinct except for pads.
 
-        Raises StorageError: no room for a scratch file.
+        Raises StorageError if there is no room for a scratch file.
         """
         with self._lock:
             piece = None
@@ -106,7 +106,7 @@ class RowSnapshot:
         return _Piece(len(fresh), lambda: (fresh, rows))
 
     def _piece_of_device(self, ids: np.ndarray | torch.Tensor) -> _Piece:
-        """Send all rows on their way, since none can tell yet which are fresh: the others come as pads."""
+        """Start copying all rows, since the host does not know yet which are fresh; other rows become pads."""
         sent: torch.Tensor = send(ids, self._device) if isinstance(ids, np.ndarray) else ids
         places = torch.where(sent < 0, len(self._free) - 1, sent).long()
         fresh = torch.where(self._free.index_select(0, places), PAD, places)
@@ -129,7 +129,7 @@ class RowSnapshot:
 
     def _read(self, reader: int, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
         """Copy rows [start, stop) as they were, to the host."""
-        # Without the lock: a row that changes meanwhile has been kept before, and is put right below.
+        # Without the lock: a row that changes during the copy has been kept before, and is corrected below.
         rows = {name: self._tensors[name][start:stop] for name in names or self._tensors}
         if next(iter(rows.values())).device.type == "cuda":
             copies = {name: late.wait() for name, late in [(name, LateCopy(value)) for name, value in rows.items()]}
@@ -147,7 +147,7 @@ class RowSnapshot:
         return copies
 
     def _shrink(self) -> None:
-        """Write the rows that exceed the memory to the file."""
+        """Write the rows that exceed the memory limit to the file."""
         while True:
             with self._lock:
                 much = self._held * self._record.itemsize > _HELD_BYTES or len(self._kept) > _HELD
@@ -155,13 +155,13 @@ class RowSnapshot:
                     return
                 piece = self._kept[0]
             counts = self._write(*piece.take())
-            with self._lock:  # only now is it dropped: where there is no room, readers go on
+            with self._lock:  # dropped only now: if the disk is full, readers can continue
                 self._filed += counts
                 self._kept.popleft()
                 self._held -= piece.size
 
     def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Append rows to their blocks in the file; return their number in each block."""
+        """Append rows to their blocks in the file; return the number of rows for each block."""
         self._file = self._file or ScratchFile("rows of labels that change while a dump or a checkpoint is written")
         records = np.empty(len(ids), self._record)
         records[_ID] = ids
@@ -175,7 +175,7 @@ class RowSnapshot:
         return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield ids and rows from the file, for the blocks of [start, stop); it has `filed` rows of each."""
+        """Yield ids and rows from the file for the blocks of [start, stop), each with `filed` rows."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
             records = np.empty(filed[block], self._record)
@@ -184,16 +184,16 @@ class RowSnapshot:
 
 
 class BackgroundWriter:
-    """Writes snapshots while training continues: one job after the other, in a thread, in order.
+    """Writes snapshots while training continues: a thread runs one job after the other, in order.
 
-    Jobs of the same step share one snapshot of the rows, for which the training calls `before_change`; a job of a
-    different step waits for all before. Where a job fails those after it are left out, and the next call raises its
-    error. In the foreground a job is done at once, without copies.
+    Jobs of the same step share one snapshot of the rows, and training calls `before_change` for it; a job of a
+    different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises its
+    error. In the foreground a job runs at once, without copies.
     """
 
     def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
         self._what, self.background = what, background
-        self.group = group.for_another_thread() if background else group  # for the messages of jobs
+        self.group = group.for_another_thread() if background else group  # name for messages
         self._thread: threading.Thread | None = None
         self._snapshot: RowSnapshot | None = None
         self._step = -1
@@ -201,9 +201,9 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Begin `job` on the present `rows` [n, ...] of this rank, after `step` of the run; all ranks do the same.
+        """Begin `job` on the present `rows` [n, ...] of this rank, after `step` of the run; all ranks call it alike.
 
-        Raises StorageError or RankLostError of a job before; in the foreground of this one.
+        Raises StorageError or RankLostError of an earlier job, in the foreground of this job.
         """
         if not self.background:
             job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
@@ -219,19 +219,19 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait_for_other_steps(self, step: int) -> None:
-        """Wait for jobs of other steps than `step`. Raises StorageError; RankLostError."""
+        """Wait for jobs of steps other than `step`. Raises StorageError, RankLostError."""
         if step != self._step:
             self.wait()
 
     @property
     def copies_rows(self) -> bool:
-        """True if `before_change` has to hear of rows."""
+        """True if the caller must call `before_change` before it changes rows."""
         return self._thread is not None
 
     def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
         """Keep rows `ids` [C], counted from this rank's first row, before they change; on a device there may be pads.
 
-        Raises StorageError: writing failed.
+        Raises StorageError if writing failed.
         """
         if self._thread is None:
             return
@@ -241,7 +241,7 @@ class BackgroundWriter:
             self._snapshot.keep(ids)
 
     def wait(self) -> None:
-        """Wait until all jobs are published. Raises StorageError; RankLostError."""
+        """Wait until all jobs are published. Raises StorageError, RankLostError."""
         self.close()
         self._thread, self._snapshot, self._step = None, None, -1
         failed, self._failed = self._failed, None
@@ -249,18 +249,18 @@ class BackgroundWriter:
             raise failed
 
     def check(self) -> None:
-        """Raise the error of a job that failed. Does not wait for others."""
+        """Raise the error of a job that failed. Does not wait for other jobs."""
         if self._failed is not None:
             self.wait()
 
     def close(self) -> None:
-        """Wait for the thread, and raise nothing: an error may be on its way already."""
+        """Wait for the thread. Raises nothing, since an error may already be propagating."""
         if self._thread is not None:
             with Wait(f"{self._what} to be written", until="the files are written"):
                 self._thread.join()
 
     def seconds(self) -> float:
-        """Return the seconds of the jobs that have ended since this was last asked."""
+        """Return the seconds of the jobs that ended since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -278,6 +278,6 @@ class BackgroundWriter:
 
 
 def _records(rows: torch.Tensor) -> np.ndarray:
-    """View rows [C, ...] on the host as records [C] of bytes, which NumPy copies whole."""
+    """View rows [C, ...] on the host as records [C] of bytes, so that NumPy copies each row as a whole."""
     values = rows.reshape(len(rows), -1).view(torch.uint8).numpy()
     return values.view(f"V{values.shape[1]}")[:, 0]

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files by label range and a manifest with the state, whole or not there. No pickle."""
+"""Checkpoints: safetensors files by label range, and a manifest with the state that is written last. No pickle."""
 
 import errno
 import itertools
@@ -19,19 +19,19 @@ from schemas.manifest import Shard, check_shard, describe_file, is_published, un
 from schemas.storage import join
 from schemas.table import Table
 
-FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
+FILE_BYTES = 1 << 28  # most bytes of vectors and their optimizer's state in a file
 _VECTORS = "vectors-"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint; `state` is the state of the loop."""
+    """A published checkpoint; `state` is the state of the training loop."""
 
     table: Table
 
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
-        """Open the checkpoint at `url`. Raises TableError: missing or damaged."""
+        """Open the checkpoint at `url`. Raises TableError if it is missing or damaged."""
         return cls(Table.open(url, "checkpoint"))
 
     @property
@@ -40,16 +40,16 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps of the run before it."""
+        """Number of steps that the run made before this checkpoint."""
         return int(self.state["progress"]["global_step"])
 
     @property
     def labels(self) -> int:
-        """L."""
+        """Number of labels L."""
         return self.table.rows
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a part of this name."""
+        """Tell whether the checkpoint has a part of this name."""
         return any(shard.path == f"{name}.safetensors" for shard in self.table.shards)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
@@ -57,11 +57,11 @@ class Checkpoint:
         return self._read(next(shard for shard in self.table.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Read the `weight` or an optimizer's state of labels [start, stop), by default of all. Raises TableError."""
+        """Read the `weight` or an optimizer state of labels [start, stop), default all labels. Raises TableError."""
         return torch.cat([rows[name] for _, rows in self.rows(start, self.labels if stop is None else stop)])
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """Yield (first label, rows by name) of labels [start, stop), a file at a time. Raises TableError."""
+        """Yield (first label, rows by name) of labels [start, stop), one file at a time. Raises TableError."""
         first = 0
         for shard in self.table.shards:
             if not shard.path.startswith(_VECTORS):
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Cut the labels [start, stop) at the ends of files of rows of `row_bytes`: at the same labels on any ranks."""
+    """Cut labels [start, stop) into ranges of files with rows of `row_bytes`, the same for any number of ranks."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
     edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
@@ -96,7 +96,7 @@ def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
 
 
 def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows: int = 0) -> Shard:
-    """Write a file of tensors; its entry says that it holds `rows` of labels. Raises StorageError."""
+    """Write a file of tensors; its entry states that it holds `rows` rows of labels. Raises StorageError."""
     name = f"{name}.safetensors"
     with storage.writing(join(url, name)) as path:
         save_tensors(path, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
@@ -104,7 +104,7 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a local safetensors file, with the mode of any other. Raises OSError, which the library only describes."""
+    """Save a local safetensors file with the usual file mode. Raises OSError in place of the library's own error."""
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
@@ -117,20 +117,20 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """Open the newest finished checkpoint of a run, or None."""
+    """Open the newest finished checkpoint of a run; None if there is none."""
     for step in reversed(numbered(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))
     return None
 
 
-NEWEST = "newest"  # in place of a step
+NEWEST = "newest"  # value of `step` for the newest checkpoint
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
     """Open the checkpoint of `step`, the NEWEST, or by default the one that represents the run; None if there is none.
 
-    That is the newest that a fusion was fitted to, else the best on validation, else the newest.
+    Without `step`: the newest that a fusion was fitted to, else the best on validation, else the newest.
     """
     if step == NEWEST:
         return latest_checkpoint(run)
@@ -140,7 +140,7 @@ def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | Non
 
 
 def best_step(run: RunLayout) -> int | None:
-    """Return the step with the best metric on validation, or else the newest; None without a checkpoint."""
+    """Return the step with the best metric on validation, else the newest step; None without a checkpoint."""
     newest = latest_checkpoint(run)
     if newest is None:
         return None
@@ -149,7 +149,7 @@ def best_step(run: RunLayout) -> int | None:
 
 
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
-    """Remove all finished checkpoints except the newest `keep` and that of step `spare` (the best)."""
+    """Remove all finished checkpoints except the newest `keep` and the checkpoint of step `spare` (the best)."""
     steps = numbered(run.checkpoints)
     finished = [step for step in steps if is_published(run.checkpoint(step))]
     kept = {*finished[max(0, len(finished) - keep) :], spare}

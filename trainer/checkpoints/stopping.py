@@ -1,4 +1,4 @@
-"""Stopping by a signal: a run first saves a checkpoint, if its grace allows, for preempted machines."""
+"""Stopping by a signal: a run saves a checkpoint first if its grace period allows, for preempted machines."""
 
 import contextlib
 import os
@@ -9,11 +9,11 @@ from types import FrameType
 
 from schemas.errors import ExtremisError
 
-GRACE = 25.0  # seconds for saving a checkpoint: machines that are preempted give 30
+GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
 
 
 class StoppedError(ExtremisError):
-    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended, for any cause."""
+    """Error: the run stopped on request. The exit status is that of a process ended by SIGTERM, for any cause."""
 
     exit_status = 128 + signal.SIGTERM
 
@@ -23,8 +23,8 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM or SIGHUP sets while the block lasts; the process ends `grace` seconds later at the
     latest.
 
-    A second signal ends it at once, and so does the first with a `grace` of 0. SIGHUP stays ignored under nohup. Only
-    the main thread hears signals.
+    A second signal ends the process at once, and so does the first with a `grace` of 0. SIGHUP stays ignored under
+    nohup. Only the main thread receives signals.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:

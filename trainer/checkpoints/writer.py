@@ -1,4 +1,4 @@
-"""Writes checkpoints by rank, in the background while the training continues to change rows."""
+"""Each rank writes its part of a checkpoint, in the background, while training continues to change rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ Late = Callable[[], torch.Tensor]
 class Contents:
     """Contents of a checkpoint of global `step`, on one rank.
 
-    `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of the labels
-    [first, first + n) of [0, `labels`) that this rank holds. `best`: the step of the checkpoint to keep.
+    `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of this rank's
+    labels [first, first + n) of [0, `labels`). `best`: the step of the checkpoint to keep.
     """
 
     step: int
@@ -38,10 +38,10 @@ class Contents:
 
 
 class CheckpointWriter(BackgroundWriter):
-    """Writes one checkpoint at a time; the newest `keep` are kept.
+    """Writes one checkpoint at a time and keeps the newest `keep`.
 
-    In the background it works on a snapshot from the call of `save`: a copy of the parts, on rank 0, and of changing
-    rows. Memory: the parts and a snapshot's, with a file of rows (FILE_BYTES); never all rows. In the foreground it
+    In the background it writes a snapshot from the call of `save`: a copy of the parts, on rank 0, and of rows that
+    change. Memory: the parts, a snapshot's memory and a file of rows (FILE_BYTES), never all rows. In the foreground it
     copies nothing. Rank 0 holds the `claim` on the run.
     """
 
@@ -52,7 +52,7 @@ class CheckpointWriter(BackgroundWriter):
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
 
     def save(self, contents: Contents) -> None:
-        """Begin to write a checkpoint after the previous one; all ranks call it. StorageError of either."""
+        """Begin to write a checkpoint after the previous one; all ranks call it. Raises StorageError of either."""
         if self.background:
             self.wait_for_other_steps(contents.step)
             parts = contents.parts.items() if self.group.first else ()
@@ -71,13 +71,13 @@ class CheckpointWriter(BackgroundWriter):
         url, group = self._run.checkpoint(contents.step), self.group
         if group.first:
             self._claim.require()
-            # What a try before left: it may have been cut at other labels.
+            # Files of an earlier try, which may have cut the labels differently.
             unpublish(url)
             storage.remove(url, recursive=True)
         group.barrier()
         shards = [write_tensors(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
         rows, first = contents.rows, contents.first
-        count = len(next(iter(rows.values()), ()))  # none where labels are encoded
+        count = len(next(iter(rows.values()), ()))  # none if labels are encoded
         row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
         shards += [
             write_rows(url, start, read(start - first, stop - first))
@@ -87,7 +87,7 @@ class CheckpointWriter(BackgroundWriter):
         if group.first:
             manifest = Manifest(
                 kind="checkpoint",
-                shards=tuple(shard for part in by_rank for shard in part),  # those of rows by ascending label
+                shards=tuple(shard for part in by_rank for shard in part),  # shards of rows are ascending by label
                 rows=contents.labels,
                 id_range=(0, contents.labels),
                 parameters=dict(contents.state),

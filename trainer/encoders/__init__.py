@@ -1,1 +1,1 @@
-"""Encoders: text, as token ids, or sparse features to x in R^D."""
+"""Encoders: map texts (token ids) or sparse features to x in R^D."""

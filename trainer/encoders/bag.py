@@ -1,4 +1,4 @@
-"""A bag of embeddings without PyTorch: its options, its inputs, and x as an export computes it."""
+"""A bag of embeddings without PyTorch: its options, its inputs, and the computation of x in an export."""
 
 import itertools
 from pathlib import Path
@@ -19,7 +19,7 @@ from trainer.methods.kinds import EncoderSection, Sizes
 from trainer.methods.rules import FromData
 
 WEIGHTS = "model.safetensors"
-_LEAST = 1e-12  # norm that a vector is divided by
+_LEAST = 1e-12  # least norm that a vector is divided by
 
 
 class BagSection(EncoderSection):
@@ -82,10 +82,10 @@ class BagSection(EncoderSection):
 
 
 class BagFeatures:
-    """Features that a bag reads of a row: tokens, then hashed n-grams, then the data's sparse features.
+    """Features that a bag reads from a row: tokens, then hashed n-grams, then the data's sparse features.
 
-    N-grams are [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`); `dense`: numbers of a row's
-    dense vector. Unused inputs are absent.
+    N-grams have ids [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`). `dense`: length of a
+    row's dense vector. Unused inputs are absent.
     """
 
     def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
@@ -99,7 +99,7 @@ class BagFeatures:
         self.features = self.sparse_from + (features if reads_features else 0)
 
     def count(self, inputs: Inputs) -> SparseRows:
-        """Return the features of each row, with their weights before IDF. Raises TableError: an unknown feature."""
+        """Return the features of each row with their weights before IDF. Raises TableError for an unknown feature."""
         parts = reads(self._config.inputs)
         if "tokens" not in parts:
             return self._sparse_features(inputs) if "features" in parts else _no_features(inputs)
@@ -108,12 +108,12 @@ class BagFeatures:
         return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
 
     def weigh(self, inputs: Inputs, weights: np.ndarray) -> SparseRows:
-        """Return the features of each row with their weights in x; `weights` [F]: IDF and given factors of features."""
+        """Return the features of each row with their weights in x; `weights` [F]: IDF and given factors."""
         rows = scale_features(self.count(inputs), weights)
         return normalize_rows(rows) if self._config.unit_features else rows
 
     def dense_of(self, inputs: Inputs) -> np.ndarray | None:
-        """Return the dense vectors [B, d]; None if none are read. Raises TableError: vectors of a different length."""
+        """Return the dense vectors [B, d]; None if none are read. Raises TableError for a different length."""
         dense = inputs.dense if self.dense else None
         if dense is not None and dense.shape[1] != self.dense:
             raise TableError(
@@ -144,14 +144,14 @@ def _no_features(inputs: Inputs) -> SparseRows:
 
 
 class ServedBag:
-    """x = r(sum_f weight_f E_f + P d) as `BagEncoder` computes it without dropout, from its file, which is mapped.
+    """x = r(sum_f weight_f E_f + P d) as `BagEncoder` computes it without dropout, from a mapped file.
 
-    A row's x depends only on the row, up to rounding.
+    The x of a row depends only on the row, up to rounding.
     """
 
     @classmethod
     def open(cls, section: BagSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str) -> "ServedBag":
-        """Open what `Encoder.write` wrote. Raises ValueError for a file of a different bag."""
+        """Open the files that `Encoder.write` wrote. Raises ValueError for a file of a different bag."""
         return cls(section, map_file(WEIGHTS), *sizes)
 
     def __init__(self, config: BagSection, file: Mapped, vocabulary: int, features: int, dense: int) -> None:
@@ -197,6 +197,6 @@ class ServedBag:
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Return rows [B, D] in float32, of length 1; zeros stay zeros."""
+    """Return rows [B, D] in float32, scaled to length 1; zero rows stay zero."""
     rows = rows.astype(np.float32, copy=False)
     return rows / np.maximum(np.sqrt(np.einsum("bd,bd->b", rows, rows))[:, None], np.float32(_LEAST))

@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens, n-grams and sparse features, plus a dense vector: trains on a CPU in minutes."""
+"""A bag of embeddings over tokens, n-grams and sparse features, plus a dense vector: it trains on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 class BagEncoder(Encoder):
     """x = dropout(r(sum_f weight_f E_f + P d)), r the identity, a residual layer or relu; E is trained on touched rows.
 
-    Rows of E are tokens, then hashed n-grams, then the data's sparse features, as far as `inputs` reads them. P is [D,
+    Rows of E are tokens, then hashed n-grams, then the data's sparse features, each only if `inputs` reads it. P is [D,
     d], for the dense vector d of unit length times `dense_weight`, if `inputs` reads one.
     """
 
@@ -48,7 +48,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of a bag, which is linear in its features, from bags with one and two features."""
+        """Return the bytes of a bag, from bags with one and two features: they are linear in the features."""
         changes = {"inputs": "tokens", "ngrams": 1}
         projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
@@ -59,7 +59,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def least_bytes(cls, config: BagSection, vocabulary: int, features: int, dense: int = 0) -> int:
-        """Return the bytes of the table, of the residual layer's weights and of the projection."""
+        """Return the bytes of the table, the weights of the residual layer and the projection."""
         tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
         sizes = zip(PARTS, (tokens, features, dense), strict=True)
         rows = sum(size for part, size in sizes if part in reads(config.inputs))
@@ -67,9 +67,9 @@ class BagEncoder(Encoder):
         return 4 * config.dimension * (rows + layer)
 
     def begin(self, data: DataLayout) -> None:
-        """Begin tokens at the vectors of `encoder.pretrained`, and n-grams at zero, since random ones would drown them.
+        """Set tokens to the vectors of `encoder.pretrained`, and n-grams to zero: random ones would drown them.
 
-        A token without training rows then counts, if it has a vector. Raises InputError, TableError.
+        A token without training rows then counts if it has a vector. Raises InputError, TableError.
         """
         config = self._config
         if not config.pretrained:
@@ -96,12 +96,12 @@ class BagEncoder(Encoder):
         group.sum(torch.from_numpy(frequency))
         weights = self._weights_by(frequency, documents)
         if documents < self._config.idf_rows:
-            # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
+            # A feature without training rows has a random vector: at test time it would be noise of the highest IDF.
             weights[(frequency == 0) & ~self._known.numpy()] = 0
         self._weights *= torch.from_numpy(weights)
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:
-        """Weigh features without earlier training rows, and begin them at zero, so texts keep their embeddings."""
+        """Weight features without earlier training rows, with zero vectors, so that texts keep their embeddings."""
         unseen = (self._weights == 0).numpy()
         if not unseen.any():
             return
@@ -114,7 +114,7 @@ class BagEncoder(Encoder):
         self._table.weight[admitted.to(self._table.device)] = 0
 
     def _weights_by(self, frequency: np.ndarray, documents: int) -> np.ndarray:
-        """Return the weight of each feature by how many `documents` have it; 1 of kinds that are not weighed so."""
+        """Return each feature's weight from the number of `documents` that have it; 1 without IDF."""
         weights = inverse_document_frequency(frequency, documents)
         if not self._config.idf:
             weights[: self._sparse_from] = 1
@@ -197,7 +197,7 @@ class BagEncoder(Encoder):
 
 
 class Layers(nn.Module):
-    """[B, D] -> [B, D]: r(v + P d), d [B, d] if there is a `projection` P; `dense` is r."""
+    """[B, D] -> [B, D]: r(v + P d), with d [B, d] if there is a `projection` P; `dense` is r."""
 
     def __init__(self, config: BagSection, dense: int, seed: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Layers(nn.Module):
         if config.residual:
             self.dense = Residual(config.dimension, config.hidden, draw)
         self.projection = nn.Linear(dense, config.dimension, bias=False) if dense else None
-        if self.projection is not None:  # rows are orthonormal where D < d, else columns are
+        if self.projection is not None:  # rows are orthonormal if D < d, else columns are
             nn.init.orthogonal_(self.projection.weight, config.initial_scale, projection)
 
     def forward(self, v: torch.Tensor, d: torch.Tensor | None = None) -> torch.Tensor:
@@ -221,7 +221,7 @@ class Layers(nn.Module):
 
 
 class Rectified(nn.Module):
-    """[B, D] -> [B, D]: relu(v + b), b zero at first."""
+    """[B, D] -> [B, D]: relu(v + b), with b = 0 at first."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bags of a table's rows: their sums, and gradients on the rows, of several batches and ranks."""
+"""Bags of rows of a table: their sums, and the gradients on the rows, for several batches and ranks."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_e
 from trainer.stream.transfer import rounded_up, send
 
 PIECE = 1 << 14  # bags of a rank that are sent at a time
-_PAD_FEATURE = 1 << 40  # the first of the features of pads, behind all others
+_PAD_FEATURE = 1 << 40  # the first feature id of pads, above all other ids
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
 class ByFeature(NamedTuple):
-    """Entries of bags by feature, for `sum_entries`: bag and weight of each, [n]; starts of features [U + 1].
+    """Entries of bags by feature, for `sum_entries`: bag and weight of each [n]; starts of the features [U + 1].
 
-    `pieces` are of features that many bags have.
+    `pieces` split features that occur in many bags.
     """
 
     bag: Any
@@ -35,7 +35,7 @@ class ByFeature(NamedTuple):
 
     @classmethod
     def of(cls, column: np.ndarray, rows: SparseRows, features: int) -> "ByFeature":
-        """Sort the entries of `rows` by the number of their feature, `column` [n]; pads are of bag 0, and weigh 0."""
+        """Sort the entries of `rows` by their feature number, `column` [n]; pads belong to bag 0 and have weight 0."""
         bag, weight, starts = by_row(column, np.where(rows.values, rows.row_of(), 0), rows.values, features)
         most = np.diff(starts).max(initial=0)
         pieces = split_rows(torch.from_numpy(starts), len(column)) if most > SPAN else None
@@ -46,9 +46,9 @@ class ByFeature(NamedTuple):
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: what dropout leaves of x. On a CPU
-    `places` are `ids`, elsewhere a tensor, with pads at the end if it is padded; the tensors are on the device, which
-    has the entries by feature.
+    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: the elements of x that dropout keeps. On
+    a CPU `places` equals `ids`; on a device it is a tensor, with pads at the end if padded, the other tensors are on
+    the device too, and the entries by feature are present.
     """
 
     ids: np.ndarray
@@ -70,7 +70,7 @@ class BagInputs:
         kept: torch.Tensor | None = None,
         pads: bool = False,
     ) -> "BagInputs":
-        """Number the distinct features of B rows; with `pads`, for a device, they and entries are a number of few."""
+        """Number the distinct features of B rows; `pads` (for a device) rounds the sizes up to a few values."""
         entries = _pad(rows) if pads else rows
         ids, column = np.unique(entries.ids, return_inverse=True)
         if pads:
@@ -85,7 +85,7 @@ class BagInputs:
 
     @classmethod
     def of_table(cls, rows: SparseRows, device: torch.device = CPU, dense: np.ndarray | None = None) -> "BagInputs":
-        """Keep the features of B rows unchanged: only for `sums` of the whole table, without gradients."""
+        """Use the feature ids of B rows unchanged: only for `sums` over the whole table, without gradients."""
         columns, weight, offsets, vectors = send((rows.ids, rows.values, rows.offsets, dense), device)
         return cls(rows.ids, rows.ids, columns, weight, offsets, rows, vectors)
 
@@ -97,7 +97,7 @@ class BagInputs:
         return sums[: self.bags.rows]
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        """Return the gradient on the rows of `ids`, [U, D], of one on the sums [B, D]."""
+        """Return the gradient on the rows `ids`, [U, D], from the gradient on the sums [B, D]."""
         if self.by_feature is not None:
             return sum_entries(*self.by_feature[:3], grad.contiguous(), self.by_feature.pieces)
         row = torch.repeat_interleave(self.offsets.diff(), output_size=len(self.column))
@@ -105,9 +105,9 @@ class BagInputs:
 
 
 def _pad(rows: SparseRows) -> SparseRows:
-    """Put rows of pads behind, so that entries are a number of few: SPAN of them are one feature in one row.
+    """Append rows of pads so that the number of entries is one of a few; SPAN pads share a feature and a row.
 
-    A row of many pads would take a device as long as all others together.
+    A single row with many pads would take a device as long as all other rows together.
     """
     count = len(rows.ids)
     pads = rounded_up(count) - count
@@ -120,29 +120,29 @@ def _pad(rows: SparseRows) -> SparseRows:
 
 
 def _most_pads(count: int) -> int:
-    """Return how many rows of pads `count` entries have: enough for an eighth of them."""
+    """Return the number of rows of pads for `count` entries: enough for an eighth of the entries."""
     return count // (8 * SPAN) + 1
 
 
 @dataclass
 class _PendingBags:
-    """A batch with the gradient on its sums [B, D], once there is one; `rows` as gathered, of several batches none."""
+    """A batch and the gradient on its sums [B, D], once known; `rows` as gathered, no rows for several batches."""
 
     inputs: BagInputs
     rows: torch.Tensor
     grad: torch.Tensor | None = None
 
     def take_gradient(self, sums: torch.Tensor) -> None:
-        """Keep the gradient of the leaf `sums`, and not the leaf."""
+        """Keep the gradient of the leaf `sums`, and drop the leaf."""
         self.grad = sums.grad
 
 
 class BagGradients:
-    """Gradients on the rows of `table`, from those on the bags of any number of batches.
+    """Gradients on the rows of `table`, from the gradients on the bags of any number of batches.
 
-    Bags and their gradients are kept, and sent to other ranks, instead of the rows': a batch has many more features
-    than rows. One batch of one rank costs nothing. Above PIECE bags, pieces are sent one after the other, so a rank has
-    its own bags and one piece of all ranks' in memory.
+    It keeps bags and their gradients, and sends these to other ranks, instead of gradients of rows: a batch has many
+    more features than rows. One batch of one rank costs nothing. Above PIECE bags, pieces are sent one after the other,
+    so a rank holds its own bags and one piece of all ranks' bags in memory.
     """
 
     def __init__(self, table: RowMatrix) -> None:
@@ -151,7 +151,7 @@ class BagGradients:
         self._summed: tuple[np.ndarray | torch.Tensor, torch.Tensor] | None = None
 
     def add(self, inputs: BagInputs, rows: torch.Tensor, sums: torch.Tensor) -> None:
-        """Keep `rows` of `RowMatrix.gather`, and their sums, a leaf [B, D]: it counts once it has a gradient."""
+        """Add `rows` of `RowMatrix.gather` and their sums, a leaf [B, D]; they count once the leaf has a gradient."""
         none = rows.new_empty(0, rows.shape[1])
         for batch in self._pending:
             batch.rows = none
@@ -159,12 +159,12 @@ class BagGradients:
         sums.register_post_accumulate_grad_hook(self._pending[-1].take_gradient)
 
     def reduce(self, group: Group) -> None:
-        """Replace this rank's bags by those of all ranks: the same bits on every rank."""
+        """Replace this rank's bags by the bags of all ranks: bitwise the same on every rank."""
         if group.ranks > 1:
             self._sum_pieces(group)
 
     def take(self) -> tuple[np.ndarray | torch.Tensor, torch.Tensor] | None:
-        """Return (ids, gathered rows with their gradient) for `RowMatrix.update`; None without any gradient."""
+        """Return (ids, gathered rows with their gradient) for `RowMatrix.update`; None if there is no gradient."""
         batches = [(batch, batch.grad) for batch in self._pending if batch.grad is not None]
         if len(batches) > 1:
             self._sum_pieces(ALONE)
@@ -203,12 +203,12 @@ class BagGradients:
     def _gather_piece(
         self, group: Group, pieces: list[list[_PendingBags]], number: int
     ) -> tuple[BagInputs, torch.Tensor, int]:
-        """Return the bags of one piece of every rank, their gradients, and the greatest number of pieces of a rank."""
+        """Return the bags of one piece of every rank, their gradients, and the largest number of pieces of any rank."""
         batches = pieces[number] if number < len(pieces) else []
         bags = SparseRows.join([_NO_BAGS, *(batch.inputs.bags for batch in batches)])
         none = torch.empty(0, self._table.shape[1], device=self._table.device)
         grad = torch.cat([none, *(batch.grad for batch in batches if batch.grad is not None)])
-        # Ids fit in 32 bits wherever the table fits in memory.
+        # Ids fit in 32 bits if the table fits in memory.
         ids, weights, counts, numbers = group.gather_arrays(
             bags.ids.astype(np.int32),
             bags.values,

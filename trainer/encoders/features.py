@@ -1,10 +1,10 @@
-"""Sparse features of token sequences, in columns: tokens and their hashed n-grams, with TF-IDF weights."""
+"""Sparse features of token sequences: tokens and their hashed n-grams, with TF-IDF weights."""
 
 import numpy as np
 
 from schemas.ragged import Ragged, SparseRows, counts_of, offsets_of, starts_of
 
-PAIR_BUCKETS = 1 << 20  # of pairs of words
+PAIR_BUCKETS = 1 << 20  # number of features for pairs of words
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FINISH = np.uint64(0xD6E8FEB86659FD93)
 
@@ -15,7 +15,7 @@ def scale_features(rows: SparseRows, factors: np.ndarray) -> SparseRows:
 
 
 def normalize_rows(rows: SparseRows) -> SparseRows:
-    """Scale each row to unit L2 norm; rows of zeros stay zero."""
+    """Scale each row to unit L2 norm; zero rows stay zero."""
     row_of, values = rows.row_of(), rows.values.astype(np.float64)
     square = np.bincount(row_of, values * values, rows.rows)
     scale = 1 / np.maximum(np.sqrt(square), 1e-12)
@@ -23,16 +23,16 @@ def normalize_rows(rows: SparseRows) -> SparseRows:
 
 
 def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
-    """Join each row of `left` with that of `right`, whose features are all larger."""
+    """Append each row of `right` to the same row of `left`; all feature ids of `right` are larger."""
     both = SparseRows.join([left, right])
-    # Row i of either, one behind the other.
+    # Row i of `left`, followed by row i of `right`.
     return both.take(np.arange(2 * left.rows).reshape(2, -1).T.ravel())._replace(offsets=left.offsets + right.offsets)
 
 
 def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:
     """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
 
-    A feature's weight is 1 + ln(its count in the row), or the count if it is not `damped`.
+    The weight of a feature is 1 + ln(its count in the row), or the count if it is not `damped`.
     """
     tokens, row_of = rows.values, rows.row_of()
     ends = rows.offsets[1:][row_of]

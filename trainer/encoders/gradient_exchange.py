@@ -1,4 +1,4 @@
-"""Sums of an encoder's gradients over ranks, sent while its backward pass is at work on those before them."""
+"""Sums of an encoder's gradients over ranks, sent while its backward pass computes the remaining gradients."""
 
 import contextlib
 import functools
@@ -13,24 +13,24 @@ _BUCKET_BYTES = 1 << 25
 
 
 class GradientExchange:
-    """Exchange of the gradients of `parameters` over the ranks of `group`: a backward pass or several, then `finish`.
+    """Exchange of gradients of `parameters` over the ranks of `group`: one or more backward passes, then `finish`.
 
-    Buckets go from the last parameter to the first, as a backward pass reaches them. A bucket is sent when it is full
-    and the previous bucket is sent; all are sent when the pass ends, so every rank sends the same buckets in the same
-    order, with any part of the batch.
+    Buckets go from the last parameter to the first, in the order of a backward pass. A bucket is sent when it is full
+    and the previous bucket has been sent; the end of the pass sends the others, so every rank sends the same buckets in
+    the same order, whatever its part of the batch.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
         self.group = group
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._expected = [True] * len(self._parameters)  # what no rank had a gradient for last time is not
+        self._expected = [True] * len(self._parameters)  # without parameters that had no gradient on any rank last time
         self._buckets: list[list[int]] = []
         self._missing: list[int] = []  # by bucket
-        self._sums: list[Callable[[], torch.Tensor]] = []  # each waits for its bucket's
+        self._sums: list[Callable[[], torch.Tensor]] = []  # each waits for its bucket's sum
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Send the gradients of the backward pass that the block makes, if it makes one. Raises RankLostError."""
+        """Send the gradients of the backward pass in the block, if it runs one. Raises RankLostError."""
         expected = (n for n in reversed(range(len(self._parameters))) if self._expected[n])
         self._buckets = list(in_pieces(expected, lambda n: self._parameters[n].nbytes, _BUCKET_BYTES))
         self._missing = [len(bucket) for bucket in self._buckets]
@@ -49,7 +49,7 @@ class GradientExchange:
             self._send()
 
     def finish(self) -> None:
-        """Put the sums instead of the gradients; what no rank has a gradient for keeps none. Raises RankLostError."""
+        """Replace gradients by their sums; no gradient on any rank: the parameter keeps none. Raises RankLostError."""
         if not self._parameters:
             return
         if not self._sums:  # gradients of several passes are sent now
@@ -65,7 +65,7 @@ class GradientExchange:
         self._buckets, self._sums, self._expected = [], [], has_gradient
 
     def _count_gradient(self, number: int, parameter: torch.nn.Parameter) -> None:
-        """Count a gradient of bucket `number`, and send the buckets that are complete."""
+        """Count one gradient of bucket `number`, and send the buckets that are complete."""
         self._missing[number] -= 1
         while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
             self._send()
@@ -74,7 +74,7 @@ class GradientExchange:
         self._sums.append(self.group.begin_sum(self._pack(self._buckets[len(self._sums)])))
 
     def _pack(self, numbers: list[int]) -> torch.Tensor:
-        """Lay gradients end to end, zeros if there is none."""
+        """Concatenate gradients; zeros stand for a missing gradient."""
         some = [self._parameters[n] for n in numbers]
         return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).view(-1) for each in some])
 

@@ -1,4 +1,4 @@
-"""An encoder of an export computed by PyTorch, if nothing lighter can compute it."""
+"""An export's encoder that PyTorch computes, if nothing lighter can compute it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from trainer.methods.kinds import EncoderSection, Sizes
 
 
 class ServedByTorch:
-    """An encoder, on its device, that takes and gives arrays."""
+    """An encoder on a device, with arrays as input and output."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -23,7 +23,7 @@ class ServedByTorch:
     def open(
         cls, section: EncoderSection, folder: Path, map_file: MapFile, sizes: Sizes, device: str
     ) -> "ServedByTorch":
-        """Open what `Encoder.write` wrote to `folder`. Raises InputError: no such device."""
+        """Open the files that `Encoder.write` wrote to `folder`. Raises InputError if the device does not exist."""
         vocabulary, features, dense = sizes
         read = {"dense": dense} if "dense" in reads(section.inputs) else {}
         encoder: Encoder = section.at_folder(str(folder)).build(vocabulary, 0, features, **read)

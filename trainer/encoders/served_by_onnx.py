@@ -1,4 +1,4 @@
-"""A transformer of an export by onnxruntime, without PyTorch: token ids in, x out."""
+"""An export's transformer computed by onnxruntime, without PyTorch: from token ids to x."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,27 +14,27 @@ from trainer.inputs import Inputs
 from trainer.rows.threads import PARTS, in_parts
 
 FILE = "model.onnx"
-INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # names that Optimum gives them
+INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input names as in Optimum
 
 
 class ServedByOnnx:
-    """x by a graph of ids and a mask, int64 [B, T]. A row's x depends on the row alone, up to rounding.
+    """x from an ONNX graph of ids and a mask, int64 [B, T]. A row's x depends on that row alone, up to rounding.
 
-    A thread computes whole batches: no x depends on their number, and a forked child misses none.
+    A thread computes whole batches, so x does not depend on the number of threads, and a forked child lacks none.
     """
 
-    TOKENS: ClassVar[int] = 1024  # of a batch, with its pads
+    TOKENS: ClassVar[int] = 1024  # tokens of a batch, including pads
 
     @classmethod
     def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":
-        """Open what `write_onnx` wrote. Raises ValueError for another graph."""
-        map_file(f"{FILE}.data")  # tensors, which onnxruntime maps by itself: processes share them
+        """Open the files that `write_onnx` wrote. Raises ValueError for another graph."""
+        map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
         return cls(section, map_file(FILE).path)
 
     def __init__(self, section: TransformerSection, path: str) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors: warnings are of how a graph was optimized
+        options.log_severity_level = 3  # errors only: warnings are about the optimization of the graph
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._section = section
         inputs = [each.name for each in self._session.get_inputs()]
@@ -62,6 +62,6 @@ class ServedByOnnx:
 
 
 class ServedByOnnxInt8(ServedByOnnx):
-    """Numbers within the graph are rounded by the greatest of a batch: a row is one by itself, so that x is its own."""
+    """Computes rows one at a time: int8 scales by the largest number in a batch, and so x depends on the row alone."""
 
     TOKENS = 1

@@ -1,4 +1,4 @@
-"""A teacher: a cross-encoder that scores pairs of texts, any directory of a transformers sequence classifier."""
+"""A teacher: a cross-encoder that scores pairs of texts, in any directory of a transformers sequence classifier."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from schemas.errors import InputError
 from trainer.encoders.texts import READ, digest_of, require_files
 from trainer.rows.threads import one_thread
 
-_AT_ONCE = 1 << 14  # pairs whose tokens are held
+_AT_ONCE = 1 << 14  # pairs whose tokens are in memory at a time
 
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """Files of a cross-encoder in the folder `name`, looked at and not loaded; `output` scores a pair."""
+    """Files of a cross-encoder in the folder `name`, checked but not loaded; `output` scores a pair."""
 
     name: str
     output: int
@@ -24,7 +24,7 @@ class TeacherFiles:
 
     @classmethod
     def find(cls, name: str, label: str | None) -> "TeacherFiles":
-        """Look at a directory. Raises InputError: none, pickled weights, no tokenizer, or another head than one output.
+        """Check a directory. Raises InputError: missing, pickled weights, no tokenizer, or more than one output.
 
         `label` names one of several outputs.
         """
@@ -48,7 +48,7 @@ class TeacherFiles:
         return cls(name, names.index(label) if label in names else 0, digest)
 
     def open(self, device: torch.device) -> "Teacher":
-        """Load the model to `device`. Raises InputError: files that do not fit together, or a head without weights."""
+        """Load the model to `device`. Raises InputError: files that do not match, or a head without weights."""
         tokenizer = _load("AutoTokenizer", self.name)
         model, info = _load(
             "AutoModelForSequenceClassification", self.name, use_safetensors=True, output_loading_info=True
@@ -64,7 +64,7 @@ class TeacherFiles:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Open cross-encoder."""
+    """Cross-encoder, loaded and ready to score."""
 
     tokenizer: Any
     model: Any
@@ -72,9 +72,9 @@ class Teacher:
     device: torch.device
 
     def score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
-        """Score V pairs of texts: float32 [V], the logit of the output; for several outputs, of its softmax.
+        """Score V pairs of texts: float32 [V], the logit of the output; with several outputs, the logit of its softmax.
 
-        The longest pairs first, `batch` at a time: batches depend only on the pairs. On one thread: equal bytes.
+        Pairs are sorted, longest first, `batch` at a time: batches depend only on the pairs. One thread: equal bytes.
         """
         scores = np.empty(len(queries), np.float32)
         with one_thread(), torch.inference_mode():
@@ -102,7 +102,7 @@ class Teacher:
 
 
 def _load(kind: str, name: str, **options: Any) -> Any:
-    """Load a part of a directory with its transformers class; code of the directory is never run. Raises InputError."""
+    """Load a part of a directory with its transformers class; never runs code from the directory. Raises InputError."""
     import transformers
 
     try:

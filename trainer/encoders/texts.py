@@ -1,7 +1,7 @@
-"""Text models, opened only to embed: of sentence-transformers, a transformers directory, or a static table.
+"""Text models, opened only to embed: a sentence-transformers model, a transformers directory, or a static table.
 
-Its files define everything: modules, pooling, the length limit, prompts. Their code is never run, and nothing is
-unpickled.
+The model's files define everything: modules, pooling, the length limit, prompts. Their code is never run, and nothing
+is unpickled.
 """
 
 import contextlib
@@ -33,24 +33,24 @@ from trainer.stream.batch import pad_rows
 
 _FIRST = ("Transformer", "StaticEmbedding")
 _LATER = ("Pooling", "Normalize", "Dense", "Dropout")
-READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that decide the vectors
-STATIC = ("embeddings", "embedding.weight")  # names of a static table, Model2Vec's and that of others
+READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that determine the vectors
+STATIC = ("embeddings", "embedding.weight")  # names of a static table, in Model2Vec and elsewhere
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-_PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names that each may have
+_PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # prompt names of each
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
 _STATIC_TOKENS = 512  # of a text, without modules.json: as Model2Vec reads it
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of a model of texts in `folder`, looked at and not loaded; `name` as the user gave it."""
+    """Files of a text model in `folder`, checked but not loaded; `name` as the user gave it."""
 
     name: str
     folder: Path
 
     @classmethod
     def find(cls, name: str) -> "TextFiles":
-        """Find the model `name`, a directory or a hub name. Raises InputError: none, pickled, or of unknown modules."""
+        """Find the model `name`, a directory or a hub name. Raises InputError: missing, pickled, unknown modules."""
         files = cls(name, find_folder(name))
         for kind, path in files.modules:
             require_files(kind, files.folder / path)
@@ -58,7 +58,7 @@ class TextFiles:
 
     @cached_property
     def modules(self) -> list[tuple[str, str]]:
-        """Kind and folder of each module. Raises InputError for a kind that is not known here."""
+        """Kind and folder of each module. Raises InputError for an unknown kind."""
         place = self.folder / "modules.json"
         if not place.exists():
             normalize = [("Normalize", "")] if self._config.get("normalize") else []
@@ -79,22 +79,22 @@ class TextFiles:
 
     @property
     def _is_table(self) -> bool:
-        """Tell whether a directory without modules.json has a static table, as Model2Vec saves it."""
+        """Tell whether a directory without modules.json contains a static table, as Model2Vec saves it."""
         return self._config.get("model_type", "model2vec") == "model2vec" and (self.folder / "tokenizer.json").exists()
 
     @property
     def assumed(self) -> str | None:
-        """Say what nothing in the files says; None: they say all."""
+        """Describe the settings that the files leave open and that are assumed; None if nothing is assumed."""
         stated = (self.folder / "modules.json").exists() or self._is_table
         return None if stated else f"{self.name}: no modules.json, so the embedding is the mean over tokens"
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the names and contents of all files that decide the vectors."""
+        """SHA-256 of the names and contents of all files that determine the vectors."""
         return digest_of(self.folder, (place for pattern in READ for place in self.folder.rglob(pattern)))
 
     def prompt(self, what: str | None, stated: str | None) -> str:
-        """Return what stands before each text: the prompt `stated`, by name or itself, or that for `what`; else ""."""
+        """Return the prefix of each text: the prompt `stated` (by name or verbatim), or the one for `what`; else ""."""
         said = _read_json(self.folder / "config_sentence_transformers.json")
         prompts = said.get("prompts") or {}
         if stated is not None:
@@ -103,7 +103,7 @@ class TextFiles:
         return next((str(prompts[name]) for name in names if prompts.get(name)), "")
 
     def open(self, device: torch.device, compute: str, prompt: str = "") -> "TextModel":
-        """Load the model to `device`, to compute in `compute`, float32 or bfloat16. Raises InputError."""
+        """Load the model to `device`, with numbers of type `compute`, float32 or bfloat16. Raises InputError."""
         (first, path), *others = self.modules
         with reading_model(self.name):
             read = _Transformer if first == "Transformer" else _Table
@@ -130,7 +130,7 @@ def reading_model(name: str) -> Iterator[None]:
 
 
 def find_folder(name: str) -> Path:
-    """Find the files of the model `name`: its directory, or files from the hub. Raises InputError: no such model."""
+    """Find the files of the model `name`: its directory, or files from the hub. Raises InputError if missing."""
     folder = Path(name)
     if folder.is_dir():
         return folder
@@ -148,7 +148,7 @@ def find_folder(name: str) -> Path:
 
 
 def digest_of(folder: Path, places: Iterable[Path]) -> str:
-    """Return the SHA-256 of the names below `folder`, and the contents, of files."""
+    """Return the SHA-256 of the contents of files and their names below `folder`."""
     contents = {str(place.relative_to(folder)): file_sha256(str(place)) for place in sorted({*places})}
     return sha256(json.dumps(contents).encode())
 
@@ -177,7 +177,7 @@ def require_files(kind: str, folder: Path) -> None:
 
 
 class _Transformer:
-    """Texts to token ids, and these to pooled states [B, D]."""
+    """Texts to token ids, and token ids to pooled states [B, D]."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         from transformers import AutoTokenizer
@@ -218,7 +218,7 @@ class _Transformer:
 
 
 class _Table:
-    """Texts to token ids, and these to the mean of rows of a table [B, D]; zero without tokens."""
+    """Texts to token ids, and token ids to the mean of rows of a table [B, D]; zero without tokens."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -226,7 +226,7 @@ class _Table:
         tensors = load_file(sorted(folder.glob("*.safetensors"))[0], str(device))
         self._table = static_rows(tensors)
         self._device = device
-        # Model2Vec leaves out unknown tokens, and sentence-transformers does not.
+        # Model2Vec leaves out unknown tokens, but sentence-transformers does not.
         self._cut = not (files.folder / "modules.json").exists()
         self._unknown = self._tokenizer.token_to_id(getattr(self._tokenizer.model, "unk_token", None) or "")
 
@@ -240,7 +240,7 @@ class _Table:
 
 
 def static_rows(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the rows [V, d] float32 of tokens by the tensors of a static table."""
+    """Return the rows [V, d] float32 of the tokens from the tensors of a static table."""
     table = next(tensors[name] for name in STATIC if name in tensors).float()
     table = table[tensors["mapping"].long()] if "mapping" in tensors else table
     return table * tensors["weights"].float()[:, None] if "weights" in tensors else table
@@ -271,7 +271,7 @@ def _dense(folder: Path, device: torch.device) -> Step:
 
 @dataclass(frozen=True)
 class TextModel:
-    """Open model: B texts to vectors [B, D] float32."""
+    """Loaded model: B texts to vectors [B, D] float32."""
 
     reader: _Transformer | _Table
     steps: Sequence[Step]
@@ -279,12 +279,12 @@ class TextModel:
     prompt: str = ""
 
     def embed(self, texts: list[str], threads: int = 1) -> np.ndarray:
-        """Embed texts, the longest first, in batches that depend only on texts: equal bytes on any `threads`."""
+        """Embed texts, the longest first, in batches that depend only on the texts: same bytes for any `threads`."""
         ids = self.reader.tokenize([self.prompt + text for text in texts])
         lengths = np.array([len(row) for row in ids], np.int64)
         tokens = Ragged(np.fromiter((n for row in ids for n in row), np.int64, lengths.sum()), offsets_of(lengths))
         batches = list(batches_by_length(lengths, _BATCH_TOKENS[self.device.type]))
-        # A thread computes whole batches by itself, so that no sum is parted by their number.
+        # Each thread computes whole batches alone, so the number of threads does not change sums.
         with (
             one_thread(),
             ThreadPoolExecutor(threads if self.device == CPU else 1, "embed", torch.set_num_threads, (1,)) as workers,
@@ -302,7 +302,7 @@ class TextModel:
 
 
 def choose_compute(stated: str, device: torch.device) -> str:
-    """Return the number type to compute with; "auto" is bfloat16 if the processor supports it."""
+    """Return the number type to compute in; "auto" is bfloat16 if the processor supports it."""
     if stated != "auto":
         return stated
     if device != CPU:
@@ -313,7 +313,7 @@ def choose_compute(stated: str, device: torch.device) -> str:
 
 
 def _read_json(place: Path) -> Any:
-    """Read a file of JSON; nothing if there is none. Raises InputError."""
+    """Read a JSON file; empty if it does not exist. Raises InputError."""
     try:
         return json.loads(place.read_text("utf-8")) if place.exists() else {}
     except ValueError as error:

@@ -23,7 +23,7 @@ _OF_TRANSFORMER = tuple(
 
 
 class _Place(NamedTuple):
-    """Tensor `name` with so many columns in a file."""
+    """Place of tensor `name` in a file, and its number of columns."""
 
     columns: int
     file: Path
@@ -31,9 +31,9 @@ class _Place(NamedTuple):
 
 
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
-    """Return the vectors [V, d] float32 that the tokens of DATA have in the model `name`; zero of those it has not.
+    """Return vectors [V, d] float32 of DATA's tokens in the model `name`; zero for tokens that the model lacks.
 
-    Raises InputError: as `find_token_vectors`, or no token vectors; TableError.
+    Raises InputError as `find_token_vectors`, and if the model has no token vectors; TableError.
     """
     folder, tokens = find_token_vectors(name, data)
     with reading_model(_of(name)):
@@ -51,7 +51,7 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
 def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
     """Return the folder of a model whose token ids equal those of DATA, and their number V.
 
-    Raises InputError: no such directory or hub name, or a model of a different tokenizer; TableError.
+    Raises InputError: no such directory or hub name, or a model with a different tokenizer; TableError.
     """
     folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
     if table is None:
@@ -72,7 +72,7 @@ def _of(name: str) -> str:
 
 
 def _widest(folder: Path) -> torch.Tensor:
-    """Return the token vectors with most columns in the files of a model; [0, 0] if there are none."""
+    """Return the token vectors with the most columns among a model's files; [0, 0] if there are none."""
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         return torch.empty(0, 0)
@@ -95,7 +95,7 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
     try:
         if place := find_tokenizer(folder):
             return Tokenizer.from_file(str(place)).get_vocab()
-        from transformers import AutoTokenizer  # for forms without that file
+        from transformers import AutoTokenizer  # for models without that file
 
         return dict(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab())
     except Exception as error:
@@ -105,7 +105,7 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
 def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:
     """Return `rows` [V, d] as [V, D]: centred, turned, and scaled to a root mean square length of `scale`.
 
-    Fewer columns are the principal ones, more are an orthonormal map of all. Rows of zeros stay zero.
+    With fewer columns, they are the principal ones; with more, an orthonormal map of all. Zero rows stay zero.
     """
     known, width = rows.any(1), rows.shape[1]
     centred = torch.where(known[:, None], rows - rows[known].mean(0), 0)

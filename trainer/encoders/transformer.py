@@ -1,4 +1,4 @@
-"""Options of a Hugging Face model as encoder, without PyTorch."""
+"""Options of a Hugging Face model as encoder; imports no PyTorch."""
 
 from typing import Literal
 

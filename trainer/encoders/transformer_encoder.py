@@ -1,4 +1,4 @@
-"""A Hugging Face model as encoder, in the layout of sentence-transformers: pooling, bottleneck, dropout, unit norm."""
+"""A Hugging Face model as encoder, in the sentence-transformers layout: pooling, bottleneck, dropout, unit norm."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."
-# Kinds of pooling as sentence-transformers of any version writes them, in the order in which it joins several.
+# Kinds of pooling as all versions of sentence-transformers write them, in the order in which it joins several.
 MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -37,9 +37,9 @@ MODES = {
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: rows before these.
+    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: number of earlier rows.
 
-    `kept` [B, D] bool: what dropout leaves of x.
+    `kept` [B, D] bool: the elements of x that dropout keeps.
     """
 
     input_ids: torch.Tensor
@@ -71,9 +71,9 @@ class TransformerEncoder(Encoder):
                 self._bottleneck.bias.zero_()
             modules["bottleneck"] = self._bottleneck
         if config.compile:
-            # Lengths of batches differ; and a second pass over the same rows has to drop what the first one has.
+            # Lengths of batches differ; and a second pass over the same rows must repeat the dropout of the first.
             self._model.compile(dynamic=True, options={"fallback_random": True})
-        # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
+        # The pooler takes no gradient and does not change, since pooling by mean or [CLS] never calls it.
         super().__init__(config, modules, seed, config.lr)
 
     @property
@@ -100,24 +100,24 @@ class TransformerEncoder(Encoder):
             with torch.no_grad():
                 return self._finish(self._embed(inputs))
         self._modules.train()
-        # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
-        # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
+        # The model's own dropout draws from torch's global generator: key it by the step, and restore it afterwards.
+        # Its masks have the shape of padded batches, so a part of a batch does not get its part of the batch's masks.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
         return self._finish(x, inputs.kept)
 
     def write(self, folder: Path, tokens: int) -> None:
-        """Write what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` open.
+        """Write files for `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)`.
 
-        The former gives x as training does, dropout apart. The tokenizer's files are not among those written here.
+        `SentenceTransformer` gives x as in training, without dropout. The tokenizer's files are written elsewhere.
         """
         self._model.save_pretrained(folder)
         hidden = int(self._model.config.hidden_size)
         write_modules(folder, self._config, hidden, self._config.pooling, self._bottleneck, tokens)
 
     def load(self, folder: Path) -> None:
-        """Read the bottleneck, where there is one: the model was read from `folder` when it was built."""
+        """Read the bottleneck, if there is one; the constructor has already read the model from `folder`."""
         if self._bottleneck is not None:
             modules = json.loads((folder / "modules.json").read_text())
             (path,) = [module["path"] for module in modules if module["name"] == _BOTTLENECK]
@@ -126,17 +126,17 @@ class TransformerEncoder(Encoder):
 
     @property
     def _takes_whole_masks(self) -> bool:
-        """Tell whether the model on a GPU takes a mask [B, 1, 1, T] as it is, as those of recent Transformers do."""
+        """Tell whether the model on a GPU accepts a mask [B, 1, 1, T] unchanged, as recent Transformers models do."""
         bidirectional = "create_bidirectional_mask" in vars(sys.modules[type(self._model).__module__])
         return self.device != CPU and bidirectional and self._model.config._attn_implementation == "sdpa"
 
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
-        if not inputs.input_ids.shape[0]:  # a rank's part of the last batch; the model may not take it
+        if not inputs.input_ids.shape[0]:  # the model may refuse a rank's part of the last batch
             return torch.empty(0, self.dimension, device=self.device, requires_grad=True)
         precision = self._config.precision
         narrow = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         with autocast(self.device, torch.bfloat16 if narrow else None):
-            # What is computed for a mask [B, T] may depend on whether all of it is true: that is read back.
+            # With a mask [B, T], computation may depend on whether all of it is true, which needs a device read.
             mask = inputs.mask[:, None, None] if self._takes_whole_masks else inputs.mask.long()
             states = self._model(input_ids=inputs.input_ids, attention_mask=mask).last_hidden_state
         x = pool(states.float(), inputs.mask, [self._config.pooling])
@@ -146,9 +146,9 @@ class TransformerEncoder(Encoder):
 def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: int = 0) -> torch.Tensor:
     """Return the pooled `states` [B, T, D] of rows padded on the right, `mask` [B, T] bool: [B, D × modes].
 
-    `skip`: first tokens, those of a prompt, that no mode but the last token looks at.
+    `skip`: number of first tokens (a prompt) that every mode except the last token ignores.
     """
-    # A size is not asked for by len(), which a graph would take for a constant.
+    # Not len(): a graph could take its value for a constant.
     first = torch.zeros(mask.shape[0], dtype=torch.int64, device=mask.device)
     lengths = mask.sum(1)
     if skip:
@@ -178,7 +178,7 @@ def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: i
 def write_modules(
     folder: Path, config: EncoderSection, hidden: int, pooling: str, bottleneck: nn.Linear | None, tokens: int
 ) -> None:
-    """Write the steps after a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
+    """Write the modules after a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
 
     Texts are cut after `tokens` tokens.
     """
@@ -203,7 +203,7 @@ def write_modules(
         add_dense(_BOTTLENECK, {f"linear.{name}": value for name, value in bottleneck.state_dict().items()})
     if config.normalize:
         add("normalize", "Normalize", {})
-    if config.scale != 1.0:  # there is no module for a factor
+    if config.scale != 1.0:  # sentence-transformers has no module for a factor
         add_dense("scale", {"linear.weight": config.scale * torch.eye(config.dimension)})
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
@@ -216,7 +216,7 @@ def _write_json(path: Path, body: Any) -> None:
 
 
 def load_model(name: str, what: str) -> Any:
-    """Load the Hugging Face model `name`, of an encoder with a decoder the former. Raises InputError about `what`."""
+    """Load the Hugging Face model `name`; of an encoder-decoder, only the encoder. Raises InputError about `what`."""
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar
 
@@ -234,5 +234,5 @@ def load_model(name: str, what: str) -> Any:
             "model.safetensors, or a hub name that this machine can reach."
         ) from error
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()  # they lie in the mapped file, which may be written to or cut
+        tensor.data = tensor.data.clone()  # parameters are in the mapped file, which another process may change or cut
     return model

@@ -1,4 +1,4 @@
-"""A transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; in int8 as an option."""
+"""A transformer as an ONNX graph, from token ids to x, for `ServedByOnnx`; optionally in int8."""
 
 import contextlib
 import logging
@@ -22,13 +22,13 @@ class _Graph(nn.Module):
 
 
 def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
-    """Write the graph of an encoder on the CPU, and its tensors beside it, to `folder`."""
+    """Write the graph of an encoder on the CPU, with its tensors in a file beside it, to `folder`."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Two tensors, for one would be one input; and no size of 0 or 1, which a graph may take for a constant.
+    # Two tensors, since a single one would be one input; and no size of 0 or 1, which a graph may take for a constant.
     example = torch.ones((2, 3), dtype=torch.int64), torch.ones((2, 3), dtype=torch.int64)
     with contextlib.ExitStack() as stack:
-        # Libraries tell of parts that they lack, and advise their callers.
+        # Libraries report missing parts and print advice.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
         stack.enter_context(warnings.catch_warnings())
@@ -38,7 +38,7 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
         program = torch.onnx.export(traced, input_names=INPUTS, output_names=[OUTPUT], dynamo=True, verbose=False)
         assert program is not None
         for node in program.model.graph:
-            node.metadata_props.clear()  # lines of code, with their places on this machine
+            node.metadata_props.clear()  # lines of code, with their paths on this machine
         if not int8:
             program.save(folder / FILE, external_data=True)
         else:
