@@ -1,4 +1,4 @@
-"""One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
+"""One epoch of a run: it adopts a table, makes a step of every batch, and ends with validation and a checkpoint."""
 
 import contextlib
 import math
@@ -28,28 +28,28 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 
 
 class EpochRunner:
-    """Runs epochs from the present `progress`; `mix`: the weights of an epoch in progress."""
+    """Runs epochs from the present `progress`; `mix`: the weights that an epoch in progress began with."""
 
     def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
         self._parts, self.progress, self._mix = parts, progress, mix
         self._steps_an_epoch = parts.stream.steps
-        self._more_steps = 0  # of all epochs before that had other weights
+        self._more_steps = 0  # surplus of earlier epochs with other weights
         self._watch = LossWatch()
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
-        self._loss = math.nan  # the last that was read
-        self._saved = progress.global_step  # of the newest checkpoint; 0: none
-        self.interrupts = Interrupts()  # that end the run after the current step, with a checkpoint, or a wait
+        self._loss = math.nan  # the last loss that was read
+        self._saved = progress.global_step  # step of the newest checkpoint; 0: none
+        self.interrupts = Interrupts()  # end the run after the current step, with a checkpoint, or end a wait
 
     @property
     def epochs(self) -> int:
-        """Epochs of the run, as far as is known: with `train.minutes` that is decided before each."""
+        """Number of epochs of the run, as far as known: `train.minutes` decides it before each epoch."""
         if self.progress.stopped:
             return self.progress.epoch
         return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
 
     @property
     def total_steps(self) -> int:
-        """Steps of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
+        """Number of steps of the run; clusters one row short may add a step to an epoch, which the rates ignore."""
         return self._steps_an_epoch * self.epochs + self._more_steps
 
     def rate_factor(self, step: int) -> float:
@@ -66,7 +66,7 @@ class EpochRunner:
         began = counted_until = time.perf_counter()
         try:
             adoption, tables = self.adopt()
-        except StoppedError:  # while it waited for a table: no rank has begun the epoch
+        except StoppedError:  # during the wait for a table: no rank has begun the epoch
             if parts.group.ranks == 1:
                 self._save_and_stop()
             raise
@@ -89,7 +89,7 @@ class EpochRunner:
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
                 result = parts.take(batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
-                # A rank alone stops at once; several ranks stop after the batch that told all of them.
+                # A single rank stops at once; several ranks stop after the batch that informed all of them.
                 must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.stop_asked
                 self._after_step(result, dump, must_stop)
                 rows += len(result.rows)
@@ -121,12 +121,12 @@ class EpochRunner:
         return decision or follow(*facts)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the present state. Raises StorageError."""
+        """Begin to write a checkpoint of the current state. Raises StorageError."""
         parts, progress = self._parts, self.progress
-        # First, so that a resume finds every record up to the checkpoint.
+        # First the records, so that a resumed run finds every record up to the checkpoint.
         parts.tracker.sync()
         stream = parts.stream.state_dict()
-        if progress.step:  # threads may have taken batches of later steps
+        if progress.step:  # threads may already have taken batches of later steps
             stream["step"] = progress.step
         state = {
             "progress": progress.state(parts.recipe.train.minutes > 0, parts.recipe.validation.patience > 0),
@@ -164,13 +164,13 @@ class EpochRunner:
         parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Add the seconds since the time `since` to the epoch; return the present time."""
+        """Add the seconds since the time `since` to the epoch; return the current time."""
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
 
     def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
-        """Record the true ranks of a step's hard negatives; `batch` is the global one."""
+        """Record the true ranks of a step's hard negatives; `batch` is the global batch."""
         parts, head = self._parts, self._parts.model.head
         hard = parts.step.planner.hard(batch, sampled)
         if hard is None:
@@ -187,7 +187,7 @@ class EpochRunner:
         factor = self.rate_factor(progress.global_step)
         logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
         self._unread.append((progress.global_step, result.loss))
-        # On a GPU the next steps are on their way while this one is at work: reading its loss would halt them.
+        # A GPU has the next steps queued while it computes this one: reading its loss here would halt it.
         if logged or math.isnan(self._loss) or parts.model.device == CPU:
             self._read_losses()
         if dump:
@@ -222,7 +222,7 @@ class EpochRunner:
         raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Continue with --resume.")
 
     def _read_losses(self) -> None:
-        """Take in the losses of the steps since the last time, in one copy. Raises ExtremisError: one is not finite."""
+        """Read the losses of the steps since the last read, in one copy. Raises ExtremisError if one is not finite."""
         progress, unread = self.progress, self._unread
         self._unread = []
         losses: list[float] = []
@@ -284,9 +284,9 @@ class EpochRunner:
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
-        """Remember the best validation; end the run early if `validation.patience` is over and this is not the `last`.
+        """Record the best validation; end the run early after `validation.patience`, unless this is the `last`.
 
-        Metrics are the same on every rank, and so is the decision.
+        Metrics are the same on every rank, so all ranks decide alike.
         """
         parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
         progress.record_validation(metrics[options.metric], 0 if last else options.patience)

@@ -1,4 +1,4 @@
-"""Baselines without training, which a model should be above: their metrics on the first queries of a split."""
+"""Baselines without training, which a model should exceed: their metrics on the first queries of a split."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -21,15 +21,15 @@ from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
-# A ranking of labels without a model: of texts of token ids (scores [B, k], label ids [B, k] best first, -1 pads).
+# Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, -1 pads).
 Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
-TEXTS = 100_000  # training points that a query is compared with, at most
-QUERIES = 2_000  # of a split
+TEXTS = 100_000  # maximum number of training points that a query is compared with
+QUERIES = 2_000  # queries of a split
 _TOKENS = "input_ids"
 
 
 def rank_popular(frequency: np.ndarray, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank labels by their `frequency` [L], the same for each text: a Baseline."""
+    """Rank labels by their `frequency` [L], identically for each text: a Baseline."""
     order = np.argsort(-frequency, kind="stable")[:k]
     order = widened(np.tile(order, (texts.rows, 1)), k, PAD)
     return np.where(order == PAD, -np.inf, frequency[order]), order
@@ -52,13 +52,13 @@ def measure_popularity(
 def measure_baselines(
     data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and if rows have tokens,
-    the labels of near texts and of the linear ranker. `trained`: the rows that a model was trained on; `filter=False`
+    """Return the metrics of each baseline on the first `queries` of `split`: popular labels and, if rows have tokens,
+    the labels of near texts and the linear ranker. `trained`: the rows that a model was trained on; `filter=False`
     applies no filter.
 
     Raises InputError: no such split; TableError.
     """
-    from trainer.evaluation.tfidf import NearestTexts  # SciPy, which a trainer does not load
+    from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 
     trained = trained or Data()
     statistics = label_statistics(data, trained)

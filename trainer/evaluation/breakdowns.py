@@ -1,4 +1,4 @@
-"""Metrics by group, streamed as `Metrics`: by label frequency, part, zero-shot; and the worst of all."""
+"""Metrics by group, streamed like `Metrics`: by label frequency, by part, zero-shot; and the worst queries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,9 +34,9 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
 
 
 class Deciles:
-    """The contribution of each bin of `bins_of_equal_mass` to P@k, streamed as `Metrics` is.
+    """The contribution of each bin of `bins_of_equal_mass` to P@k, streamed like `Metrics`.
 
-    `frequency` is [L] int64, of the train split.
+    `frequency` [L] int64: training points of each label.
     """
 
     def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
@@ -57,7 +57,7 @@ class Deciles:
         self._points += len(top)
 
     def result(self) -> dict[str, list[float]]:
-        """Return metric ("P@1", ...) -> each bin's part x 100, most frequent labels first; they add up to P@k."""
+        """Return metric ("P@1", ...) -> contribution of each bin x 100, most frequent labels first; they sum to P@k."""
         if not self._points:
             raise InputError("no point was evaluated. Is the split empty?")
         upto = np.cumsum(self._hits, axis=0)
@@ -65,7 +65,7 @@ class Deciles:
 
 
 class ByPart:
-    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics`.
+    """Metrics of queries by their part, and of positives by the part of their label, streamed like `Metrics`.
 
     A table for a single part is left out.
     """
@@ -77,7 +77,7 @@ class ByPart:
         self._hits = np.zeros((max(ks), len(self._labels)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch of rankings `top` [B, K] by the labels of their positives."""
+        """Count one batch of rankings `top` [B, K], grouped by the labels of their positives."""
         if self._labels:
             self._positives += np.bincount(_part_of(positives.entries, self._labels), minlength=len(self._labels))
             best = top[:, : len(self._hits)]
@@ -116,11 +116,11 @@ def _part_of(ids: np.ndarray, parts: Sequence[PartTable]) -> np.ndarray:
 
 
 class ZeroShot:
-    """Metrics of zero-shot labels over the queries with at least one of them among their positives.
+    """Metrics of zero-shot labels over the queries with at least one zero-shot label among their positives.
 
-    Only these count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
-    against all labels. `frequency` [L]: the labels' training points; of `candidates` [C] if candidates are restricted.
-    Raises InputError if every label has one.
+    Only zero-shot labels count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z]
+    int64, and against all labels. `frequency` [L]: training points of each label. `candidates` [C] restricts the
+    zero-shot labels. Raises InputError if every label has training points.
     """
 
     def __init__(self, frequency: np.ndarray, ks: Sequence[int], candidates: np.ndarray | None = None) -> None:
@@ -136,19 +136,19 @@ class ZeroShot:
         self._queries = 0
 
     def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
-        """Return the rows [n] of `positives` with a zero-shot one, and their zero-shot ones."""
+        """Return the rows [n] of `positives` with a zero-shot label, and their zero-shot labels."""
         unseen = positives.keep(self._unseen[positives.values])
         rows = np.flatnonzero(unseen.counts)
         return rows, unseen.take(rows)
 
     def update(self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged) -> None:
-        """Count queries [n] by both rankings [n, K], best first, and their zero-shot positives."""
+        """Count n queries with both rankings [n, K], best first, and their zero-shot positives."""
         self._queries += positives.rows
         self._alone.update(alone, positives)
         self._among_all.update(among_all, positives)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
-        """Return metrics x 100 with their intervals, by both rankings; empty if no query has such a positive."""
+        """Return metrics x 100 with their intervals, for both rankings; empty if no query has a zero-shot positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
             report |= {
@@ -158,16 +158,16 @@ class ZeroShot:
         return report
 
 
-DEPTH = 5  # ranks that a label is looked for in
-SHOWN = 20  # labels
-QUERIES = 100  # of which many may have one text
+DEPTH = 5  # ranks at which positives are counted
+SHOWN = 20  # labels shown
+QUERIES = 100  # queries shown; many may have the same text
 
 
 class Weakest:
     """Counts of positives among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
 
     def __init__(self) -> None:
-        # Hits and positives of each query [B], labels of each hit, and those of each positive.
+        # Hits and positives of each query [B], the label of each hit, and the label of each positive.
         self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
@@ -176,10 +176,10 @@ class Weakest:
         self._batches.append((is_hit.sum(1), positives.counts, top[:, :DEPTH][is_hit], positives.entries))
 
     def report(self) -> dict[str, Any]:
-        """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, the worst first.
+        """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, both worst first.
 
-        Queries by the found share of attainable positives, labels by the share over their queries; then by the number
-        attainable.
+        Queries are sorted by the found share of attainable positives, labels by the found share over their queries;
+        then both by the number attainable.
         """
         hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
         rows = np.flatnonzero(positives)

@@ -1,4 +1,4 @@
-"""Calibration: the probability that a predicted label is correct, from its score: an isotonic curve over held-out rows.
+"""Calibration: the probability that a predicted label is correct, given its score: an isotonic curve on held-out rows.
 
 scikit-learn fits the curve; numpy applies its numbers.
 """
@@ -12,21 +12,21 @@ from schemas.errors import InputError, MissingExtra, TableError
 from trainer.evaluation.thresholds import ScoredPredictions
 
 BINS = 15
-EVEN = 0.5  # a query whose best label is less likely right has "none of these"
+EVEN = 0.5  # a query whose best label has a lower probability counts as "none of these"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Straight lines through `scores` and `probabilities`, both ascending [n]; constant outside."""
+    """Linear interpolation through `scores` and `probabilities`, both ascending [n]; constant outside."""
 
     scores: np.ndarray
     probabilities: np.ndarray
 
     @classmethod
     def fit(cls, scores: np.ndarray, hits: np.ndarray) -> "Calibration":
-        """Learn from predictions with `scores` [n]; `hits` [n] bool: correct ones.
+        """Fit to predictions with `scores` [n]; `hits` [n] bool: True for correct predictions.
 
-        Raises InputError if all or none are correct, and without scikit-learn.
+        Raises InputError if all or none are correct, and if scikit-learn is not installed.
         """
         try:
             from sklearn.isotonic import IsotonicRegression
@@ -45,7 +45,7 @@ class Calibration:
         return np.interp(scores, self.scores, self.probabilities).astype(np.float32)
 
     def score_of(self, probability: float) -> float | None:
-        """Return the lowest score with at least this `probability`; None if no score has it."""
+        """Return the lowest score with at least this `probability`; None if there is no such score."""
         place = int(np.searchsorted(self.probabilities, probability))
         if place == len(self.scores):
             return None
@@ -53,12 +53,12 @@ class Calibration:
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
     def numbers(self) -> dict[str, list[float]]:
-        """Return the numbers of the curve, which `read` takes."""
+        """Return the numbers of the curve, in the form that `read` accepts."""
         return {name: numbers.tolist() for name, numbers in vars(self).items()}
 
     @classmethod
     def read(cls, numbers: Any, place: str) -> "Calibration":
-        """Read the content of the manifest at `place`. Raises TableError if it is not a curve."""
+        """Read a curve from the content of the manifest at `place`. Raises TableError if it is not a curve."""
         try:
             x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
@@ -70,7 +70,7 @@ class Calibration:
 
 
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
-    """Learn from all predictions; each half of the queries is measured with the curve of the other half.
+    """Fit to all predictions; measure each half of the queries with a curve fitted to the other half.
 
     Raises as `Calibration.fit`.
     """
@@ -85,7 +85,7 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
 def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
     """Return ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of their scores.
 
-    `none_of_these`: the share of queries whose best label is probably wrong, and how often it is wrong.
+    `none_of_these`: the share of queries whose best label is probably wrong, and how often it is in fact wrong.
     """
     scores, hits, query = predictions.pairs()
     first = np.flatnonzero(np.diff(query, prepend=-1))
@@ -99,14 +99,14 @@ def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[s
 
 
 def _errors(probabilities: np.ndarray, hits: np.ndarray) -> dict[str, float]:
-    """Return the expected calibration error over BINS of equal width (Guo et al., 2017, equation 3), and Brier's."""
+    """Return expected calibration error over BINS of equal width (Guo et al., 2017, equation 3), and Brier score."""
     apart = probabilities - hits
     of_bins = np.bincount(np.minimum((probabilities * BINS).astype(np.int64), BINS - 1), apart, BINS)
     return {"ece": float(np.abs(of_bins).sum() / len(hits)), "brier": float(np.mean(apart**2))}
 
 
 def describe_calibration(facts: dict[str, Any], of: str) -> str:
-    """Describe what `measure` found on the queries `of`."""
+    """Describe the result of `measure` on the queries `of`."""
     before, none = facts["uncalibrated"], facts["none_of_these"]
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "

@@ -1,4 +1,4 @@
-"""Scoring of a model on a split: exact search, filters applied, every metric with its interval and deciles."""
+"""Scores of a model on a split: exact search, filters applied, all metrics with their intervals and deciles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,17 +33,17 @@ class Scores:
     metrics: Metrics
     deciles: Deciles | None
     queries: int
-    filtered: int  # pairs (query, label) of the filter
+    filtered: int  # pairs (query, label) that the filter removes
     weakest: Weakest
     zero_shot: ZeroShot | None
     by_part: ByPart
-    first: int  # row of the split
-    counted: np.ndarray  # rows [n] from the first on of the queries that metrics are over
-    predictions: ScoredPredictions  # of these queries
+    first: int  # first row of the split
+    counted: np.ndarray  # rows [n], counted from `first`, of the queries in the metrics
+    predictions: ScoredPredictions  # of the same queries
 
     def report(self, resamples: int = 1000) -> dict:
-        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
-        zero-shot labels if measured.
+        """Return metrics x 100, their 95 % intervals, the deciles' contributions to P@k, the weakest queries and
+        labels, and zero-shot metrics if measured.
         """
         report = {
             "queries": self.queries,
@@ -58,9 +58,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model against one split of DATA.
+    """Scores a model on one split of DATA.
 
-    Each rank of `group` embeds a part of the queries and scores all against its labels; all get the same scores.
+    Each rank of `group` embeds a part of the queries and scores them all on its labels; all ranks get the same scores.
     """
 
     model: Model
@@ -83,9 +83,9 @@ class Scorer:
         trained: Data | None = None,
         window: str | Sequence[str] = "",
     ) -> "Scorer":
-        """Open a split. `ranking`: default: by the model's vectors; `statistics`: if they are read already.
+        """Open a split. `ranking`: default: by the model's vectors; `statistics`: of the labels, if already read.
 
-        `trained`: the rows that the model was trained on, for those left out. `window`: parts of a version, as of
+        `trained`: the rows that the model was trained on, to find held-out rows. `window`: parts of a version, as of
         `open_split`. Raises InputError for a missing split, or a split without the columns that the model reads;
         TableError if damaged.
         """
@@ -96,7 +96,7 @@ class Scorer:
 
     @property
     def rows(self) -> int:
-        """Queries of the split."""
+        """Number of queries of the split."""
         return self.part.rows(self.queries.rows)
 
     def score(
@@ -110,8 +110,8 @@ class Scorer:
     ) -> Scores:
         """Measure the first `limit` queries (all by default) at KS and `ks`; `filter=False` applies no filter.
 
-        `seen_only`: labels without a training point are no candidates. `zero_shot`: they are reported separately.
-        Raises InputError for both at once, and if every label has training points.
+        `seen_only`: labels without training points are not candidates. `zero_shot`: also report these labels
+        separately. Raises InputError for both options at once, and if every label has training points.
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
@@ -140,7 +140,7 @@ class Scorer:
             if retired is not None:
                 positives = positives.keep(~retired[positives.values])
             weakest.update(top, positives)
-            if retired is not None:  # a query whose labels are all retired has none to find
+            if retired is not None:  # without active labels a query has no label to find
                 labelled = np.flatnonzero(positives.counts)
                 numbers, x, top, scores = numbers[labelled], x[labelled], top[labelled], scores[labelled]
                 filters, positives = filters.take(labelled), positives.take(labelled)

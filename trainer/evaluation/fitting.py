@@ -1,4 +1,4 @@
-"""Fitting of a run's fusion, weights or a tree, on queries that it was not trained on."""
+"""Fits a run's fusion, weights or a tree, on queries that the run was not trained on."""
 
 import math
 from collections.abc import Iterable
@@ -35,9 +35,9 @@ from trainer.model import Model, find_earlier, load_model
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of fitting a fusion: the checkpoint of `step` (None: the best), and the first `queries` of `split`.
+    """Options for fitting a fusion: the checkpoint of `step` (None: the best), and the first `queries` of `split`.
 
-    `split`: None for the held-out rows, or else `val`. `shortlist`: labels of a query that are ranked again.
+    `split`: None means the held-out rows, or else `val`. `shortlist`: number of labels per query that are ranked again.
     """
 
     split: str | None = None
@@ -48,25 +48,25 @@ class FitOptions:
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
-    """Return what `load_model` does, and the split to fit on with its rows, a table for each row group.
+    """Load the model as `load_model`, and open the split to fit on; its rows come as one table for each row group.
 
-    Raises InputError: no such split or device; as `load_model`; TableError, StorageError.
+    Raises InputError: no such split or device, and as `load_model`; TableError, StorageError.
     """
     layout = DataLayout(data)
-    step = best_step(RunLayout(run)) if options.step is None else options.step  # not that of an earlier fusion
+    step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device(options.device))
     split, table, part = open_held_out(layout, options.split, recipe.data, "A fusion")
     rows = list(part.batches(table, scored_columns(table, model.columns), options.queries))
     return recipe, model, checkpoint, split, rows
 
 
-MISSED = 0.03  # of the rows held out: a greater share is worth another fit of the linear ranker
+MISSED = 0.03  # share of the held-out rows; if the ranker would miss more, it is fitted again
 
 
 def fit_ranker(
     data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
 ) -> LinearRanker | None:
-    """Fit the linear ranker to the rows that `recipe` trains on, as `LinearRanker.of`; None for a mix, or no rows.
+    """Fit the linear ranker to the rows that `recipe` trains on, as `LinearRanker.of`; None for a mix, or without rows.
 
     Raises TableError, StorageError.
     """
@@ -85,13 +85,13 @@ def fit_weights(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit weights for a checkpoint: for labels' texts, a memory, and a linear ranker.
+    """Fit weights for a checkpoint: of labels' texts, a memory, and a linear ranker.
 
-    The memory of the training points is kept with the weights, within `budget` bytes, if it has a weight; held-out
-    points then join it, though the weights were fitted without them. The ranker is fitted to the rows within
-    `ranker_budget` bytes (0: none), or is the given `ranker`, without held-out rows; it is kept if it has a weight, and
-    fitted again with the held-out rows if it would miss many; each fit takes at most `seconds`. An existing fusion is
-    replaced. Raises InputError: no such split or device; TableError, StorageError.
+    The memory of the training points is kept with the weights, within `budget` bytes, if its weight is above 0;
+    held-out points then join it, though the weights were fitted without them. The ranker is fitted to the rows within
+    `ranker_budget` bytes (0: none), or is the given `ranker`, without held-out rows; it is kept if its weight is above
+    0, and fitted again with the held-out rows if it would miss many; each fit takes at most `seconds`. An existing
+    fusion is replaced. Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
@@ -131,8 +131,8 @@ def fit_weights(
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
     """Give a run the fusion of `earlier`, which it continues: the weights, the linear ranker, and a new memory.
 
-    Nothing is fitted, so that no row has to be held out; the memory's index is tuned on points. None: `earlier` has no
-    fusion, or `run` has one. Raises as `fit_weights`.
+    Nothing is fitted, so no rows need to be held out; the memory's index is tuned on points. Returns None if `earlier`
+    has no fusion, or `run` has one. Raises as `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))
@@ -156,7 +156,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
-    """Describe fitted weights, and what their memory takes."""
+    """Describe the fitted weights, and the size and speed of their memory."""
     memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
@@ -167,7 +167,7 @@ def describe_weights(facts: dict[str, Any]) -> str:
 
 
 def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.Tensor:
-    """Embed the first `count` rows of `groups`, or all of them."""
+    """Embed the first `count` rows of `groups`, or all rows."""
     embedded = [torch.zeros(0, model.width)]
     for rows in groups:
         missing = count - sum(map(len, embedded))
@@ -176,7 +176,7 @@ def _embed_first(model: Model, groups: Iterable[pa.Table], count: int) -> torch.
 
 
 def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, float]:
-    """Return P@1 and P@5 of the shortlists by `scores` [B, S]."""
+    """Return P@1 and P@5 of the shortlists ranked by `scores` [B, S]."""
     order = np.argsort(-np.where(scored.ids == PAD, -np.inf, scores), axis=1, kind="stable")
     metrics = Metrics((1, 5))
     metrics.update(np.take_along_axis(scored.ids, order, 1), relevant)
@@ -186,9 +186,9 @@ def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, 
 def score_shortlists(
     model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int, with_relevant: bool = False
 ) -> tuple[Scored, Ragged]:
-    """Score the shortlists of queries by all scorers, [B, S], and return them with the queries' labels.
+    """Score the shortlists of queries with all scorers, [B, S], and return them with the queries' labels.
 
-    `with_relevant`: labels of a query that its shortlist lacks, though no filter removes them, come to it.
+    `with_relevant`: add labels of a query that its shortlist lacks, unless a filter removes them.
     """
     labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
     for rows in groups:
@@ -208,7 +208,7 @@ def score_shortlists(
 
 
 def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
-    """Fit the tree for a checkpoint: on the `shortlist` best labels of each query, and on its own.
+    """Fit the tree for a checkpoint: on the `shortlist` best labels of each query and on the query's own labels.
 
     An existing fusion is replaced.
     Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.

@@ -1,4 +1,4 @@
-"""Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, by weights or a tree."""
+"""Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, with weights or a tree."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -15,22 +15,22 @@ from trainer.evaluation.votes import votes_of
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 
-VOTED = 100  # labels of a memory, and as many of a linear ranker, that come to the shortlist, at most
+VOTED = 100  # at most so many labels of a memory, and of a linear ranker, join the shortlist
 
 
 class PairScores(Protocol):
-    """Rows of labels, of an export or of a rank, that score x [B, D or more]: an array, or a tensor."""
+    """Rows of labels, of an export or of a rank, that score x [B, D or more]: an array or a tensor."""
 
     def score(self, x: Any, ids: np.ndarray, /) -> np.ndarray:
-        """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; what pads, -1, have is not used."""
+        """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; scores of pads (-1) are undefined."""
 
     def of(self, rows: Any, /) -> "PairScores":
-        """Return other rows of the same labels."""
+        """Return the same labels with other `rows`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scorers:
-    """Scorers in addition to the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
+    """Scorers besides the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
 
     texts: Any = None
     memory: Memory | None = None
@@ -45,10 +45,10 @@ class Scorers:
         filters: Ragged,
         among: np.ndarray | None = None,
     ) -> Scored:
-        """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that others add to it.
+        """Score the shortlist `shortlisted`, scores and ids [B, S], plus labels of `among` that other scorers add.
 
-        `inputs`: what x was embedded from; a linear ranker needs them. All ranks have the same queries and results;
-        each has the scores of its own labels.
+        `inputs`: the inputs that x was embedded from; a linear ranker needs them. All ranks have the same queries and
+        results; each rank has the scores of its own labels.
         """
         scores, ids = shortlisted
         votes = None if self.memory is None else self.memory.votes(x)
@@ -72,20 +72,20 @@ class Scorers:
     def score_listed(
         self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
     ) -> Scored:
-        """Score the labels of `listed`, as `shortlisted` of `score` is, and no others."""
+        """Score the labels of `listed`, in the form of `shortlisted` of `score`, and no other labels."""
         scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
         return Scored(*(column[:, : listed[1].shape[1]] for column in scored))
 
 
 FORMAT = 1
-_LEAST = 1e-3  # of the classifier's weight: what nothing tells apart stays in its order
-_GAIN = 1.002  # of the loss without a score: one that gains less is left out
-_BESIDE = ("votes", "texts", "linear")  # in the order in which they are left out, the dearest first
+_LEAST = 1e-3  # least weight of the classifier, so that it orders labels that are otherwise equal
+_GAIN = 1.002  # factor on the loss without a scorer: a scorer that gains less is left out
+_BESIDE = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
 
 
 @dataclass(frozen=True)
 class Weights:
-    """s + `texts` t + `votes` v + `linear` l, with s the score over `unit`, or by `logistic` its probability."""
+    """s + `texts` t + `votes` v + `linear` l, with s the score / `unit`, or with `logistic` its probability."""
 
     texts: float = 0.0
     votes: float = 0.0
@@ -95,11 +95,11 @@ class Weights:
 
     @classmethod
     def fit(cls, scored: Scored, relevant: Ragged) -> "Weights":
-        """Find the most likely weights of validation queries; `relevant`: their labels.
+        """Find the most likely weights of validation queries; `relevant`: the labels of the queries.
 
         The likelihood of a correct label is its share of exp(score) among itself and all wrong labels, as in the
-        decoupled softmax (DEXML, equation 5); equally weighted is the share of all correct labels of a query among all
-        labels, since P@1 needs only one. A few dozen queries are enough; ranking measures would be too noisy.
+        decoupled softmax (DEXML, equation 5). An equal term is the share of all correct labels of a query among all
+        labels, since P@1 needs only one. A few dozen queries suffice; ranking measures would be too noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
         columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
@@ -117,11 +117,11 @@ class Weights:
 
     @property
     def reads_texts(self) -> bool:
-        """True if labels' texts count."""
+        """True if the weight of labels' texts is above 0."""
         return self.texts > 0
 
     def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
-        """Return the fused scores [B, S]; frequencies do not count."""
+        """Return the fused scores [B, S]; the frequencies are not used."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
     def parts(self, scored: Scored, frequency: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -135,12 +135,12 @@ class Weights:
         }
 
     def to_json(self) -> bytes:
-        """Return the weights as a file."""
+        """Return the weights as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Weights":
-        """Read the weights in the content of a file at `place`. Raises TableError for another file."""
+        """Parse the weights from the content of a file at `place`. Raises TableError if it has another format."""
         try:
             body = json.loads(data)
             if body.pop("format") != FORMAT:
@@ -155,7 +155,7 @@ class Weights:
 
 
 def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the least loss of right labels, and weights [4] of the `kept` of `columns` [4, B, S]."""
+    """Return the minimum loss of right labels, and weights [4], where only `kept` of `columns` [4, B, S] count."""
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
@@ -164,7 +164,7 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     wrong, some = listed & ~right, right.any(axis=1)
 
     def softmax(scores: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log sum exp(score) of the labels `among` [B, S], -inf if there are none; its gradient [C, B]."""
+        """Return log sum exp(score) over labels `among` [B, S], -inf if there are none; and its gradient [C, B]."""
         masked = np.where(among, scores, -np.inf)
         total = logsumexp(masked, axis=1)
         share = np.where(among, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)
@@ -210,8 +210,8 @@ class Fused:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
-        `shortlisted`: scores and ids [B, S] for x [B, D or more] of `labels`; equal scores stay in their order. `among`
-        [C]: the candidates, which no scorer adds others to; without, all labels. `inputs`: what x was embedded from.
+        `shortlisted`: scores and ids [B, S] for x [B, D or more] of `labels`; equal scores keep their order. `among`
+        [C]: the only labels that scorers may add; None: all. `inputs`: the inputs that x was embedded from.
         """
         scored = self.scorers.score(x, inputs, labels, shortlisted, filters, among)
         fused = self.fusion.fuse(scored, self.frequency[scored.ids])
@@ -223,6 +223,6 @@ class Fused:
     def scores(
         self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
     ) -> np.ndarray:
-        """Return the fused scores float32 [B, S] of `listed`, as `shortlisted` of `rank` is, and of no other label."""
+        """Return the fused scores float32 [B, S] of `listed` (as `shortlisted` of `rank`), and of no other labels."""
         scored = self.scorers.score_listed(x, inputs, labels, listed)
         return self.fusion.fuse(scored, self.frequency[scored.ids]).astype(np.float32)

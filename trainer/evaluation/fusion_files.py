@@ -23,25 +23,25 @@ KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
 
 
 class RunFusion(NamedTuple):
-    """Fusion of a run's checkpoint, and the table of its files."""
+    """Fusion of a run's checkpoint, and the table with its files."""
 
     fusion: Fusion
     table: Table
 
     @property
     def shortlist(self) -> int:
-        """Labels of the classifier that are ranked again."""
+        """Number of labels of the classifier that are ranked again."""
         return int(self.table.parameters["shortlist"])
 
     def memory(self, split: str | None = None) -> Memory | None:
-        """Read the memory, if it has a weight; for `split` only the points that may vote. Raises TableError.
+        """Read the memory, if its weight is above 0; for `split` only the points that may vote. Raises TableError.
 
-        What was held out is not asked about itself: each row would find itself.
+        For the held-out rows, their own points are left out: each row would find itself.
         """
         return Memory.read(self.table, trained=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
-        """Read the linear ranker, if it has a weight; for queries of `split` a ranker that has not seen them."""
+        """Read the linear ranker, if its weight is above 0; for `split` a ranker not fitted to the rows of `split`."""
         unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
         return unseen or LinearRanker.read(self.table)
 
@@ -55,7 +55,7 @@ def publish_fusion(
     memory: Memory | None = None,
     linear: Mapping[str, LinearRanker] | None = None,
 ) -> Manifest:
-    """Publish a fusion's `file` (name, content), a memory, and rankers by file, instead of an earlier one."""
+    """Publish a fusion's `file` (name, content), a memory, and rankers by file, in place of an earlier fusion."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     with building(url, "fitted") as build:
         return build.publish(
@@ -73,7 +73,7 @@ def publish_fusion(
 
 
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
-    """Open the fusion of `checkpoint` for the rank's labels and queries of `split`.
+    """Open the fusion of `checkpoint`, for the rank's labels and the queries of `split`.
 
     Raises InputError if there is none; TableError.
     """
@@ -87,12 +87,12 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
-    """Name the default scores of a checkpoint: fused, if it has a fusion."""
+    """Return the name of a checkpoint's default scores: fused if it has a fusion."""
     return "fused" if is_published(RunLayout(run).fusion(step)) else "classifier"
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
-    """Open what `extremis fuse` made for `checkpoint`. Raises InputError if it made nothing, TableError."""
+    """Open the fusion that `extremis fuse` made for `checkpoint`. Raises InputError if there is none, TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: step {step:,} has no fusion. Fit a fusion with `extremis fuse {data} {run}`.")

@@ -1,7 +1,7 @@
 """Memory of training points as unit embeddings with their labels; the points nearest to a query vote.
 
-Index codes (if an index pays) and labels are in memory; embeddings are in a mapped file, and score the points that the
-index offers. Without an index all embeddings are read for each batch of queries.
+Labels, and the codes of an index if an index pays off, are in memory; embeddings are in a mapped file, and score the
+points that the index finds. Without an index all embeddings are read for each batch of queries.
 """
 
 import itertools
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from trainer.model import Model
 
 FOLDER = "memory"
-VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # an earlier memory has neither
-FACTS = "memory"  # parameter of the manifest that names the files
-TRAINED = "memory_trained"  # of an earlier one: points that the run trained on
+VECTORS, INDEX = f"{FOLDER}/vectors.float16", f"{FOLDER}/index.faiss"  # earlier versions of a memory lack both
+FACTS = "memory"  # parameter of the manifest that lists the files
+TRAINED = "memory_trained"  # parameter of earlier versions: number of points that the run trained on
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
-TUNED = 512  # queries that an index is tuned on; its recall is measured on up to twice as many others
+TUNED = 512  # queries to tune an index on; its recall is measured on up to twice as many others
 _GROUP_ROWS = 1 << 14
 _LABEL_BYTES, _OFFSET_BYTES = 4, 8
 _SEED = 0
@@ -54,19 +54,19 @@ _WHAT = "the embeddings of a memory"
 
 
 class Settled(NamedTuple):
-    """The index of a memory, the number of first points that fit into its budget, and bytes in memory and stored."""
+    """Index of a memory, number of first points that fit into its budget, and bytes in memory and stored."""
 
     factory: Factory
     points: int
     bytes: int
     stored: int
-    milliseconds: float  # of a query, one of many
+    milliseconds: float  # number of queries, one of many, whose time counts
 
 
 def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
     """Choose the index of `points` with vectors [dimension] and `labels` each on average, within `budget` bytes.
 
-    The index that holds the most points; among several the cheapest, for as many queries as points.
+    It is the index that holds the most points; among several, the cheapest for as many queries as points.
     """
 
     def fitting(factory: Factory) -> int:
@@ -85,7 +85,7 @@ def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> 
 
 
 def _point_bytes(factory: Factory, dimension: int) -> float:
-    """Return the bytes in memory of a point without labels; exact search reads all embeddings, so they count."""
+    """Bytes in memory of a point without labels; exact search reads all embeddings, so they count."""
     return _OFFSET_BYTES + (2 * dimension if factory.exact else factory.bytes_per_vector(dimension))
 
 
@@ -95,11 +95,11 @@ def _fixed_bytes(factory: Factory, dimension: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each.
+    """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each point.
 
-    The first `trained` points are training rows of the run, the others held-out rows. `factory`: the chosen index,
-    `index` once it is built; it offers `refine` times as many points as vote. `measured`: its tuned recall and time.
-    `on_device`: the vectors on the queries' device, for exact search.
+    The first `trained` points are training rows of the run, the others held-out rows. `factory`: the chosen index;
+    `index`: the index once built; it returns `refine` times as many points as vote. `measured`: its tuned recall and
+    time. `on_device`: the vectors on the queries' device, for exact search.
     """
 
     vectors: np.ndarray
@@ -117,7 +117,7 @@ class Memory:
     def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the training rows of the run, followed by the held-out rows, without an index.
 
-        The first points within `budget` bytes of memory: rows are in random order. Embeddings are in a scratch
+        It keeps the first points within `budget` bytes of memory: rows are in random order. Embeddings are in a scratch
         file. Raises InputError if the run mixes splits; TableError, StorageError.
         """
         if trained.mix:
@@ -177,7 +177,7 @@ class Memory:
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
     def extended(self, whole: "Memory") -> "Memory":
-        """Return `whole`, whose first points are this memory, with the same search."""
+        """Return `whole`, whose first points are the points of this memory, with the same search."""
         from search.index import add
 
         if self.index is not None:
@@ -186,9 +186,9 @@ class Memory:
 
     @classmethod
     def read(cls, table: Table, trained: bool = False, coded: bool = False) -> "Memory | None":
-        """Read what `write` wrote among the files of `table`; None if it has no memory.
+        """Read the files of `table` that `write` wrote; None if the table has no memory.
 
-        `trained`: only the training points of the run. `coded`: as of a `Block`. Raises TableError, StorageError.
+        `trained`: read only the training points of the run. `coded`: as in a `Block`. Raises TableError, StorageError.
         """
         files = {shard.path: shard for shard in table.shards}
         tables = [n for n, p in enumerate(files) if p.startswith(f"{FOLDER}/") and p not in (VECTORS, INDEX)]
@@ -201,7 +201,7 @@ class Memory:
         facts, file, index = table.parameters.get(FACTS) or {}, None, None
         if VECTORS in files:
             vectors, file = _open(table.url, files[VECTORS])
-        else:  # of a version that kept both in one table
+        else:  # versions that kept both in one table
             vectors = _mapped(column("vector", matrix_column))
         labels = _join(column("label_ids", list_column))
         factory = Factory(facts.get("index", EXACT))
@@ -228,7 +228,7 @@ class Memory:
         return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
-        """Write files under `url`, and yield the entries that name them in a manifest."""
+        """Write files under `url`, and yield their entries for a manifest."""
         rows = len(self.vectors)
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
@@ -248,7 +248,7 @@ class Memory:
             yield write_index(url, INDEX, self._block)
 
     def to(self, device: "torch.device") -> "Memory":
-        """Return this memory with its vectors on `device`, if they fit, for exact search."""
+        """Return this memory with its vectors on `device`, for exact search, if they fit."""
         import torch
 
         if device.type == "cpu" or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
@@ -257,7 +257,7 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes of the memory."""
         labels = _LABEL_BYTES * len(self.labels.entries)
         points = len(self.vectors) * _point_bytes(self.factory, self._wide)
         return int(_fixed_bytes(self.factory, self._wide) + points + labels)
@@ -283,7 +283,7 @@ class Memory:
     def nearest(self, x: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosines [B, K] of the nearest points of x [B, D or more], best first, and the points int64.
 
-        They do not depend on the number of threads.
+        The result does not depend on the number of threads.
         """
         queries, count = self._unit(x), self._voters
         if self.on_device is not None:
@@ -329,7 +329,7 @@ class Memory:
         return unit(rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy())
 
     def _measure(self, queries: Any) -> "Memory":
-        """Return this memory with the measured milliseconds of a query, on `queries`."""
+        """Return this memory with the measured milliseconds per query, on `queries`."""
         began = time.perf_counter()
         self.votes(queries)
         taken = 1000 * (time.perf_counter() - began) / max(1, len(queries))
@@ -347,7 +347,7 @@ def describe_memory(facts: Mapping[str, Any]) -> str:
 
 
 def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Return rows [n, D] float16, one part after the other, mapped from a scratch file; of no part [0, 1]."""
+    """Return rows [n, D] float16, all parts end to end, mapped from a scratch file; [0, 1] without parts."""
     file, dimension = ScratchFile(_WHAT), 1
     for part in parts:
         dimension = part.shape[1]
@@ -356,7 +356,7 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
-    """Map the vectors in a file of the table at `url`, or in a scratch copy if it is remote."""
+    """Map the vectors of the table at `url` from their file, or from a scratch copy if it is remote."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
         raise TableError(
             f"{url}/{VECTORS}: {shard.bytes:,} bytes do not hold {shard.rows:,} vectors. Fit the fusion again."

@@ -3,16 +3,16 @@
 For a point with positives P_i and a ranking best first, let hit_r be 1 where rank r = 1, 2, ... holds a positive, q_l
 the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, and I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
 
-    P@k       mean_i  sum_{r<=k} hit_r / k                          also where fewer than k are predicted
+P@k       mean_i  sum_{r<=k} hit_r / k                          also where fewer than k are predicted
     R@k       mean_i  sum_{r<=k} hit_r / |P_i|
     nDCG@k    mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i
     PSP@k     sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
     PSnDCG@k  sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
 
-The last two are ratios of sums over points, so a point weighs by what could be achieved on it. A point without
+The last two are ratios of sums over points, so the weight of a point is what it could achieve. A point without
 positives counts as 0 in every mean, and adds nothing to either sum of a ratio.
 
-Intervals of metrics are those of the percentile bootstrap over points (Efron, 1979).
+Intervals come from the percentile bootstrap over points (Efron, 1979).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ class Metrics:
         )
 
     def contributions(self) -> dict[str, Contributions]:
-        """Return metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
+        """Return metric ("P@1", ...) -> contributions of all points [N] float32, in the order of the updates."""
         if not self._batches:
             raise InputError("no point was evaluated. Is the split empty?")
         joined: dict[str, Contributions] = {}
@@ -86,7 +86,7 @@ class Metrics:
         return joined
 
     def result(self, points: slice | np.ndarray = slice(None)) -> dict[str, float]:
-        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points, of a slice, or of a mask [N].
+        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, over all points, a slice, or a mask [N].
 
         Raises InputError if no point was counted.
         """
@@ -97,7 +97,7 @@ class Metrics:
 
 
 def value(part: Contributions) -> float:
-    """Return the metric x 100 of its contributions [N]; 0 if nothing is achievable."""
+    """Return the metric x 100 from its contributions [N]; 0 if nothing is achievable."""
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
@@ -105,9 +105,9 @@ def value(part: Contributions) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """Rankings of B points as the functions of METRICS take them: each returns its contributions at each of `ks`.
+    """Rankings of B points, input of the functions in METRICS: each returns its contributions at each of `ks`.
 
-    `top` [B, K]: distinct label ids, best first, -1 pads; `positives` of each point; `ks` [k] int64;
+    `top` [B, K]: distinct label ids, best first, -1 pads; `positives`: labels of each point; `ks` [k] int64;
     `inverse_propensity` [L], or None without propensity constants.
     """
 
@@ -187,7 +187,7 @@ def psndcg(rankings: Rankings) -> Contributions | None:
 
 
 def _refuse_repeats(top: np.ndarray) -> None:
-    """Raise InputError for a label that is predicted twice for a point: it would count twice."""
+    """Raise InputError for a label that is predicted twice for a point, since it would count twice."""
     ordered = np.sort(top, axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if repeated.any():
@@ -198,7 +198,7 @@ def _refuse_repeats(top: np.ndarray) -> None:
 
 
 def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
-    """Raise InputError if a predicted or a true label id is not in [0, labels)."""
+    """Raise InputError if a predicted or true label id is outside [0, labels)."""
     greatest = max(int(top.max(initial=-1)), int(positives.max(initial=-1)))
     if greatest >= labels:
         raise InputError(
@@ -216,7 +216,7 @@ def half_interval(metric: float, queries: int) -> float:
 
 
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError if no point was counted."""
+    """Return metrics x 100, and the ends of each 95 % interval. Raises InputError if no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)
     return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
@@ -226,9 +226,9 @@ def bootstrap(
 ) -> dict[str, tuple[float, float]]:
     """Return metric -> ends x 100: its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
 
-    `contributions`: [N] each, as `Metrics.contributions()` gives them. All metrics see the same resamples, a ratio of
-    sums is taken again in each, and the same seed gives the same intervals on any machine.
-    Raises InputError for a level outside (0, 1), no resamples or no points.
+    `contributions`: [N] each, as from `Metrics.contributions()`. All metrics use the same resamples, a ratio of sums is
+    computed for each resample, and the same seed gives the same intervals on any machine. Raises InputError for a level
+    outside (0, 1), no resamples or no points.
     """
     if not 0 < level < 1 or resamples < 1:
         raise InputError(
@@ -245,7 +245,7 @@ def bootstrap(
     for start, weights in _weights(len(achieved), resamples, seed):
         below = np.full((len(weights), len(is_ratio)), float(len(achieved)))
         below[:, is_ratio] = weights @ achievable
-        # A resample where nothing could be achieved counts as 0, as in the metric itself.
+        # A resample in which nothing could be achieved counts as 0, as in the metric itself.
         np.divide(weights @ achieved, below, out=(chunk := np.zeros_like(below)), where=below > 0)
         values[start : start + len(weights)] = 100 * chunk
     ends = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -253,9 +253,9 @@ def bootstrap(
 
 
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first resample, weights [S, N]) chunk by chunk: how often each resample of N draws took each point.
+    """Yield (first resample, weights [S, N]) chunk by chunk: how often each resample of N draws has each point.
 
-    Resample r has its own counter-based generator, so the size of the chunks changes nothing.
+    Resample r has its own counter-based generator, so results do not depend on the size of the chunks.
     """
     rows = max(1, _WEIGHTS // points)
     for start in range(0, resamples, rows):

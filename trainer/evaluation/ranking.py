@@ -21,14 +21,14 @@ from trainer.model import Model
 
 
 def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield what `embed_labels` does, on the unit sphere: float32 [n, D], without the column of a bias."""
+    """Yield the output of `embed_labels` on the unit sphere: float32 [n, D], without the column of a bias."""
     for first, z in embed_labels(model, data, start, stop):
         yield first, normalize(z[:, : model.encoder.dimension].float())
 
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (l, z [n, D] of labels [l, l + n)) for all of [start, stop), a row group at a time.
+    """Yield (l, z [n, D] of labels [l, l + n)) for all of [start, stop), one row group at a time.
 
     Raises InputError for labels without the columns that the encoder reads, TableError.
     """
@@ -45,7 +45,7 @@ By = Literal["classifier", "labels", "sum", "fused"]
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """A ranking by the scores of x with `labels`; `fused` ranks the best of them again."""
+    """Ranks labels by the scores of x with `labels`; `fused` ranks the best labels again."""
 
     labels: LabelRows
     fused: Fused | None = None
@@ -68,8 +68,8 @@ class Ranking:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
-        `filters`: labels that each query leaves out. `among` [C] ascending: the candidates; without, all labels.
-        `inputs`: what x was embedded from, which a linear ranker reads.
+        `filters`: labels to leave out for each query. `among` [C] ascending: the candidates; None: all labels.
+        `inputs`: the inputs that x was embedded from; a linear ranker reads them.
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
@@ -78,13 +78,13 @@ class Ranking:
         return self.fused.rank(x, self.labels, (scores, ids), k, filters, among, inputs)
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
-        """Return the scores float32 [B, S] of labels `ids` [B, S]; -1 pads. Arguments as of `top_k`."""
+        """Return the scores float32 [B, S] of labels `ids` [B, S]; -1 pads. Arguments as in `top_k`."""
         pairs = self.labels.score(x, ids)
         return pairs if self.fused is None else self.fused.scores(x, self.labels, (pairs, ids), inputs)
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
-    """Return E(z) of length 1 of this rank's labels, float32 [n, D].
+    """Return E(z), scaled to length 1, of this rank's labels, float32 [n, D].
 
     Raises InputError: a head without a classifier, or labels without texts.
     """
@@ -111,7 +111,7 @@ def score_rows(
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
 
-    `rows` hold the model's columns; no filter is applied. `trained`: only labels before it are predicted.
+    `rows` have the columns that the model reads; no filter is applied. `trained`: only labels below it are predicted.
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
     among = None if trained is None else np.arange(trained)
@@ -123,11 +123,11 @@ def score_rows(
 
 
 NEIGHBOURS = 8
-CHEAP = 1 << 28  # numbers of all vectors, which are copied
+CHEAP = 1 << 28  # at most so many numbers in all vectors, which are copied
 
 
 def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return the NEIGHBOURS labels nearest to each of `ids`, with their cosines; of more than CHEAP numbers nothing."""
+    """Return the NEIGHBOURS labels nearest to each of `ids`, and cosines; nothing for more than CHEAP numbers."""
     asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= CHEAP], np.int64)
     unit = normalize(vectors.float()) if len(asked) else vectors
     own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))

@@ -16,11 +16,11 @@ from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
 _MANY_QUERIES, _MANY_ROWS = 1 << 10, 1 << 13
-_BATCH = 256  # queries whose labels' rows are gathered together
+_BATCH = 256  # queries whose label rows are gathered together
 
 
 class Rows(Protocol):
-    """Rows [n, D], read by slices or by ids int64 [m]: a tensor, or mapped files."""
+    """Rows [n, D] that slices or ids int64 [m] select: a tensor, or mapped files."""
 
     def __len__(self) -> int: ...
 
@@ -41,7 +41,7 @@ class LabelRows:
         return getattr(self.rows, "device", CPU)
 
     def of(self, rows: Rows) -> "LabelRows":
-        """Return other `rows` of the same labels."""
+        """Return the same labels with other `rows`."""
         return replace(self, rows=rows)
 
     def score(self, x: torch.Tensor, ids: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ class LabelRows:
         """
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
-            from search.block import score  # reads rows where they lie: gathering them takes 30 times as long
+            from search.block import score  # reads rows in place: gathering them takes 30 times as long
 
             own_ids = np.where(inside.numpy(), ids - self.first, PAD)
             own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), own_ids))
@@ -68,7 +68,7 @@ class LabelRows:
 
 @dataclass(frozen=True, eq=False)
 class _Subset:
-    """The rows `ids` [C] of `rows`, gathered a block at a time."""
+    """The rows `ids` [C] of `rows`, gathered one block at a time."""
 
     rows: Rows
     ids: torch.Tensor
@@ -97,7 +97,7 @@ def top_k(
     for start in range(0, len(vectors), block_rows):
         block = vectors[start : start + block_rows].to(device=queries.device, dtype=dtype)
         block_scores, block_ids = _top_of_rows(queries, block, min(k, len(block)))
-        # What came before has lower ids: a stable sort by score alone keeps the order of ties.
+        # Earlier blocks have lower ids: a stable sort by score alone keeps the order of ties.
         scores = torch.cat([scores, block_scores], dim=1)
         ids = torch.cat([ids, block_ids + start], dim=1)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
@@ -119,11 +119,11 @@ def filtered_top_k(
     among: np.ndarray | None = None,
     block_rows: int = BLOCK_ROWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search as `top_k` does, without each query's filtered labels: scores [B, k], ids [B, k] int64.
+    """Search as `top_k`, but without each query's filtered labels: scores [B, k], ids [B, k] int64.
 
-    The result equals filtering before ranking: k + the longest row of `filters` are fetched, since a row of 51 filtered
-    labels can empty a top-5 ten times over. All ranks have the same queries and get the same result.
-    `among` [C] int64, ascending: the labels that are candidates; without, all are.
+    The result equals filtering before ranking: k + the length of the longest row of `filters` are fetched, since a row
+    of 51 filtered labels can empty a top-5 ten times over. All ranks have the same queries and get the same result.
+    `among` [C] int64, ascending: the candidate labels; None: all labels.
     """
     depth, first, group = k + filters.longest, labels.first, labels.group
     if among is None:
@@ -133,7 +133,7 @@ def filtered_top_k(
         of_rank = among[(among >= first) & (among < first + len(labels.rows))]
         subset = _Subset(labels.rows, torch.from_numpy(of_rank - first).to(labels.device))
         scores, places = top_k(queries, subset, depth, block_rows)
-        ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, takes the last
+        ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, selects the last element
     if group.ranks > 1:
         scores, ids = _merge_ranks(scores, ids, depth, group)
     kept, kept_scores = filters.filter_ranking(ids.cpu().numpy(), scores.cpu().numpy(), k)
@@ -141,7 +141,7 @@ def filtered_top_k(
 
 
 def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest of all ranks' results [B, k]: equal scores by ascending id, as ranks hold them."""
+    """Return the k greatest of all ranks' results [B, k]; ties by ascending id, which is the order of ranks."""
     sizes = [len(scores)] * group.ranks
     # [G B, k] -> [B, G k]
     scores, ids = (
@@ -152,29 +152,29 @@ def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) 
 
 
 def _top_of_rows(queries: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest products of each query with `rows` [R, D], and the rows: as `top_of_block`.
+    """Return the k greatest products of each query with `rows` [R, D], and their rows, in the order of `top_of_block`.
 
-    For many labels on a CPU, mining's search with Faiss finds them without a matrix of scores, in half of the time.
+    For many labels on a CPU, the Faiss search of mining avoids a matrix of scores and takes half the time.
     """
     few = len(queries) < _MANY_QUERIES or len(rows) < _MANY_ROWS or not k
     if few or queries.device != CPU or queries.dtype != torch.float32 or find_spec("faiss") is None:
         return top_of_block(queries @ rows.T, k)
-    from search.block import Block, search_exactly, set_up  # Faiss, which few processes need
+    from search.block import Block, search_exactly, set_up  # imports Faiss, which few processes need
     from search.candidates import unpack
 
     set_up(None)
     block = Block(0, rows.numpy())
     if not (np.isfinite(block.longest) and queries.isfinite().all()):
-        return top_of_block(queries @ rows.T, k)  # that keeps what is not a number
+        return top_of_block(queries @ rows.T, k)  # keeps NaN
     ids, scores = unpack(search_exactly(block, queries.numpy(), k))
     return torch.from_numpy(scores), torch.from_numpy(ids)
 
 
 def top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k greatest of each row of [B, R], equal ones by ascending column: values [B, k], columns [B, k]."""
+    """Return the k greatest of each row of [B, R], ties by ascending column: values [B, k], columns [B, k]."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width), dim=1)
-    # topk may keep any of several equal scores; which ones matters only where the cut at k falls between equals.
+    # topk may keep any of several equal scores; the choice matters only if the cut at k falls between equals.
     tied = values[:, k - 1] == values[:, k] if 0 < k < width else scores.new_zeros(len(scores), dtype=torch.bool)
     cut = tied.nonzero().flatten()
     columns, _ = columns[:, :k].sort(dim=1)

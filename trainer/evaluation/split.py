@@ -1,4 +1,4 @@
-"""What an evaluation reads of DATA: the rows of a split, and the labels' frequencies, propensities and retirement."""
+"""Data that an evaluation reads: rows of a split; frequencies, propensities and retirement of labels."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ HOLDOUT = "holdout"
 
 
 def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
-    """Open the queries of `split`, and the part of them to score; `trained`: the training rows of the run.
+    """Open the queries of `split`, and the part to score; `trained`: the training rows of the run.
 
     `window`: score only these parts of a version.
     Raises InputError: no such split, or nothing was held out; TableError.
@@ -39,9 +39,9 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
 
 
 def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
-    """Open rows that a run was not trained on, as `open_split`: `split`, or the held-out rows, or `val`.
+    """Open rows that a run was not trained on, like `open_split`: `split`, or the held-out rows, or `val`.
 
-    `what` is fitted on them. Raises InputError: no such split, or an empty one; TableError.
+    `what`: name of the result to fit on them. Raises InputError: no such split, or an empty split; TableError.
     """
     split = split or (HOLDOUT if trained.holdout else "val")
     try:
@@ -59,8 +59,8 @@ def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str)
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
     """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
 
-    `frequency` [L] int64: N_l, training points of each label; `points`: N, training points in all; -> float64 [L].
-    Raises InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
+    `frequency` [L] int64: N_l, training points of each label; `points`: N, all training points; -> float64 [L]. Raises
+    InputError if N training points cannot have these frequencies. Jain et al. (2016), section 4.
     """
     if points < 1:
         raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
@@ -77,7 +77,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 def _count_points(
     data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
 ) -> tuple[np.ndarray, int]:
-    """Count the points of `parts`, by label and in all, once for the table of `digest`: its place may get another."""
+    """Count the points of `parts`, by label and in all; cached by the table's `digest`, as its place may change."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
@@ -98,8 +98,8 @@ def retired_labels(data: DataLayout) -> np.ndarray | None:
 class LabelStatistics:
     """`frequency` [L] training points of each label; `inverse_propensity` [L], None if A and B are not stated.
 
-    `retired` [L] bool: labels that are not candidates; None: none are retired. `trained`: number of labels at training
-    time; later labels are not candidates.
+    `retired` [L] bool: labels that are not candidates; None: no labels are retired. `trained`: number of labels at
+    training time; later labels are not candidates.
     """
 
     frequency: np.ndarray
@@ -108,7 +108,7 @@ class LabelStatistics:
     trained: int | None = None
 
     def candidates(self, seen_only: bool = False) -> np.ndarray | None:
-        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
+        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: only with training points."""
         if self.retired is None and self.trained is None:
             return np.flatnonzero(self.frequency) if seen_only else None
         kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
@@ -118,9 +118,9 @@ class LabelStatistics:
 
 
 def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
-    """Read frequencies from the labels table, A and B from the data's manifest: never guessed.
+    """Read frequencies from the labels table, and A and B from the data's manifest: they are never guessed.
 
-    If a run is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
+    If a run is `trained` on a window of parts, frequencies and propensities are counted in the window. Raises
     InputError: no such part; TableError.
     """
     labels = Table.open(data.labels, "labels")
@@ -148,10 +148,10 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
 def positive_weights(
     data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
 ) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32, by the rows `trained` on; None: all 1.
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, for the rows `trained` on; None: all 1.
 
-    q's part has mean 1 over training pairs. Without A and B in the data it is left out, and `say` is told: they are
-    never guessed.
+    The factor of q has mean 1 over training pairs. If the data has no A and B, it is left out and `say` reports this:
+    they are never guessed.
     """
     if options.positive_weight:
         statistics = label_statistics(data, trained)

@@ -1,4 +1,4 @@
-"""Predictions of a split with their scores and hits, and thresholds: scores from which they reach a precision."""
+"""Predictions of a split with their scores and hits, and thresholds: the scores at which they reach a precision."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 
-DEPTH = 10  # predictions of a query that thresholds and calibrations are made on
+DEPTH = 10  # predictions per query for thresholds and calibrations
 
 
 class Threshold(NamedTuple):
-    """The lowest `score` from which on at least the share `precision` of predictions is right.
+    """The lowest `score` such that at least the share `precision` of the predictions at or above it is right.
 
-    `reached`, `recall` (of all positives) and `predictions` (for each query, on average) at that score.
+    `reached` (precision), `recall` (of all positives) and `predictions` (mean per query) are measured at that score.
     """
 
     precision: float
@@ -56,7 +56,7 @@ class ScoredPredictions:
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
         """Find, for each p, the lowest occurring score t at which the share p of the predictions >= t is correct.
 
-        The predictions of all queries are taken together; equal scores stand or fall together. A precision that no t
+        Predictions of all queries are taken together; equal scores are kept or dropped together. A precision that no t
         reaches has no threshold. Raises InputError for a precision outside (0, 1], and if nothing was scored.
         """
         wrong = [p for p in precisions if not 0 < p <= 1]
@@ -65,7 +65,7 @@ class ScoredPredictions:
         scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
         ranked, right = scores[order], np.cumsum(hits[order])
-        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # of a group of equal scores
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # ends of groups of equal scores
         share = right[last] / (last + 1)
         thresholds = []
         for precision in precisions:

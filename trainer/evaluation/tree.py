@@ -1,8 +1,8 @@
 """Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
 
-The paper's scores are cosines, comparable with the tree's values in [0, 1]. Scores of any size are added in
-units of the largest that the tree was learned from. It is learned by scikit-learn and kept as plain arrays in JSON, so
-that reading it takes neither scikit-learn nor pickle.
+The paper's scores are cosines, comparable with the tree's values in [0, 1]. Here scores of any size are divided by the
+largest score that the tree was fitted to. scikit-learn fits the tree; JSON keeps it as plain arrays, so that reading it
+needs neither scikit-learn nor pickle.
 """
 
 import json
@@ -20,7 +20,7 @@ _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; the others [B, S], 0 if there is none."""
+    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; other fields [B, S], 0 if missing."""
 
     ids: np.ndarray
     scores: np.ndarray
@@ -33,8 +33,8 @@ class Scored(NamedTuple):
 class Tree:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
-    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: what
-    both scores are divided by before they are added to T(d).
+    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: divisors
+    of both scores before they are added to T(d).
     """
 
     feature: np.ndarray
@@ -54,7 +54,7 @@ class Tree:
         relevant: np.ndarray,
         depth: int = DEPTH,
     ) -> "Tree":
-        """Learn to tell which pairs of a validation shortlist are `relevant` [n] bool.
+        """Fit to which pairs of a validation shortlist are `relevant` [n] bool.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
         the label. Raises InputError without scikit-learn, ValueError for no pairs.
@@ -90,7 +90,7 @@ class Tree:
         return self.value[node].reshape(described.shape[:-1])
 
     def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return T(d) + E(z).x + w.x, both in their units, [B, S] of labels with `frequency` [B, S]."""
+        """Return T(d) + E(z).x + w.x, the scores in their units, [B, S], for labels with `frequency` [B, S]."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
     def parts(self, scored: Scored, frequency: np.ndarray) -> dict[str, np.ndarray]:
@@ -99,12 +99,12 @@ class Tree:
         return {"text": text, "vector": vector, "tree": self.predict(scored.texts, scored.scores, frequency)}
 
     def to_json(self) -> bytes:
-        """Return the tree as a file."""
+        """Return the tree as JSON."""
         return json.dumps({"format": FORMAT, **{name: array.tolist() for name, array in vars(self).items()}}).encode()
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Tree":
-        """Read the tree in the content of a file at `place`. Raises TableError for another file."""
+        """Parse the tree from the content of a file at `place`. Raises TableError if it has another format."""
         try:
             body = json.loads(data)
             kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
@@ -129,7 +129,7 @@ class Tree:
 
 
 def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Return d, float32 [..., 3]."""
+    """Return the descriptors d, float32 [..., 3]."""
     return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
 
 

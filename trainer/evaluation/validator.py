@@ -1,4 +1,4 @@
-"""Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
+"""Validation while a run trains: it scores a part of a split after some epochs and remembers the best step."""
 
 import functools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from trainer.model import Model
 
 @dataclass(frozen=True)
 class Validator:
-    """Scores `options.split`, or else the rows that `trained` leaves out, as often as `options` say."""
+    """Scores `options.split`, or else the rows that `trained` leaves out, as often as `options` request."""
 
     options: Validation
     trained: Data
@@ -27,7 +27,7 @@ class Validator:
     group: Group
 
     def check(self, inputs: Kind) -> None:
-        """Refuse a missing split, a split without necessary columns, and a metric that this data cannot have.
+        """Refuse a missing split, a split without necessary columns, and a metric that the data does not support.
 
         `inputs`: the inputs of the encoder. Raises InputError, TableError.
         """
@@ -43,7 +43,7 @@ class Validator:
             )
 
     def is_due(self, epochs: int, last: bool) -> bool:
-        """Return whether to validate after `epochs` epochs; the latest may be the run's `last`."""
+        """Return whether to validate after `epochs` epochs; this epoch may be the run's `last`."""
         return bool(self._split) and (last or epochs % self.options.every_epochs == 0)
 
     def measure(self, model: Model) -> dict[str, float]:
@@ -53,7 +53,7 @@ class Validator:
         return self.group.broadcast(scorer.score(self.options.queries, ks=[self._k]).metrics.result())
 
     def fell(self, metric: float, best: float | None) -> str:
-        """Describe a `metric` that is below its `best` value by more than its 95 % interval; else ""."""
+        """Describe a `metric` that is below its `best` value by more than its 95 % interval; else return ""."""
         interval = half_interval(metric, self._rows)
         if best is None or metric >= best - interval:
             return ""
@@ -63,7 +63,7 @@ class Validator:
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
-        """Describe a metric that is below that of popular labels on the same rows; else "", on every rank."""
+        """Describe a metric that is below that of popular labels on the same rows; else return "", on every rank."""
         name = self.options.metric
         popular = self._popular.get(name, 0.0)
         if metrics.get(name, popular) >= popular:
@@ -80,7 +80,7 @@ class Validator:
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
-        """Metrics of popular labels on the rows that are scored: rank 0 measures them, once."""
+        """Metrics of popular labels on the scored rows: rank 0 measures them once."""
         options = self.options
         ask = functools.partial(measure_popularity, self.data, self._split, self.trained, options.queries)
         return self.group.decide(lambda: ask([self._k], options.parts))

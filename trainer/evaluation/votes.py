@@ -1,4 +1,4 @@
-"""Votes of training points: each gives its labels a share of one, the greater the nearer it is to a query."""
+"""Votes of training points: each divides its share of a query among its labels; nearer points have larger shares."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ TEMPERATURE = 0.05
 def count_votes(
     similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
 ) -> SparseRows:
-    """Let training points vote: `similarity` [B, K] of `rows` [B, K] int64, -1 pads, with `labels` of all points.
+    """Count votes of training points: `similarity` [B, K] of `rows` [B, K] int64, -1 pads; `labels` of all points.
 
-    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so a
-    label of all K points gets 1. Returns each query's labels, ascending, with their votes.
+    A point's share is its softmax(similarity / temperature) among a query's K points; each of its labels gets that
+    share, so a label of all K points gets 1. Returns each query's labels, ascending, with their votes.
     """
     listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])
@@ -31,7 +31,7 @@ def count_votes(
 
 
 def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEMPERATURE) -> np.ndarray:
-    """Return the shares float64 [B, K] of points in the votes; arguments as of `count_votes`."""
+    """Return the points' shares in the votes, float64 [B, K]; arguments as in `count_votes`."""
     listed = rows != PAD
     scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
     weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
