@@ -1,7 +1,7 @@
 """One rank of several, with simulated peers: their messages have the right sizes, and this rank's messages are counted.
 
-A peer's message is what this rank sent itself at the same place, some calls before, so that ids and lengths are as in a
-real run. It stands below torch.distributed: every operation of `Group` is its own.
+A peer's message is an earlier message of this rank from the same place, some calls ago, so that ids and lengths are as
+in a real run. The simulation sits below torch.distributed: every operation of `Group` is real.
 """
 
 import sys
@@ -18,16 +18,16 @@ from trainer.stream.processes import Ranks
 
 T = TypeVar("T")
 _BACKEND = "extremis_faked"
-_FRAMES = 13  # of the stack, which tell one place from another
-_BELOW: Any = _distributed_c10d  # its types leave out what a backend is made of
+_FRAMES = 13  # frames of the stack that distinguish one place from another
+_BELOW: Any = _distributed_c10d  # its types omit the parts that a backend consists of
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class FakedRanks(_Joined):
-    """Rank `rank` of `ranks`, which also does the work of rank 0; one at a time in a process, until `close`."""
+    """Rank `rank` of `ranks`, which also does the work of rank 0; one instance per process, until `close`."""
 
-    sent = 0.0  # bytes of all threads, sums and gathers as in a ring
-    messages = 0  # operations of all ranks that all threads have taken part in
+    sent = 0.0  # bytes sent by all threads, with sums and gathers as in a ring
+    messages = 0  # operations of all ranks, in all threads
 
     def __init__(self, rank: int, ranks: int, of: Any = None) -> None:
         store = dist.HashStore()
@@ -53,7 +53,7 @@ class FakedRanks(_Joined):
 
 
 class _Peers(_ProcessGroup):
-    """Process group of one process; a sum over ranks is this rank's own part."""
+    """Process group of one process; a sum over ranks returns this rank's own part."""
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout: Any) -> None:
         super().__init__(rank, ranks)
@@ -82,11 +82,11 @@ class _Peers(_ProcessGroup):
         self._receive(into.split(receives or len(into) // self._ranks), own)
         return self._send(1, *parts)
 
-    # Their names before torch 2.13.
+    # Names before torch 2.13.
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
     def _receive(self, places: Any, own: torch.Tensor) -> None:
-        """Fill each rank's place [n_r, ...]; if it is longer than the message, the message is repeated."""
+        """Fill each rank's place [n_r, ...]; a message shorter than the place is repeated."""
         frame, call = sys._getframe(2), list[tuple[Any, int]]()
         while frame is not None and len(call) < _FRAMES:
             call.append((frame.f_code, frame.f_lineno))
@@ -108,7 +108,7 @@ class _Peers(_ProcessGroup):
 
 
 class Operators(TorchDispatchMode):
-    """Counts the operators at work while it is entered, but for views: on a GPU each launches a kernel, or several."""
+    """Counts operators inside its `with` block, except views: on a GPU each launches one or more kernels."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Bytes of a model that is not built: as a checkpoint holds them, and memory does; and whether they fit."""
+"""Bytes of a model without building it, in a checkpoint and in memory; and whether they fit."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0) -> Size:
-    """Return the bytes of encoder and classifier. Raises InputError: a model that is not there."""
+    """Return the bytes of encoder and classifier. Raises InputError if the encoder's model does not exist."""
     label = label_bytes(recipe)
     encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary, dense)
     encoders = recipe.encoders
@@ -28,7 +28,7 @@ def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int, dense: int = 0
 
 
 def label_bytes(recipe: Recipe) -> Size:
-    """Return the bytes of one label."""
+    """Return the bytes of a single label."""
     if not isinstance(recipe, ClassifierRecipe):
         return Size(0, 0)
     options = recipe.classifier
@@ -40,7 +40,7 @@ def label_bytes(recipe: Recipe) -> Size:
 
 
 def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
-    """Refuse a model whose parameters do not fit into free memory; with a GPU, those kept on the host.
+    """Refuse a model whose parameters do not fit into free memory; with a GPU, only parameters on the host count.
 
     Raises InputError with the needed and the free memory.
     """
@@ -64,14 +64,14 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
 
 def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: int = 0) -> None:
-    """Refuse a run on `rows` training rows if TMPDIR has no room for the scratch files of all ranks of this machine.
+    """Refuse a run on `rows` training rows if TMPDIR lacks room for the scratch files of all ranks on this machine.
 
-    `dense`: numbers of a row's vector. Raises InputError.
+    `dense`: length of a row's dense vector. Raises InputError.
     """
     a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs, dumps = {}, len(recipe.table_epochs())
     if dumps:
-        # A dump is written while the next one is collected, and all rows of labels may change meanwhile.
+        # A dump is written while the next dump is collected, and all rows of labels may change meanwhile.
         at_once = min(2, dumps) if recipe.checkpoint.background else 1
         needs["embeddings for dumps"] = at_once * -(-rows // ranks) * here * a_row
         if recipe.checkpoint.background and isinstance(recipe, ClassifierRecipe) and not recipe.clusters:
@@ -88,7 +88,7 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
 
 
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
-    """Return the least bytes of the parameters of a recipe's encoders."""
+    """Return a lower bound on the bytes of the parameters of a recipe's encoders."""
     least: int = recipe.encoder.implementation.least_bytes(
         recipe.encoder, sizes.vocabulary, sizes.features, sizes.dense
     )
@@ -96,7 +96,7 @@ def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that this process may still take, within its container; None if unknown."""
+    """Return the bytes of memory still available to this process, within its container; None if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

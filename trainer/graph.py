@@ -1,7 +1,7 @@
 """A step of one rank as a CUDA graph: one launch instead of about a hundred.
 
-Inputs that differ between steps lie where the graph reads them: the batch, padded to a few sizes, which changes no
-number; the factor of the rates; and the key of random bits. A step reads nothing back, and no value decides its course.
+A step's varying inputs are in fixed memory that the graph reads: the batch, padded to a few sizes without effect on
+results; the factor of the rates; the key of random bits. A step reads nothing back, and no value changes its course.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import map_arrays, send
 
 T = TypeVar("T")
-TakeStep = Callable[..., StepResult]  # as `take_step`, of a context
-_MOST = 32  # graphs: sizes beyond those that come first are given one operation after the other
+TakeStep = Callable[..., StepResult]  # like `take_step`, for one context
+_MOST = 32  # graphs: further sizes run without a graph
 
 
 class _Layout(NamedTuple):
-    """Where the tensors of a value lie in pieces of memory: the bytes of each piece, the place of each tensor."""
+    """Layout of the tensors of a value in pieces of memory: the bytes of each piece, the place of each tensor."""
 
     pieces: tuple[int, ...]
     tensors: tuple[tuple[Any, ...], ...]
@@ -42,10 +42,10 @@ class _Recorded(NamedTuple):
 
 
 class Graphs:
-    """Functions of tensors on `device`, recorded for each layout of their memory that comes a second time.
+    """Functions of tensors on `device`; each memory layout is recorded when it comes a second time.
 
-    The first call of a layout runs without a graph: it compiles and loads kernels, and makes the optimizers' state. On
-    a device that records nothing, the function is called with the copies that a graph would read.
+    The first call with a layout runs without a graph: it compiles and loads kernels, and creates the optimizers' state.
+    On a device that cannot record, the function is called with copies, as a graph would read them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class Graphs:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[T], Any], given: T) -> Any:
-        """Return tensors of `function(given)`, which are the caller's. Raises ExtremisError: it cannot be recorded."""
+        """Return the tensors of `function(given)`; the caller owns them. Raises ExtremisError if recording fails."""
         layout, pieces = self._layout(given)
         if layout not in self._recorded:
             if len(self._recorded) < _MOST:
@@ -99,9 +99,9 @@ class Graphs:
 
     def _graph(self, function: Callable[[T], Any], copies: T) -> Callable[[], Any]:
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()  # results apart, nothing outlives a replay
+        self._pool = self._pool or torch.cuda.graph_pool_handle()  # except for the results, nothing survives a replay
         try:
-            # Other threads go on: they send batches.
+            # Other threads continue: they send batches.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 results = function(copies)
         except RuntimeError as error:
@@ -118,19 +118,19 @@ class Graphs:
 
 
 class _Given(NamedTuple):
-    """A step's batch on the device, and its numbers [] there."""
+    """A step's batch and its numbers [], on the device."""
 
     prepared: Any
     drawn: Any
-    factor: torch.Tensor  # float64, of the rates
-    key: torch.Tensor  # int64, of random bits
+    factor: torch.Tensor  # float64, for the rates
+    key: torch.Tensor  # int64, for random bits
 
 
 @dataclass(frozen=True)
 class GraphStep:
-    """`take_step` of one rank as a graph, for batches that are planned and prepared on the device.
+    """`take_step` of a single rank as a graph, for batches that are planned and prepared on the device.
 
-    A step runs without a graph if it has a hook, or if `is_watched`: somebody must hear of rows before they change.
+    A step runs without a graph if it has a hook, or if `is_watched`: a listener must see rows before they change.
     """
 
     context: StepContext
@@ -140,7 +140,7 @@ class GraphStep:
     def __call__(
         self, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
     ) -> StepResult:
-        """Do as `take_step`. Raises ExtremisError: it cannot be recorded."""
+        """Do the same as `take_step`. Raises ExtremisError if recording fails."""
         whole, model = batch if isinstance(batch, Batch) else batch.whole, self.context.model
         if hook is not None or self.is_watched():
             return take_step(self.context, whole, number, factor, hook)
@@ -159,7 +159,7 @@ class GraphStep:
 
 
 def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
-    """Return why the steps of a run cannot be recorded as graphs; "" where they can."""
+    """Return why the steps of a run cannot be recorded as graphs; "" if they can."""
     reasons = {
         "the run computes on a CPU": model.device == CPU,
         "several ranks wait for each other within a step": ranks > 1,
@@ -176,7 +176,7 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
 def plan_on(
     plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
 ) -> Candidates | None:
-    """Plan a batch, and send the labels that `device` is to merge to it, from any thread; if `pads`, padded."""
+    """Plan a batch, and send its labels to `device`, which merges them, from any thread; `pads`: padded."""
     candidates = plan(batch)
     if candidates is None or candidates.drawn is None:
         return candidates

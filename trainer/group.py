@@ -1,4 +1,4 @@
-"""Ranks of a training run and their messages: thin over torch.distributed, absent for one rank."""
+"""Ranks of a training run and their messages: a thin layer over torch.distributed, unused for one rank."""
 
 import contextlib
 import os
@@ -17,29 +17,29 @@ from trainer.stream.processes import Ranks, ranks_of_environment
 
 T = TypeVar("T")
 
-JOIN_SECONDS = 300.0  # until all ranks have come
-SILENCE_SECONDS = 3600.0  # that a rank may keep the others waiting: a table that is waited for, a large file
-GPU_SECONDS = 600.0  # that a GPU may wait for another within a step, the first of which may compile
+JOIN_SECONDS = 300.0  # until all ranks have joined
+SILENCE_SECONDS = 3600.0  # maximum that a rank may keep others waiting: for a table, for a large file
+GPU_SECONDS = 600.0  # maximum that a GPU may wait for another within a step; the first step may compile
 _POLL_SECONDS = 0.0005
-_STOP_SECONDS = 10.0  # the same once this rank is asked to stop: a launcher asks where another one has ended
+_STOP_SECONDS = 10.0  # the same after this rank is asked to stop: a launcher asks when another rank has ended
 _REPORTED = "reported"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 class RankLostError(ExtremisError):
-    """Another rank has ended, or can no longer be reached."""
+    """Another rank has ended or is unreachable."""
 
 
 def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes within one."""
+    """Return the labels [start, stop) of [0, `labels`) of `rank` among `ranks`: contiguous, sizes within one."""
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 
 class Group:
-    """A single rank: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
+    """A single rank: every operation is the identity. `Group.of_environment` returns it, or the launcher's ranks.
 
-    Every rank calls the same operations in the same order, each with tensors of the same dtype and device. Operations
-    of several ranks raise RankLostError when another rank has ended.
+    All ranks call the same operations in the same order, with tensors of the same dtype and device. With several ranks,
+    operations raise RankLostError if another rank has ended.
     """
 
     rank = 0
@@ -47,9 +47,9 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """Meet the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
+        """Join the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE for a single rank.
 
-        Raises InputError for an impossible environment, ExtremisError if not all of them come.
+        Raises InputError for an impossible environment, ExtremisError if some ranks do not join.
         """
         ranks = ranks_of_environment()
         return ALONE if ranks.ranks == 1 else join(ranks)
@@ -60,41 +60,41 @@ class Group:
         return self.rank == 0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, instead of `tensor` [...], and return it; the same bits on every rank."""
+        """Replace `tensor` [...] by its sum over ranks, and return it; bitwise the same on every rank."""
         return tensor
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to sum over ranks, instead of `tensor` [n]; return what waits for the sum and returns it.
+        """Begin to replace `tensor` [n] by its sum over ranks; return a function that waits for it and returns it.
 
-        Other work, and other messages, may continue meanwhile.
+        Other work and other messages may continue meanwhile.
         """
         return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Take the greatest over ranks, instead of `tensor` [...], and return it."""
+        """Replace `tensor` [...] by its maximum over ranks, and return it."""
         return tensor
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """Lay [b_r, ...] of every rank end to end in rank order: [sum b_r, ...]. Gradients do not flow through it.
+        """Concatenate [b_r, ...] of every rank in rank order: [sum b_r, ...]. Gradients do not flow through it.
 
-        b_r may differ by rank; known `sizes` [G] save a message.
+        b_r may differ by rank; passing known `sizes` [G] saves a message.
         """
         return tensor
 
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Lay each array [n_r, ...] of every rank end to end in rank order, in one message; n_r may differ."""
+        """Concatenate each array [n_r, ...] of every rank in rank order, in one message; n_r may differ."""
         return list(arrays)
 
     def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Send arrays [n, ...] messages[g] to rank g; return what each rank sent. Every message has the same dtypes."""
+        """Send arrays [n, ...] messages[g] to rank g; return what each rank sent. All messages have the same dtypes."""
         return [list(message) for message in messages]
 
     def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """Sum rows [sum b_r, D] over ranks; return the b_r of this rank, which `sizes` [G] tell, as [b_r, D]."""
+        """Sum rows [sum b_r, D] over ranks; return this rank's b_r rows, [b_r, D]; `sizes` [G] are all b_r."""
         return tensor
 
     def gather_objects(self, thing: T) -> list[T]:
-        """Return the `thing` of every rank, in rank order; small objects, which travel as pickles."""
+        """Return the `thing` of every rank, in rank order; small objects, sent as pickles."""
         return [thing]
 
     def broadcast(self, thing: T) -> T:
@@ -114,32 +114,32 @@ class Group:
         return sum(self.sizes(count)[: self.rank])
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` can be read at once, if that needs the other ranks' part of a step.
+        """Wait until `tensor` can be read at once, if it depends on other ranks' part of a step.
 
-        A GPU waits for an ended rank as for a late rank, without notice. So the wait is bounded, and shorter after
+        A GPU cannot tell an ended rank from a late rank. So the wait has a limit, which is shorter after
         `is_stop_asked`; RankLostError says what it waited for.
         """
 
     def for_another_thread(self) -> "Group":
-        """Return the same ranks for another thread, with its own order of calls. All ranks call it at once."""
+        """Return the same ranks for another thread, with its own order of calls. All ranks call it at the same time."""
         return self
 
     def first_to_report(self) -> bool:
-        """Return whether this rank is the first that asks: it reports why the run ends, others keep quiet."""
+        """Return whether this rank is the first to ask: it reports why the run ends, and others stay silent."""
         return True
 
     def close(self) -> None:
-        """End the group: no operation follows."""
+        """End the group: no operations follow."""
 
 
 ALONE = Group()
 
 
 def join(ranks: Ranks) -> Group:
-    """Meet the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, ExtremisError."""
+    """Join the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, ExtremisError."""
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
@@ -157,7 +157,7 @@ def join(ranks: Ranks) -> Group:
             f"rank {ranks.rank} of {ranks.ranks} cannot find the other ranks: {_line(error)}. Launch with torchrun, "
             "which sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
         ) from error
-    except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
+    except (RuntimeError, OSError) as error:  # torch raises RuntimeErrors
         raise ExtremisError(
             f"rank {ranks.rank} of {ranks.ranks} did not reach the other ranks within {JOIN_SECONDS:g} seconds: "
             f"{_line(error)}. Check why a rank did not start."
@@ -167,7 +167,7 @@ def join(ranks: Ranks) -> Group:
 
 
 class _Joined(Group):
-    """Ranks joined by torch.distributed; `of` is the process group, None the default one."""
+    """Ranks joined by torch.distributed; `of` is the process group, None for the default group."""
 
     def __init__(self, ranks: Ranks, store: Any, backend: str, of: Any) -> None:
         self.rank, self.ranks = ranks
@@ -189,13 +189,13 @@ class _Joined(Group):
         return self._reduced(tensor, dist.ReduceOp.MAX)
 
     def _reduced(self, tensor: torch.Tensor, how: Any) -> torch.Tensor:
-        whole = tensor.contiguous()  # gloo takes a view for the memory that it begins at
+        whole = tensor.contiguous()  # gloo would read a view as contiguous memory
         self._call(dist.all_reduce, whole, how, self._of)
         return tensor if whole is tensor else tensor.copy_(whole)
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
         sizes = sizes or self.sizes(len(tensor))
-        # gloo gathers equal sizes only: what is shorter is padded.
+        # gloo gathers equal sizes only: shorter tensors are padded.
         longest = max(sizes)
         part = tensor.detach().contiguous()
         if len(part) < longest:
@@ -211,7 +211,7 @@ class _Joined(Group):
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
         lengths = self.gather(torch.tensor([[len(array) for array in arrays]]), [1] * self.ranks).numpy()
         row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in arrays])
-        # Bytes of every array of every rank, [G, n], and where each begins within its rank's.
+        # Bytes of every array of every rank, [G, n], and each array's start within the message of its rank.
         sizes = lengths * row_bytes
         message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
         totals = sizes.sum(1)
@@ -226,7 +226,7 @@ class _Joined(Group):
 
     def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
         lengths = torch.tensor([[[len(array) for array in message] for message in messages]])
-        # Lengths of the arrays that every rank sends to this one, [G, n], and the bytes of one row of each.
+        # Lengths of the arrays that every rank sends to this rank, [G, n], and the bytes of one row of each array.
         arriving = self.gather(lengths, [1] * self.ranks)[:, self.rank].numpy()
         row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in messages[self.rank]])
         sent = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for message in messages for array in message]
@@ -290,7 +290,7 @@ class _Joined(Group):
     def first_to_report(self) -> bool:
         try:
             first = self._store.compare_set(_REPORTED, "", str(self.rank))
-        except RuntimeError:  # whoever kept the store is gone
+        except RuntimeError:  # the rank with the store has ended
             return True
         return bool(first.decode() == str(self.rank))
 
@@ -303,7 +303,7 @@ class _Joined(Group):
         return counts
 
     def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of an operation of torch.distributed. Raises RankLostError instead of its errors."""
+        """Return the result of an operation of torch.distributed. Raises RankLostError in place of its errors."""
         try:
             with Wait("the other ranks", seconds=SILENCE_SECONDS):
                 return operation(*arguments)
@@ -316,7 +316,7 @@ class _Joined(Group):
 
 
 def _limit_gpu_waits(of: Any) -> None:
-    """Let nccl end a process whose GPU waits longer than `wait_for`; gloo keeps its own limit."""
+    """Make nccl end a process whose GPU waits longer than `wait_for`; gloo keeps its own limit."""
     if torch.cuda.is_available():
         group: Any = of or dist.group.WORLD
         nccl = group._get_backend(torch.device("cuda"))

@@ -1,9 +1,9 @@
 """Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
 
-A new label's vector relates to its points, or text, as vectors of the earlier run do to theirs. A trained vector is
-about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. c is fitted by
-least squares over the labels of the earlier run, and the bias gives a mean query their score. New labels then score
-like the earlier labels; a vector of the same length along v would outscore them on every query.
+A new label's vector relates to its points, or text, like vectors of the earlier run to theirs. A trained vector is
+about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. Least squares
+over the labels of the earlier run determine c, and the bias gives a mean query the score of these labels. New labels
+then score like the earlier labels; a vector of the same length along v would outscore them on every query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ from trainer.model import Model, find_checkpoint, find_earlier
 from trainer.stream import open_queries
 
 _BATCH = 1024  # queries embedded at a time
-_FITTED = 1 << 14  # labels that c is fitted on: the first ones, which are as mixed as all
+_FITTED = 1 << 14  # labels to fit c on: the first labels, which are as mixed as all labels
 
 
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
-    """Take the encoder of the run `train.encoder_from`; whether there is one to take.
+    """Take over the encoder of the run `train.encoder_from`; return whether there is such a run.
 
     Raises InputError: a frozen but untrained encoder, no run or no checkpoint, a run on other data, or with a different
     encoder; TableError.
@@ -53,10 +53,10 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 
 @torch.no_grad()
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
-    """Vector l of this rank's labels becomes the embedding of label l's text, with length `norm`; biases stay.
+    """Set vector l of this rank's labels to the embedding of label l's text, with length `norm`; keep biases.
 
-    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError if
-    labels lack the encoder's inputs or the head encodes them anyway, TableError.
+    NGAME initialises classifiers like this (appendix C, module M2), with a trained encoder. Raises InputError if labels
+    lack the encoder's inputs or the head encodes labels anyway, TableError.
     """
     head = model.head
     if not head.has_rows:
@@ -70,10 +70,10 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
 
 
 def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
-    """Take the parameters of the run `train.start_from`, by label id; whether there is one to take.
+    """Take over the parameters of the run `train.start_from`, by label id; return whether there is such a run.
 
-    Vectors of new labels begin as `train.new_labels` says, those of retired labels at zero. Raises InputError: no such
-    run, on other data, or with a different model; TableError.
+    `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError:
+    no such run, on other data, or with a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -95,7 +95,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
 
 
 def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
-    """Yield the training rows of `parts`, including label texts if they are training points, a row group at a time."""
+    """Yield training rows of `parts`, and label texts if they are training points, one row group at a time."""
     tables = [open_queries(data, recipe.data.split)]
     if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
@@ -105,13 +105,13 @@ def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[s
 
 
 def _rows_of(table: Table, parts: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the existing `parts` of a table, a row group at a time."""
+    """Yield the rows of the existing `parts` of a table, one row group at a time."""
     some = [part for part in table.parts if part.name in parts]
     yield from table.of_parts(some).batches(columns) if some else ()
 
 
 def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
-    """Raise InputError if the model of RUN1 has another shape."""
+    """Raise InputError if the model of RUN1 has a different shape."""
     differing = recipe.encoder.differences(trained.encoder)
     if recipe.encodes_labels != trained.encodes_labels:
         differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
@@ -128,7 +128,7 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
 def fit_vectors(
     v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor, new: torch.Tensor
 ) -> torch.Tensor:
-    """Fit trained vectors w [S, D + 1], a bias last, to v - `mean`, v [S, D]; return those of labels at `new` [n, D].
+    """Fit w [S, D + 1], trained, bias last, to v - `mean`, v [S, D]; return vectors of labels at `new` [n, D].
 
     The score of a mean `query` [D] is the median of its scores with w.
     """
@@ -139,7 +139,7 @@ def fit_vectors(
     return torch.cat([rows, (level - rows @ query)[:, None]], 1)
 
 
-# Embeddings [n, D] that vectors of labels are estimated by, which of them are there [n], and a mean one [D].
+# Embeddings [n, D] from which labels' vectors are estimated, a mask of the existing ones [n], and a mean embedding [D].
 Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -147,10 +147,10 @@ Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def begin_new_labels(
     model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
 ) -> None:
-    """Give this rank's labels from the checkpoint's L on their first vectors, the same on any ranks.
+    """Initialise this rank's labels from the checkpoint's L on; the result does not depend on the ranks.
 
-    As `train.new_labels` says, labels begin at the mean of their points in `parts`, or at their texts if they have no
-    points. They do not change if there is nothing to fit to. Raises TableError.
+    `train.new_labels` says whether labels start at the mean of their points in `parts`, or at their texts if they have
+    no points. They do not change if there is nothing to fit to. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)
@@ -197,7 +197,7 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str]
 
 
 def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
-    """Return the embeddings of the texts of labels, ranges laid end to end."""
+    """Return the embeddings of the texts of labels, all ranges end to end."""
     parts = [torch.zeros(0, model.encoder.dimension, device=model.device)]
     parts += [z for labels in ranges for _, z in embed_texts(model, data, labels.start, labels.stop)]
     z = torch.cat(parts)

@@ -1,17 +1,17 @@
-"""Names of an encoder's inputs; imports nothing, because recipes are checked without the encoder."""
+"""Names of an encoder's inputs; it imports nothing, because recipes are checked without the encoder."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args
 
 Part = Literal["tokens", "features", "dense"]
-Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # encoder.inputs
-Kind = Literal[Read, "none"]  # of streams without an encoder, too
+Read = Literal["tokens", "features", "both", "dense", "tokens+dense", "features+dense", "all"]  # for encoder.inputs
+Kind = Literal[Read, "none"]  # also for streams without an encoder
 PARTS: tuple[Part, ...] = get_args(Part)
 _SPECIAL: Mapping[str, tuple[Part, ...]] = {"both": ("tokens", "features"), "all": PARTS}
 
 
 def reads(kind: Kind) -> tuple[Part, ...]:
-    """Return what `kind` reads."""
+    """Return the inputs that `kind` reads."""
     return _SPECIAL.get(kind) or tuple(part for part in PARTS if part in kind.split("+"))
 
 

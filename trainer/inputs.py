@@ -23,9 +23,9 @@ _COLUMNS: Mapping[Part, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """B rows of token ids, of int32 feature ids, sorted and unique within a row, and of vectors `dense` [B, d] float16.
+    """B rows: token ids, int32 feature ids (sorted and unique within a row), and vectors `dense` [B, d] float16.
 
-    What is not read is None.
+    Inputs that are not read are None.
     """
 
     tokens: Ragged | None = None
@@ -34,14 +34,14 @@ class Inputs:
 
     @classmethod
     def of(cls, rows: pa.Table) -> "Inputs":
-        """Read the columns that are inputs."""
+        """Read the inputs among the columns of a table."""
         names = {name for columns in _COLUMNS.values() for name in columns} & {*rows.column_names}
         lists = {name: list_column(rows, name) for name in names - {DENSE}}
         return cls.from_columns(lists, matrix_column(rows, DENSE) if DENSE in names else None)
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Ragged], dense: np.ndarray | None = None) -> "Inputs":
-        """Pick the inputs out of `columns` by name, with vectors `dense`."""
+        """Take the inputs from `columns` by name, with vectors `dense`."""
         tokens, ids = columns.get("input_ids"), columns.get("feature_ids")
         return cls(
             tokens, SparseRows(ids.values, columns["feature_values"].values, ids.offsets) if ids else None, dense
@@ -62,7 +62,7 @@ class Inputs:
         )
 
     def take(self, rows: np.ndarray) -> "Inputs":
-        """Return rows `rows` [B'] in that order."""
+        """Return the rows `rows` [B'] in that order."""
         return Inputs(
             self.tokens and self.tokens.take(rows),
             self.features and self.features.take(rows),
@@ -71,7 +71,7 @@ class Inputs:
 
 
 def open_queries(data: DataLayout, split: str) -> Table:
-    """Open the queries of `split`. Raises InputError if DATA has no such split, TableError if unfinished."""
+    """Open the queries of `split`. Raises InputError if DATA lacks this split, TableError if it is unfinished."""
     prefix = "queries/"
     splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:
@@ -85,7 +85,7 @@ def columns_of(kind: Kind) -> list[str]:
 
 
 def scored_columns(queries: Table, columns: list[str]) -> list[str]:
-    """Return the columns of `queries` to score: an encoder's `columns`, the positives, and a filter."""
+    """Return the columns of `queries` needed for scores: an encoder's `columns`, the positives, and a filter."""
     return [*columns, "label_ids", *({"filter_label_ids"} & {*queries.columns})]
 
 
@@ -100,7 +100,7 @@ _REMEDIES: Mapping[Part, str] = {
 
 
 def require_inputs(table: Table, kind: Kind) -> None:
-    """Refuse a table without the columns that `kind` reads. Raises InputError that lists the splits."""
+    """Refuse a table without the columns that `kind` reads. Raises InputError with a list of the splits."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return

@@ -1,6 +1,6 @@
-"""Instructions of the processor that Numba has no function for, for compiled loops.
+"""Processor instructions without a Numba function, for compiled loops.
 
-Numba's cache knows only the file of a loop: after a change here, touch the files that use it.
+Numba's cache checks only the file of a loop: after a change here, touch the files that use it.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from numba.extending import intrinsic
 
 @intrinsic
 def prefetch(context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at `address`, to be read; nothing waits for it, and no address is wrong."""
+    """Prefetch the cache line at `address` for reading; nothing waits for it, and any address is allowed."""
     return types.void(types.intp), _prefetch(0)
 
 
 @intrinsic
 def prefetch_to_write(context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at `address`, to be written to; nothing waits for it, and no address is wrong."""
+    """Prefetch the cache line at `address` for writing; nothing waits for it, and any address is allowed."""
     return types.void(types.intp), _prefetch(1)
 
 
 def _prefetch(writes: int) -> Callable[..., Any]:
-    """Return the code that asks for a line and keeps it in all caches."""
+    """Return the code that prefetches a line into all caches."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -1,7 +1,7 @@
 """Ranges of labels of ranks: contiguous, and of equal work if popular labels come first.
 
-A label's work in a step is its share of the positives, and of hard negatives, which go about by frequency too, and of
-the random ones, which mostly do not.
+A label's work in a step is its share of the positives, of hard negatives (also roughly by frequency), and of random
+negatives (mostly independent of frequency).
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
-MOST_LABELS = 1.25  # labels of a rank, over L/G: its memory
-_EVEN = 1.05  # the most work of a rank over the mean, up to which ranges stay equal in labels
-_STRIDE = 18  # log2 of the places, beside those of frequent labels, where work is known; between them it is even
-_FREQUENT = 14  # log2 of the share of the points that makes a label frequent
+MOST_LABELS = 1.25  # maximum number of labels of a rank, over L/G: bounds its memory
+_EVEN = 1.05  # up to this ratio of a rank's maximum work to the mean, ranges stay equal in labels
+_STRIDE = 18  # log2 of the number of places with known work, besides frequent labels; in between, work is interpolated
+_FREQUENT = 14  # log2 of 1 / the share of points that makes a label frequent
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of ranges of about equal work; None: equal numbers of labels.
+    """Return bounds [G + 1] of ranges of about equal work; None for equal numbers of labels.
 
     Memory does not grow with L. Raises TableError.
     """
@@ -32,12 +32,12 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
     negatives, batch, positives = recipe.negatives, recipe.order.batch, sums[-1] / points
     drawn = negatives.pool_size(batch, positives, labels.rows) or negatives.draws(batch) / batch
     popular = positives + negatives.most_hard + negatives.by_frequency * drawn
-    uniform = max((1 - negatives.by_frequency) * drawn, 1e-3 * popular)  # no label is without work
+    uniform = max((1 - negatives.by_frequency) * drawn, 1e-3 * popular)  # every label has some work
     return balanced_bounds(ends, popular * sums / max(1, sums[-1]) + uniform * ends / max(1, labels.rows), ranks)
 
 
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return label ends [K] ascending, with 0 and L, and the summed frequencies [K] before each.
+    """Return label ends [K] ascending, with 0 and L, and the sum of frequencies [K] before each end.
 
     `groups` are frequencies [n] in order. Ends are at equal distances, and on both sides of frequent labels.
     """
@@ -56,10 +56,10 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 
 
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of the ranges with the least maximum work, of MOST_LABELS L/G labels at most.
+    """Return bounds [G + 1] of the ranges with the least maximum work, with at most MOST_LABELS L/G labels each.
 
-    `work` [K] is the work of all labels before each of `ends` [K]. None if there are fewer labels than ranks, or if
-    ranges of equal numbers of labels are about as good.
+    `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
+    or if ranges of equal numbers of labels are about as good.
     """
     labels = int(ends[-1])
     most_labels = -(-int(MOST_LABELS * labels) // ranks)
@@ -69,7 +69,7 @@ def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int]
         return None
 
     def cut(most: float) -> list[int]:
-        """Cut ranges of work `most` from the first label on; the last may end before L."""
+        """Cut ranges of work `most` from the first label on; the last range may end before L."""
         bounds = [0]
         for left in range(ranks - 1, -1, -1):
             low = bounds[-1]

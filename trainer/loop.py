@@ -1,4 +1,4 @@
-"""The training loop: a run is started or resumed, and its epochs run one after the other."""
+"""The training loop: it starts or resumes a run, and runs its epochs one after another."""
 
 import json
 from collections.abc import Generator
@@ -43,7 +43,7 @@ class Trainer:
     def start(
         cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE, claim: Claim | None = None
     ) -> "Trainer":
-        """Start a new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
+        """Start a new run. Raises InputError if RUN already holds a run, TableError if DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
@@ -62,9 +62,9 @@ class Trainer:
     ) -> "Trainer":
         """Continue with the run at RUN from its newest checkpoint, on any number of ranks.
 
-        Without a checkpoint it begins again, and may have another recipe; with one the shares of its sources may be
-        others, from the next epoch on. Raises InputError when RUN was made from other
-        data or by another recipe, TableError.
+        Without a checkpoint the run starts again, and may have a different recipe; with a checkpoint only the shares of
+        its sources may differ, from the next epoch on. Raises InputError if RUN was made from other data or with
+        another recipe, TableError.
         """
         layout = RunLayout(run)
         config = load_config(layout.config)
@@ -103,7 +103,7 @@ class Trainer:
         self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
-        """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
+        """Run the remaining epochs, each with a report; call `on_step(global step, total, loss)` after every step."""
         writer, is_finished = self.parts.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:

@@ -65,7 +65,7 @@ class ScoredPredictions:
         scores, hits, _ = self.pairs()
         order = np.argsort(-scores, kind="stable")
         ranked, right = scores[order], np.cumsum(hits[order])
-        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # ends of groups of equal scores
+        last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # ends of equal scores
         share = right[last] / (last + 1)
         thresholds = []
         for precision in precisions:

@@ -1,4 +1,4 @@
-"""Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
+"""Writes an export: a run's checkpoint as files for serving; a manifest, written last, publishes them."""
 
 import functools
 import itertools
@@ -51,9 +51,9 @@ from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_enco
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
-_COMPARED, _GROUPS = 256, 16  # queries, of a form with PyTorch's own; row groups that they are looked for in
-_KEYS = 1 << 14  # of training points, in a row group
-_TOKENS = 128  # of a text, where neither the data nor the encoder says
+_COMPARED, _GROUPS = 256, 16  # queries to compare a form with PyTorch's own on; row groups to find them in
+_KEYS = 1 << 14  # training points in a row group
+_TOKENS = 128  # tokens of a text, if neither the data nor the encoder says
 
 Say = Callable[[str], None]
 Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
@@ -61,14 +61,13 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export. `split` None: thresholds from `val`, if DATA has it. `index`: none, auto, a factory.
+    """Options of an export. `split` None: thresholds from `val`, if DATA has it. `index`: none, auto, or a factory.
 
-    `calibrate`: learn probabilities on the same split, or, without val, on what the run held out.
-    `step`: as of `open_step`. `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a
-    label; "fused" by the run's weights or tree, with what they read; None: fused where it has these. `device`: where
-    vectors are made, of which the export knows nothing.
-    `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
-    `form`: of the encoder, as `choose_form` takes it.
+    `calibrate`: fit probabilities on the same split, or, without `val`, on the run's held-out rows. `step`: as in
+    `open_step`. `scores`: "classifier"; "sum" adds embeddings of the labels' texts, one vector per label; "fused" uses
+    the run's weights or tree and the data that they read; None: fused if the run has a fusion. `device`: computes the
+    vectors; the export does not record it. `onto`: an earlier export, or a folder with a current export; its files stay
+    in place and are referenced. `form`: of the encoder, as in `choose_form`.
     """
 
     step: int | str | None
@@ -94,8 +93,8 @@ class ExportOptions:
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN, made from DATA, to OUT.
 
-    An existing export of the same checkpoint with the same options is returned.
-    Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
+    It returns an existing export of the same checkpoint with the same options. Raises InputError: no checkpoint, other
+    data, no such split, something else at OUT; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
@@ -127,7 +126,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
         vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
         with building(out, "exported", say) as build:
-            finished = find_finished()  # the last owner may have made it
+            finished = find_finished()  # the previous owner may have made it
             if finished is None:
                 return build.publish(_write(plan, build.url, request, say))
     clean_up(out, "exported")
@@ -137,7 +136,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
 
 @dataclass(frozen=True)
 class _Plan:
-    """Content of an export: a checkpoint of a run, its other scores, and the split of its thresholds."""
+    """Content of an export: a checkpoint of a run, its other scores, and the split for its thresholds."""
 
     data: DataLayout
     run: RunLayout
@@ -150,7 +149,7 @@ class _Plan:
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
-    """Write all files of an export at `url`; return their manifest, to be published with them."""
+    """Write all files of an export at `url`; return the manifest that will publish them."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataSizes.of(layout)
@@ -197,7 +196,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
 
 
 def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[str, Any]:
-    """Return the length of a dense vector, if the encoder reads one, and the model that makes it, if any."""
+    """Return the length of a dense vector, if the encoder reads one, and the model that computes it, if any."""
     if DENSE not in reads(recipe.encoder.inputs):
         return {}
     model = DenseModel.stated(facts.manifest.parameters, layout.root)
@@ -205,7 +204,7 @@ def _dense_facts(facts: DataSizes, recipe: Recipe, layout: DataLayout) -> dict[s
 
 
 def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
-    """Return the place of the export among versions, with `shards` as its files."""
+    """Return the export's place among versions, with `shards` as its files."""
     part, earlier = Version.of(Table.open(plan.data.root, "data").manifest).part, plan.earlier
     if earlier is None:
         return ExportVersion(part)
@@ -223,7 +222,7 @@ def _describe(options: ExportOptions) -> dict[str, Any]:
 
 
 def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -> str | None:
-    """Return the split to make thresholds on; never `test` or `train` unless it is named. Raises InputError."""
+    """Return the split for the thresholds; never `test` or `train` unless it is named. Raises InputError."""
     split, has_val = options.split, "queries/val" in Table.open(data.root, "data").parents
     if options.calibrate:
         named = None if split == "none" else split or ("val" if has_val else None)
@@ -237,7 +236,7 @@ def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -
 
 
 def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
-    """Return the greatest number of tokens of a text: as DATA cut them, and the encoder once more."""
+    """Return the maximum number of tokens of a text: the limit of DATA, and the encoder's own limit."""
     limit = recipe.encoder.token_limit
     stored = limit or _TOKENS
     if "tokenizer" in data.parents:
@@ -252,7 +251,7 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
 
 
 def _write_encoders(plan: _Plan, model: Model, tokens: int, place: Path, url: str) -> tuple[list[Shard], list[Formed]]:
-    """Write the folder of each encoder at `url`, with the tokenizer's files; return those that have another form."""
+    """Write each encoder's folder at `url`, with the tokenizer's files; return the encoders with another form."""
     data, form = plan.data, plan.options.form
     shards, formed = list[Shard](), list[Formed]()
     for name, encoder in model.encoders.items():
@@ -273,7 +272,7 @@ def _write_encoders(plan: _Plan, model: Model, tokens: int, place: Path, url: st
 
 
 def _compared_rows(plan: _Plan, model: Model) -> Inputs:
-    """Read some rows of the thresholds' split, else of what was held out, else of those trained on."""
+    """Read some rows of the thresholds' split, else of the held-out rows, else of the training rows."""
     split = plan.split or (HOLDOUT if plan.recipe.data.holdout else plan.recipe.data.split)
     table, part = open_split(plan.data, split, plan.recipe.data)
     groups = [*itertools.islice(part.batches(table, model.columns), _GROUPS)]
@@ -284,13 +283,13 @@ def _compared_rows(plan: _Plan, model: Model) -> Inputs:
 def _rows_to_score(
     model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str | None
 ) -> RowsOf:
-    """Return the reader of the vectors that x is scored against, by ranges of labels."""
+    """Return the reader, by ranges of labels, of the vectors that x is scored against."""
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
 
     classifier_rows = functools.partial(checkpoint.vectors, "weight")
 
-    def summed_rows(start: int, stop: int) -> torch.Tensor:  # a bias stays
+    def summed_rows(start: int, stop: int) -> torch.Tensor:  # a bias is kept
         rows, texts = classifier_rows(start, stop).float(), _concatenate(embed_texts, model, data, start, stop)
         return rows + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))
 
@@ -305,7 +304,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 def _write_serving(
     plan: _Plan, model: Model, formed: list[Formed], rows_of: RowsOf, target: Target
 ) -> tuple[list[Shard], Serving]:
-    """Write the vectors, and with a fusion what it reads beside them; open them for exact search."""
+    """Write the vectors, and the data of a fusion beside them; open them for exact search."""
     data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
@@ -327,7 +326,7 @@ def _write_serving(
 
 
 def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard:
-    """Write the keys of the first `points` training points, in the order in which a memory has them."""
+    """Write the keys of the first `points` training points, in the order of the memory."""
     table = open_queries(data, trained.split)
     with writing_shard(join(out, POINTS), 0, 1, pa.schema({"key": pa.string()}), _KEYS) as shard:
         for share in (trained.trained, trained.held_out):
@@ -337,7 +336,7 @@ def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard
 
 
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
-    """Write an index if the options ask for one; return its files and the facts to open them."""
+    """Write an index if the options request one; return its files and the facts needed to open them."""
     earlier = _earlier_index(plan.earlier)
     spec = choose_index(plan.options.index, len(serving.vectors))
     if plan.options.index == AUTO and earlier is not None:
@@ -365,7 +364,7 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
 
 
 def _measure_thresholds(plan: _Plan, serving: Serving, say: Say) -> dict[str, Any] | None:
-    """Find scores for the precisions, and a calibration, on the best DEPTH predictions of each query of the split."""
+    """Find scores for the precisions, and a calibration, from the best DEPTH predictions of each query of the split."""
     split = plan.split
     if split is None:
         say(

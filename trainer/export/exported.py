@@ -1,6 +1,6 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores, without PyTorch.
 
-A bag of words and the other scores are computed by NumPy and Faiss, from mapped files.
+NumPy and Faiss compute a bag of words and the other scores from mapped files.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from trainer.rows.threads import set_threads
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
-TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
-_BATCH = 1024  # rows that are encoded at a time
+TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
+_BATCH = 1024  # rows encoded at a time
 
 
 class Answer(NamedTuple):
@@ -54,13 +54,13 @@ class Answer(NamedTuple):
 
     @property
     def none_of_these(self) -> list[bool | None]:
-        """Whether the best label of each row is less likely right than wrong; None without probabilities."""
+        """Return whether each row's best label is more likely wrong than right; None without probabilities."""
         found = self.probabilities
         return [None] * len(self.ids) if found is None else (found[:, 0] < EVEN).tolist()
 
 
 class Embeds(Protocol):
-    """Encoder of an export."""
+    """An export's encoder."""
 
     def embed(self, inputs: Inputs, /) -> np.ndarray:
         """Return x float32 [B, D]."""
@@ -68,10 +68,10 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """An encoder of `inputs`, the vectors [L, D] it is scored against, and an index over their ranges, or none.
+    """An encoder of `inputs`, the vectors [L, D] that x is scored against, and optionally an index over their ranges.
 
-    `fused` ranks the best by these vectors again. `bias`: x meets a last column of the vectors with 1.
-    `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
+    `fused` ranks the best labels by these vectors again. `bias`: a last column of the vectors meets a 1 in x. `retired`
+    [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
     encoder: Embeds
@@ -85,7 +85,7 @@ class Serving:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the encoder reads."""
+        """Names of the columns that the encoder reads."""
         return columns_of(self.inputs)
 
     @cached_property
@@ -96,7 +96,7 @@ class Serving:
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Embed the inputs of B rows: x float32 [B, D], ready for products with the vectors.
 
-        Raises TableError if the export's files were written over.
+        Raises TableError if the export's files were overwritten.
         """
         if self.files is not None:
             self.files.require_unchanged()
@@ -117,12 +117,12 @@ class Serving:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 pad.
 
-        `filters`: the label ids that each row leaves out. An index, if there is one and not `exact`, finds candidates
-        that are scored exactly. `inputs`: what x was embedded from, which a linear ranker reads. Raises TableError if
-        the export's files were written over, ExtremisError if a score is not a number.
+        `filters`: label ids to leave out for each row. An index, if there is one and not `exact`, finds candidates that
+        are scored exactly. `inputs`: the inputs of x, which a linear ranker reads. Raises TableError if the export's
+        files were overwritten, ExtremisError if a score is not a number.
         """
         if self.files is not None and inputs is None:
-            self.files.require_unchanged()  # else `embed` has looked
+            self.files.require_unchanged()  # else `embed` has checked
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
         shortlisted = self._search(x, depth, filters, exact)
@@ -131,7 +131,7 @@ class Serving:
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
     def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
-        """Return what each scorer says of labels `ids` [B, S] of B rows; -1 pads.
+        """Return each scorer's scores of labels `ids` [B, S] of B rows; -1 pads.
 
         `fused.fusion.fuse` computes the fused score. Without fusion all but `scores` are 0.
         """
@@ -140,7 +140,7 @@ class Serving:
         return scorers.score_listed(x, inputs, self.vectors, listed)
 
     def _search(self, x: np.ndarray, k: int, filters: Ragged, exact: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores [B, k] and ids [B, k] by the vectors only."""
+        """Return scores [B, k] and ids [B, k] from the vectors only."""
         searched = self.vectors.indexed if exact or not self.index else self.index
         wanted, depth = min(k, len(self.vectors)), k + filters.longest
         while True:
@@ -148,7 +148,7 @@ class Serving:
             if self.retired is not None:
                 ids = np.where((ids >= 0) & self.retired[ids], PAD, ids)
             ids, scores = filters.filter_ranking(ids, scores, k)
-            # Retired labels were among the best: the search goes deeper for rows that have too few others.
+            # Some of the best labels are retired: search deeper for rows with too few other labels.
             if self.retired is None or depth >= len(self.vectors) or (ids[:, :wanted] != PAD).all():
                 return scores, ids
             depth *= 4
@@ -156,7 +156,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Exported:
-    """An open export, with its files on a local disk."""
+    """An open export with its files on a local disk."""
 
     table: Table
     files: Files
@@ -167,8 +167,8 @@ class Exported:
     def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
         """Open the export at `url`, or the current export of a folder; remote files are copied to TMPDIR.
 
-        An open export is one version, also when another becomes current. `exact`: without an index. The encoder, and
-        vectors that are searched without an index, go to `device`.
+        An open export stays at one version, even if another becomes current. `exact`: without an index. The encoder,
+        and vectors that are searched without an index, go to `device`.
 
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
@@ -177,7 +177,7 @@ class Exported:
             try:
                 return cls._open(version, exact, device)
             except TableError:
-                if follow(url) == version:  # else another one is current by now, and this one may be gone
+                if follow(url) == version:  # else another export is current by now, and this one may be gone
                     raise
 
     @classmethod
@@ -197,7 +197,7 @@ class Exported:
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
             calibration = Calibration.read(learned["curve"], url) if learned else None
-        pa.default_memory_pool().release_unused()  # by Arrow, of what was read
+        pa.default_memory_pool().release_unused()  # raised by Arrow for the data that it read
         return cls(table, files, serving, calibration)
 
     @staticmethod
@@ -236,13 +236,13 @@ class Exported:
 
     @property
     def dense_model(self) -> DenseModel | None:
-        """Model of the dense vectors of the encoder; None: it reads none, or vectors of the user."""
+        """Model of the encoder's dense vectors; None if it reads none, or the user supplies them."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
-        """Rank labels as `Serving.rank`; texts without `known` [B] tokens get the most frequent labels.
+        """Rank labels as in `Serving.rank`; texts without `known` [B] tokens get the most frequent labels.
 
-        The score of such a label is the logarithm of the odds that a training point has it.
+        The score of such a label is the log odds that a training point has it.
         """
         scores, ids = self.serving.rank(inputs, k, filters)
         found = None if self.calibration is None else self.calibration(scores)
@@ -258,7 +258,7 @@ class Exported:
 
     @cached_property
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels that have training points and may be predicted, the most first, and logarithms of odds float32 [L]."""
+        """Labels with training points that may be predicted, most frequent first, and their log odds float32 [L]."""
         frequency = number_column(self.label_table(("frequency",)), "frequency").astype(np.float64)
         with _naming_damage(self.table.url):
             points = float(self.table.parameters.get("training_points") or frequency.sum())
@@ -269,7 +269,7 @@ class Exported:
         return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
 
     def point_keys(self, points: np.ndarray) -> list[str]:
-        """Return the keys of training points [n] of the memory; their numbers, of an export that keeps none."""
+        """Return the keys of training points [n] of the memory; or their numbers, if the export keeps no keys."""
         shards = self.files.of(POINTS)
         if not shards:
             return [str(point) for point in points.tolist()]
@@ -284,10 +284,10 @@ class Exported:
             return self.files.read(LABELS, columns)
 
     def threshold(self, precision: float) -> float:
-        """Return the score from which on predictions had `precision` on the split of the thresholds.
+        """Return the lowest score at which predictions had `precision` on the split for the thresholds.
 
-        A calibrated export has a threshold for any `precision`: the score above which each label is that probably
-        correct. Raises InputError for a precision without a threshold.
+        A calibrated export has a threshold for any `precision`: above it, each label is correct with at least that
+        probability. Raises InputError for a precision without a threshold.
         """
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]
@@ -307,7 +307,7 @@ class Exported:
 
 @contextlib.contextmanager
 def _naming_damage(url: str) -> Iterator[None]:
-    """Turn any library's error over foreign files into a TableError that names `url`."""
+    """Turn any library's error about damaged files into a TableError that names `url`."""
     try:
         yield
     except ExtremisError:
@@ -318,7 +318,7 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the threads of Faiss, and of torch if it is loaded; None: all cores, and one in a forked child."""
+    """Set the threads of Faiss, and of torch if loaded; None: all cores, but one thread in a forked child."""
     from search.block import set_up
 
     if threads:

@@ -28,7 +28,7 @@ _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 class Files:
     """Files of the export `table`; remote files are copied to TMPDIR on demand.
 
-    All reads, now or later, see the checked files: TableError if a file was written over.
+    All reads, now or later, see the checked files: they raise TableError if a file was overwritten.
     """
 
     def __init__(self, table: Table) -> None:
@@ -50,7 +50,7 @@ class Files:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Return the place of a file, checked once. Raises TableError: missing, damaged or changed; StorageError."""
+        """Return the path of a file, checked once. Raises TableError: missing, damaged or changed; StorageError."""
         path, local = self._place(shard)
         if path in self._checked:
             if stamp(path) != self._checked[path]:
@@ -68,18 +68,18 @@ class Files:
         return Path(path)
 
     def check_all(self) -> None:
-        """Check, or fetch, all files; the second time, check that none has changed. Raises TableError, StorageError."""
+        """Check, or download, all files; the second call checks that none changed. Raises TableError, StorageError."""
         for shard in self.table.shards:
             self.path(shard)
 
     def require_unchanged(self) -> None:
-        """Raise TableError if a mapped file was written to: its rows then belong to two exports."""
+        """Raise TableError if a mapped file was overwritten: its rows would then belong to two exports."""
         for file in self._mapped:
             if file.has_changed():
                 raise _changed(file.path)
 
     def map(self, name: str) -> Mapped:
-        """Map a file, for `require_unchanged` to look at. What is written to the bytes stays in memory."""
+        """Map a file that `require_unchanged` then checks. Changes to the bytes stay in memory."""
         shard = next((shard for shard in self.table.shards if shard.path == name), None)
         if shard is None:
             raise TableError(f"{self.url}: this export has no {name}. {REMEDY}")
@@ -87,11 +87,11 @@ class Files:
         return self._mapped[-1]
 
     def watch(self, file: Mapped | None) -> None:
-        """Have `require_unchanged` look at a file that is mapped elsewhere."""
+        """Make `require_unchanged` also check a file that is mapped elsewhere."""
         self._mapped += [file] if file else []
 
     def vectors(self, shard: Shard) -> Any:
-        """Return the rows [n, D] of a file of vectors, which is mapped, with those changed since it was written."""
+        """Return the rows [n, D] of a mapped file of vectors, with later changes of rows applied."""
         rows = map_vectors(self.map(shard.path))
         if shard.view is not None and shard.view.changed is not None:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
@@ -115,7 +115,7 @@ class Files:
         return pa.concat_tables(groups).select([*columns])
 
     def _place(self, shard: Shard) -> tuple[str, bool]:
-        """Return the path of a file, and whether it is an original file."""
+        """Return the path of a file, and whether the file is the original."""
         place = shard_url(self.url, shard)
         local = storage.is_local(place)
         return storage.filesystem(place)[1] if local else join(self._copies.name, shard.path), local
@@ -137,7 +137,7 @@ def _changed(path: str) -> TableError:
 
 
 def _copy(url: str, target: Path) -> str:
-    """Copy a file to the local `target`, and return its SHA-256 there."""
+    """Copy a file to the local `target`, and return the SHA-256 of the copy."""
     with storage.open_read(url) as source, target.open("wb") as out:
         shutil.copyfileobj(source, out, _COPY_BYTES)
     return storage.file_sha256(str(target))

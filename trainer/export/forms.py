@@ -20,16 +20,16 @@ from trainer.methods.kinds import EncoderSection, import_name
 AUTO_FORM = "auto"
 _INT8 = "onnx-int8"
 _BROUGHT_BY = {"onnxruntime": "onnx", "onnxscript": "trainer"}
-_FURTHEST = 1e-4  # of the largest number of x, between float32 and float32
-_LEAST_COSINE = 0.9  # of int8 with float32, in the mean
-_LEAST = 1e-12  # that is divided by
-_DEPTH = 5  # labels of a query that are compared
+_FURTHEST = 1e-4  # largest float32 difference of x, as a share of the largest number
+_LEAST_COSINE = 0.9  # least mean cosine of int8 with float32
+_LEAST = 1e-12  # least divisor
+_DEPTH = 5  # labels per query that are compared
 
 
 def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any] | None) -> str | None:
-    """Return the form of the encoder, None for the first form of its kind; auto: as in options of the `earlier` export.
+    """Return the encoder's form, None for the first form of its kind; auto: as in the options of the `earlier` export.
 
-    Raises InputError: a form that the kind does not have, or that needs what is not installed.
+    Raises InputError for a form that the kind does not have, or that needs a missing package.
     """
     form = (earlier or {}).get("form") if stated == AUTO_FORM else stated
     first, *others = section.SERVED_BY
@@ -58,9 +58,9 @@ class Formed:
 
     @classmethod
     def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "Formed":
-        """Write the encoder at `source`, as `Encoder.write` made it, beside it.
+        """Write the form of the encoder at `source`, which `Encoder.write` made, beside it.
 
-        Raises InputError for a model that cannot be written as a graph, or whose graph does not give PyTorch's x.
+        Raises InputError if the model cannot be written as a graph, or if the graph does not give PyTorch's x.
         """
         from trainer.encoders.write_onnx import write_onnx
 
@@ -71,7 +71,7 @@ class Formed:
         encoder.load(source)
         try:
             write_onnx(encoder, folder, form == _INT8)
-        except Exception as error:  # of any part of PyTorch's exporter, which names a cause behind some advice
+        except Exception as error:  # from any part of PyTorch's exporter, which names a cause after some advice
             cause = error.__cause__ or error
             reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200].rstrip(".")
             raise InputError(
@@ -82,7 +82,7 @@ class Formed:
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
-        """Return what `apart` says, and how often `serving` ranks labels as with PyTorch's encoder."""
+        """Return the facts of `apart`, and how often `serving` ranks labels as PyTorch's encoder does."""
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
         shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
         best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
@@ -92,7 +92,7 @@ class Formed:
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Return how far x [B, D] of a form are from PyTorch's y. Raises InputError where that is too far."""
+    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if it is too large."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
     cosines = (x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
     cosine = float(cosines.sum() / max(1, len(x)))

@@ -1,7 +1,7 @@
 """Vectors of an export in safetensors files by label range, which are mapped, and a Faiss index over each range.
 
-Indexes are built or updated, tuned, opened and searched; Faiss is loaded at the first call. Candidates from an index
-are scored exactly, as in mining.
+This module builds, updates, tunes, opens and searches indexes; it loads Faiss at the first call. Candidates from an
+index are scored exactly, as in mining.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 NAME, POSITIONS = "weight", "rows"
 _COMPARED = 1 << 16  # rows at a time
 DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
-EXACT_LABELS = 1 << 17  # up to so many, exact search answers in milliseconds
+EXACT_LABELS = 1 << 17  # up to this number, exact search answers in milliseconds
 _SEED = 0
-_MOST_MOVED = 2  # an index of which more than a half has moved is built anew: its lists no longer fit
+_MOST_MOVED = 2  # an index with more than half of its rows moved is built anew: its lists no longer fit
 
 
 def map_vectors(file: Mapped) -> np.ndarray:
-    """Return the rows [n, D] of a mapped file of vectors, not copied. Raises ValueError for another file."""
+    """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for a different file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
         raise ValueError(f"tensors {', '.join(tensors)}, expected {NAME} alone")
@@ -40,7 +40,7 @@ def map_vectors(file: Mapped) -> np.ndarray:
 
 
 def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
-    """Replace mapped rows by the rows of a patch. Raises ValueError if it does not fit."""
+    """Replace mapped rows by the rows of a patch. Raises ValueError if the patch does not fit."""
     tensors = load(patch)
     positions, changed = tensors[POSITIONS], tensors[NAME]
     if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
@@ -61,9 +61,9 @@ def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
 
 
 class Vectors:
-    """[L, D] as arrays of label ranges laid end to end, which are searched exactly and score pairs.
+    """Vectors [L, D] as arrays of label ranges laid end to end; they are searched exactly and score pairs.
 
-    A slice is an array, a view of one range if possible. `device`: cpu, or a device of PyTorch, for exact search.
+    A slice is an array, a view of one range if possible. `device` for exact search: cpu, or a device of PyTorch.
     """
 
     def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
@@ -96,7 +96,7 @@ class Vectors:
         return tuple(Indexed(block, 1) for block in blocks)
 
     def of(self, rows: "Vectors") -> "Vectors":
-        """Return other rows of the same labels."""
+        """Return the same labels with other `rows`."""
         return rows
 
     def score(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ class Vectors:
 
 
 class Indexed(NamedTuple):
-    """A range of vectors with its index; it offers `refine` times as many candidates as requested."""
+    """A range of vectors with its index; the index returns `refine` times as many candidates as requested."""
 
     block: "Block"
     refine: int
@@ -122,7 +122,7 @@ class Indexed(NamedTuple):
 class EarlierIndex:
     """Indexes of the export that a version continues from: `facts` as in its manifest.
 
-    `files`: the local file of each range of its vectors, and its entry in the new manifest; None if a range has none.
+    `files`: for each range of its vectors, the local file and its entry in the new manifest; None without an index.
     `rows(number)`: its vectors [n, D] of a range.
     """
 
@@ -132,7 +132,7 @@ class EarlierIndex:
 
 
 def choose_index(spec: str, labels: int) -> str | None:
-    """Return the factory string that `none`, `auto` or a factory string means; None for exact search."""
+    """Return the factory string for `none`, `auto` or a factory string; None for exact search."""
     if spec == "none" or not labels:
         return None
     factory = choose(spec, labels, EXACT_LABELS)
@@ -150,8 +150,8 @@ def write_indexes(
 ) -> tuple[list[Shard], dict[str, Any]]:
     """Write files under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open them.
 
-    A later range of vectors that is small enough for exact search has none. Indexes of `earlier` are updated if rows
-    have changed. Raises InputError: not a factory string, or an index that cannot be built on so few vectors.
+    A later range of vectors gets no index if it is small enough for exact search. Indexes of `earlier` are updated if
+    rows have changed. Raises InputError: not a factory string, or an index that cannot be built on so few vectors.
     """
     from search.block import Block, padded, set_up
     from search.index import SearchParams, build, tune, write_index
@@ -186,8 +186,8 @@ def _update(
 ) -> tuple[Any, int, Shard | None] | None:
     """Return the earlier index of range `number`, updated with the changed rows of `rows` [n, D].
 
-    Also return the number of rows that moved since it was built, and its entry if none moved now. None: it has to be
-    built again. `wide`: the rows as the index takes them.
+    Also return the number of rows moved since it was built, and its entry if none moved now. None: it must be rebuilt.
+    `wide`: the rows in the form that the index accepts.
     """
     from search.index import load_index, update
 
@@ -208,14 +208,14 @@ def _update(
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
-    """Open the indexes in local files, by the facts of `write_indexes`, over their vectors."""
+    """Open the indexes in local files, over their vectors, with the facts that `write_indexes` returned."""
     from search.block import Block, padded
     from search.index import SearchParams, apply, load_index
 
     columns, files = facts["columns"], iter(paths)
     opened = []
     for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
-        # Scored pair by pair in float32, where they lie: half-precision vectors are widened once.
+        # Scored pair by pair in float32, in place: half-precision vectors are widened once.
         wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
         index = None if effort is None else load_index(next(files))
         params = SearchParams(**(effort or {}))
@@ -227,7 +227,7 @@ def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vector
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; padded with -1 and -inf.
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf pad.
 
     Raises ExtremisError if a score is not a number.
     """

@@ -30,18 +30,18 @@ from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
-_SMALL = 8  # of the labels: what versions have added is written anew with what this one adds while it is less
-ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
-MOST_CHANGED = 4  # of a file of which more than a quarter has changed none stays
-_COLUMNS = ("label_id", "key", "text", "frequency")  # of labels
+_SMALL = 8  # rows added by versions are rewritten together while they are fewer than this fraction of the labels
+ROWS_A_FILE = 1 << 22  # vectors in a file, and in an index
+MOST_CHANGED = 4  # a file with more than a quarter changed is rewritten
+_COLUMNS = ("label_id", "key", "text", "frequency")  # columns of labels
 _OVER = ("frequency", RETIRED)  # columns that change for many labels at once
-_PATCH_ROWS = 1 << 16  # of a row group
+_PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class Range(NamedTuple):
-    """Rows [start, stop) of a part of an export; `entry`: the file of the earlier export with these rows, if it stays.
+    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if it is kept.
 
-    `number` is its number among `files` files.
+    `number` is the index of the file among `files` files.
     """
 
     start: int
@@ -53,14 +53,14 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Earlier:
-    """The export `table`, which the one at `out` continues from."""
+    """The earlier export `table`, on which the export at `out` is based."""
 
     table: Table
     out: str
 
     @classmethod
     def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
-        """Open the export at `onto`, or the current export of a folder; made from `data` or an earlier version.
+        """Open the export at `onto`, or the current export of a folder; it was made from `data` or an earlier version.
 
         If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
         """
@@ -82,20 +82,20 @@ class Earlier:
 
     @cached_property
     def files(self) -> Files:
-        """Its files on a local disk."""
+        """Local files of the earlier export."""
         return Files(self.table)
 
     @cached_property
     def version(self) -> ExportVersion:
-        """Its place among versions."""
+        """Place of the earlier export among versions."""
         return ExportVersion.of(self.table.manifest)
 
     def named(
         self, shard: Shard, first: int = 0, group_rows: int = 1, patches: Mapping[str, Patch] | None = None
     ) -> Shard:
-        """Return one of its files for the new manifest, with no other `patches`.
+        """Return the entry of an earlier file for the new manifest, with no other `patches`.
 
-        `first`: its first label; `group_rows`: rows of its row groups, if it has any.
+        `first`: the file's first label; `group_rows`: rows of its row groups, if it has any.
         """
         view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
@@ -105,13 +105,13 @@ class Earlier:
         return shard.model_copy(update={"view": bare})
 
     def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
-        """Return (part, place, digest) of the exports with files among `shards`."""
+        """Return (part, place, digest) of the exports whose files are among `shards`."""
         places = {entry.view.table for entry in shards if entry.view is not None}
         own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
 
     def ranges(self, part: str, labels: int, rows_a_file: int) -> list[Range]:
-        """Return the files of `part` over all `labels`: its own that stay, and new ones over what versions added."""
+        """Return the files of `part` over all `labels`: earlier files that stay, and new files for later rows."""
         kept = list(self.files.of(part))
         covered = sum(shard.rows for shard in kept)
         if self.version.onto is not None and covered < labels:
@@ -134,9 +134,9 @@ RowsOf = Callable[[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Place of vectors: OUT, their `dtype`, and a local folder for copies if OUT is remote.
+    """Place for vectors: OUT, their `dtype`, and a local folder for copies if OUT is remote.
 
-    `earlier`: the export that OUT continues from.
+    `earlier`: the export that OUT is based on.
     """
 
     out: str
@@ -146,9 +146,9 @@ class Target:
 
 
 def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
-    """Write files of rows [labels, D] and map them: from OUT if it is on a local disk, or from copies.
+    """Write files of rows [labels, D] and map them: from OUT if it is on a local disk, else from copies.
 
-    `rows_of(start, stop)` [stop - start, D]: a range of them, one in memory at a time.
+    `rows_of(start, stop)` [stop - start, D]: a range of the rows; one range is in memory at a time.
     """
     earlier = target.earlier
     ranges = plan_ranges([], labels, ROWS_A_FILE) if earlier is None else earlier.ranges(folder, labels, ROWS_A_FILE)
@@ -185,7 +185,7 @@ def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
 
 
 def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
-    """Return the earlier file of these rows with a patch of the changed rows; None if too many have changed."""
+    """Return the earlier file of these rows, with a patch of changed rows; None if too many changed."""
     earlier = target.earlier
     if earlier is None or piece.entry is None:
         return None
@@ -202,7 +202,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
 
 
 def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
-    """Write the labels of `data` under `out`, shard by shard; with `earlier` only new and changed labels."""
+    """Write the labels of `data` under `out`, shard by shard; with `earlier`, only new and changed labels."""
     labels = Table.open(data.labels, "labels")
     columns = (*_COLUMNS, *(name for name in labels.columns if name == RETIRED))
     if earlier is not None:
@@ -234,7 +234,7 @@ def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: E
 
 
 def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard:
-    """Return the earlier file of these labels, with patches for changes in `after`."""
+    """Return the earlier file of these labels, with patches for the changes in `after`."""
     assert piece.entry is not None
     metadata = pq.read_metadata(earlier.files.path(piece.entry))
     size = metadata.row_group(0).num_rows if metadata.num_row_groups else 1

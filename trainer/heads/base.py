@@ -14,17 +14,17 @@ from trainer.negatives.planner import Planner
 from trainer.rows.forms import Number
 from trainer.stream.batch import Batch, Candidates
 
-# Rows of candidates, counted from the rank's first label, are about to change; of those that a device merged it has
-# the ids [n] too, pads among them.
+# Called before rows of candidates (counted from the rank's first label) change; for labels that a device merged, the
+# ids [n] are passed too, including pads.
 BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 
 @dataclass(frozen=True)
 class HeadStep:
-    """A step as a head sees it: the global `batch`, its x [B, D], and negatives from sources that needed them.
+    """Input of a head's step: the global `batch`, its x [B, D], and negatives from sources that needed these.
 
-    `number`: of the step in the run, from 0. `factor` scales every rate. Both are tensors if the step may be recorded.
-    `before_change` hears of rows before they change.
+    `number`: index of the step in the run, from 0. `factor` scales every rate. Both are tensors if the step may be
+    recorded. `before_change` is called before rows change.
     """
 
     batch: Batch
@@ -37,18 +37,18 @@ class HeadStep:
 
 
 class Head(ABC):
-    """Labels [start, stop) of [0, labels), this rank's, and what x is scored against for them."""
+    """This rank's labels [start, stop) of [0, labels), and the vectors that x is scored against."""
 
     labels: int
     start: int
     stop: int
-    bias = False  # True: vectors have a last column, which x meets with a constant 1
-    has_rows = True  # False: labels are encoded, so there is no row to keep for any of them
+    bias = False  # True: vectors have a last column, which is multiplied by a constant 1 in x
+    has_rows = True  # False: labels are encoded, so no label has a row
 
     @property
     @abstractmethod
     def vectors(self) -> torch.Tensor:
-        """[stop - start, D], D + 1 with a bias: the vectors for dumps, indexes and searches."""
+        """Vectors [stop - start, D], D + 1 with a bias, for dumps, indexes and searches."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Copy vectors `rows` [C], counted from `start`, as float32, without a gradient."""
@@ -57,27 +57,27 @@ class Head(ABC):
 
     @abstractmethod
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this rank's part of the loss, a scalar, and its gradient on x [B, D]; update rows that it has.
+        """Return this rank's part of the loss, a scalar, and its gradient on x [B, D]; update the head's rows.
 
-        Nothing waits for the device.
+        Never waits for the device.
         """
 
     def key(self, number: int) -> int:
-        """Return the key of random bits at step `number` of the run; 0: it draws none."""
+        """Return the key of random bits at step `number` of the run; 0 if the head draws none."""
         return 0
 
     def backward(self) -> None:  # noqa: B027
         """Add the gradients of the last `learn` to the encoders."""
 
     def encoders(self) -> dict[str, Encoder]:
-        """Return encoders other than the queries' encoder, by the name of their part of a checkpoint."""
+        """Return the encoders besides the queries' encoder, by the name of their part of a checkpoint."""
         return {}
 
     def encoders_changed(self) -> None:  # noqa: B027
-        """Drop results of the encoders' earlier state."""
+        """Drop results that depend on the encoders' earlier state."""
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [B, D] as the vectors need it: with a last column of ones if there is a bias."""
+        """Return x [B, D] in the form of the vectors: with a last column of ones if there is a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
     def label_inputs(self) -> Iterator[Inputs]:
@@ -85,5 +85,5 @@ class Head(ABC):
         return iter(())
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
-        """Return what there is of each of this rank's labels, [n, ...] by name; `optimizer`: its state too."""
+        """Return all rows of this rank's labels, [n, ...] by name; `optimizer`: also its state."""
         return {}

@@ -1,4 +1,4 @@
-"""Classifier: one vector a label, gathered and updated by the rows that a step touches."""
+"""Classifier: one vector per label; a step gathers and updates only the rows that it touches."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,10 @@ _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
 
 class Classifier(Head):
-    """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
+    """w_l in R^D for l in [0, L), with an optional bias as last column, which is multiplied by a 1 in x.
 
-    A rank of `group` holds the labels [start, stop), from the `bounds` [G + 1] of all ranks; None: equal ranges.
-    Ids of rows are counted from start. Raises InputError if `config.storage`, or the `device`, has no room.
+    A rank of `group` holds labels [start, stop), given by the `bounds` [G + 1] of all ranks; None: equal ranges. Ids of
+    rows are counted from start. Raises InputError if `config.storage`, or the `device`, lacks room.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Classifier(Head):
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
-        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows. `merged`: what
-        `merge_ahead` gave of candidates that are drawn. A `factor` and a `number` of tensors are as `RowMatrix.rule`
-        takes a rate and a step.
+        It gathers, computes the loss and its gradient, and updates; binary cross-entropy does it in one pass over the
+        rows. `merged`: result of `merge_ahead` for drawn candidates. Tensors as `factor` and `number` are used like
+        rate and step in `RowMatrix.rule`.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
@@ -121,7 +121,7 @@ def merges_on(device: torch.device, recipe: Recipe) -> bool:
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Fill rows [first, ...) of L random vectors, and the bias's first value; the memory is zero before.
+    """Fill rows [first, ...) of L random vectors, and the initial bias; the memory contains zeros before.
 
     Random numbers are keyed by blocks of labels, so a rank draws only the blocks of its rows.
     """

@@ -1,4 +1,4 @@
-"""Label encoder as a head: labels are encoded from their texts, so labels have no vectors (DEXML)."""
+"""Label encoder as a head: labels are encoded from their texts and have no vectors of their own (DEXML)."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,12 +25,12 @@ from trainer.stream.batch import Batch
 
 
 class LabelEncoderHead(Head):
-    """Queries and labels through one encoder, or one each, and a loss over the labels of all ranks.
+    """Queries and labels through one shared encoder, or two, and a loss over the labels of all ranks.
 
     With `negatives.pool = "all"` every step scores every label. With "batch" the pool comes from the batch: positives
-    of all its queries, and `negatives.hard` labels a query drawn from its row of the table, B(1 + m) labels at most.
-    Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can only embed given inputs.
-    `encoder`: the encoder of labels.
+    of all its queries, and `negatives.hard` labels per query drawn from its row of the table, at most B(1 + m) labels.
+    Its `vectors` are embeddings of the rank's [start, stop). Without `texts` it can only embed given inputs. `encoder`:
+    the encoder of labels.
     """
 
     has_rows = False
@@ -53,7 +53,7 @@ class LabelEncoderHead(Head):
 
     @property
     def vectors(self) -> torch.Tensor:
-        """z [stop - start, D] of this rank's labels, without dropout; kept until the encoders change."""
+        """z [stop - start, D] of this rank's labels, without dropout; cached until the encoders change."""
         if self._vectors is None:
             encoder, size = self._label_encoder, self._options.label_batch
             z = torch.empty(self.stop - self.start, encoder.dimension, device=encoder.device)
@@ -79,7 +79,7 @@ class LabelEncoderHead(Head):
         self._vectors = None
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score the labels of the step's pool that this rank encodes; `backward` takes their gradient on."""
+        """Score the labels of the step's pool that this rank encodes; `backward` continues with their gradient."""
         group, planner = self._group, step.planner
         batch = step.batch
         drawn = planner.learnt(batch)
@@ -109,9 +109,9 @@ class LabelEncoderHead(Head):
         labels.backward(gradient)
 
     def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
-        """Return the labels of a step over all ranks, ascending and each once; a rank encodes its share.
+        """Return the distinct labels of a step over all ranks, ascending; each rank encodes a share of these.
 
-        They include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if it is None.
+        They include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if `drawn` is None.
         """
         if self._all_labels:
             return range(self.labels)
@@ -119,10 +119,10 @@ class LabelEncoderHead(Head):
 
 
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
-    """Open tokens, features and vectors, as `kind` says, of DATA's labels [0, L), decoded once.
+    """Open the inputs of DATA's labels [0, L) that `kind` reads (tokens, features, vectors), decoded once.
 
-    They are in mapped scratch files: the system keeps in memory what fits. They are missing
-    when the process ends. Raises InputError if the labels lack what `kind` reads, TableError, StorageError.
+    They are in mapped scratch files, of which the system keeps in memory what fits, and disappear when the process
+    ends. Raises InputError if the labels lack inputs that `kind` reads, TableError, StorageError.
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)

@@ -1,9 +1,9 @@
-"""Embeddings of a batch's queries in training, and the way of their gradient back into the encoder.
+"""Embeddings of a batch's queries in training, and the path of their gradient back into the encoder.
 
-Gradient caching has any number of embeddings in a loss, with the encoder's activations of one sub-batch at a time (Gao
-et al., 2021, as DEXML's section B.5 uses it): encode without a graph, take the loss's gradient on the embeddings, then
-encode each sub-batch again with a graph and send its share of the gradient back. The second pass draws the same dropout
-as the first, because an encoder's random numbers are a function of the key that it is given.
+Gradient caching lets a loss have any number of embeddings, while memory holds the encoder's activations of one
+sub-batch at a time (Gao et al., 2021, as DEXML's section B.5 uses it): encode without a graph, take the loss's gradient
+on the embeddings, then encode each sub-batch again with a graph and pass its share of the gradient back. The second
+pass draws the same dropout as the first, because an encoder's random numbers are a function of its key.
 """
 
 from abc import ABC, abstractmethod
@@ -23,23 +23,23 @@ from trainer.inputs import Inputs
 from trainer.stream import Batch, Source
 from trainer.stream.transfer import LateCopy, send
 
-QUERIES, LABELS = 0, 1  # their dropout differs
+QUERIES, LABELS = 0, 1  # two kinds of dropout key
 _BEHIND = 2  # batches that may be on their way from a GPU
 
 
 def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, int, int]:
-    """Return the key of the dropout of the sub-batch of QUERIES or LABELS from row `first + start` over all ranks.
+    """Return the dropout key of the sub-batch of QUERIES or LABELS from row `first + start` over all ranks.
 
-    So a row's dropout does not depend on the number of ranks, as long as sub-batches begin alike.
+    So a row's dropout does not depend on the number of ranks, if sub-batches begin at the same rows.
     """
     return batch.epoch, batch.step, 2 * (first + start) + kind
 
 
 class CachedEmbeddings:
-    """Embeddings x [n, D] of rows in training, `size` at a time without a graph; `backward` computes them again.
+    """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes them again.
 
-    `inputs(start, stop)` gives rows [start, stop) of [0, n), `key(start)` their dropout key. A single sub-batch keeps
-    its graph: nothing is computed twice.
+    `inputs(start, stop)` returns rows [start, stop) of [0, n), `key(start)` their dropout key. A single sub-batch keeps
+    its graph, so nothing is computed twice.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CachedEmbeddings:
         return x.requires_grad_()
 
     def backward(self, grad: torch.Tensor) -> None:
-        """Add to the encoder's gradients; `grad` [n, D] is the loss's gradient on what `embed` gave."""
+        """Add to the encoder's gradients; `grad` [n, D] is the loss's gradient on the result of `embed`."""
         if self._graph is not None:
             self._graph.backward(grad)
             self._graph = None
@@ -85,9 +85,9 @@ class CachedEmbeddings:
 
 
 class QueryEmbeddings(ABC):
-    """Embeddings of one batch after the other, each followed by its gradient."""
+    """Embeds one batch after another; each batch is followed by its gradient."""
 
-    trains = True  # False: the encoder stays as it is, and no gradient is wanted
+    trains = True  # False: the encoder does not change, and needs no gradient
 
     def begin(self, sources: Sequence[Source]) -> None:  # noqa: B027
         """Begin an epoch over `sources`."""
@@ -98,7 +98,7 @@ class QueryEmbeddings(ABC):
 
     @abstractmethod
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        """Return x [b, D] of a rank's part of a batch, without a graph; it begins at row `first` of the global one."""
+        """Return x [b, D] of a rank's part of a batch, without a graph; the part starts at row `first` of the batch."""
 
     @abstractmethod
     def backward(self, gradient: torch.Tensor) -> None:
@@ -106,14 +106,14 @@ class QueryEmbeddings(ABC):
 
 
 class WholeBatch(QueryEmbeddings):
-    """Queries at once, with their graph in memory, and the encoder's only ones; `lap` hears when they are prepared."""
+    """Encodes all queries at once, with their graph in memory; `lap` is called when they are prepared."""
 
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
         self._x: torch.Tensor | None = None
 
     def preparing(self) -> Callable[[Batch], Any] | None:
-        # Several ranks tell each other how many rows they have, each in its step.
+        # Each of several ranks announces its number of rows, in its step.
         return self._prepare if self._encoder.device != CPU and self._group.ranks == 1 else None
 
     def _prepare(self, batch: Batch) -> Any:
@@ -126,7 +126,7 @@ class WholeBatch(QueryEmbeddings):
         return self._x.detach()
 
     def backward(self, gradient: torch.Tensor) -> None:
-        # Its graph ends here: nodes that the next one takes over would go on on the stream of this step.
+        # The graph ends here: nodes shared with the next graph would run on the stream of this step.
         x, self._x = self._x, None
         assert x is not None, "backward follows embed"
         with self._encoder.exchanging(self._group):
@@ -134,7 +134,7 @@ class WholeBatch(QueryEmbeddings):
 
 
 class SubBatches(QueryEmbeddings):
-    """Queries in `parts` sub-batches, or in such of `size` rows (0: one), the graph of one in memory at a time."""
+    """Encodes queries in `parts` sub-batches, or sub-batches of `size` rows (0: one), one graph in memory at a time."""
 
     def __init__(self, encoder: Encoder, size: int = 0, parts: int = 0) -> None:
         self._encoder, self._size, self._parts = encoder, size, parts
@@ -150,10 +150,10 @@ class SubBatches(QueryEmbeddings):
 
 
 class FrozenQueries(QueryEmbeddings):
-    """Queries by an encoder that does not change, each encoded once (NGAME, appendix C, module M2), without dropout.
+    """Encodes queries with a frozen encoder, each query once (NGAME, appendix C, module M2), without dropout.
 
-    A scratch file of [N, D] float16 holds x of the training rows by id, and every x is rounded to it: a resumed run
-    encodes again with the same result. Row ids belong to tables: with other tables all are encoded again.
+    A scratch file of [N, D] float16 holds x of the training rows by id, and every x is rounded to float16: a resumed
+    run encodes again with the same result. Row ids belong to tables: with other tables all rows are encoded again.
     """
 
     trains = False
@@ -164,7 +164,7 @@ class FrozenQueries(QueryEmbeddings):
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def begin(self, sources: Sequence[Source]) -> None:
-        """Begin an epoch over `sources`: forget the rows of others."""
+        """Begin an epoch over `sources`: drop the rows of other sources."""
         self._fetch(0)
         tables = [source.table.manifest.digest for source in sources]
         if tables == self._tables:
@@ -191,7 +191,7 @@ class FrozenQueries(QueryEmbeddings):
         return x
 
     def _fetch(self, left: int) -> None:
-        """Write the batches that have arrived from the device, except the last `left`, to the file."""
+        """Write the batches that have arrived from the device to the file, except the last `left` batches."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._x[rows] = x.take()

@@ -1,4 +1,4 @@
-"""The linear ranker: TF-IDF of words and pairs of words, or a data set's own features, and a sparse vector a label."""
+"""The linear ranker: TF-IDF of words and pairs, or a data set's own features, and one sparse vector per label."""
 
 import importlib.util
 import itertools
@@ -25,16 +25,16 @@ from trainer.inputs import Inputs, open_queries
 if TYPE_CHECKING:
     from trainer.methods.sections import Data
 
-FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second without rows that were held out
+FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second is fitted without held-out rows
 _WEIGHTS = ("of_labels", "weights", "offsets")
 BUDGET = 1 << 30  # bytes of training rows
-_ENTRY_BYTES = 32  # a word of a row, as it is read, by rows and by words
-_MANY = 64  # rows from which loading Numba pays
-_SMALLEST = 0.5  # over the root of a row's words: weights below it are left out
+_ENTRY_BYTES = 32  # bytes of a word of a row: as read, by rows, and by words
+_MANY = 64  # rows from which on Numba is worth loading
+_SMALLEST = 0.5  # divided by the root of a row's number of words: smaller weights are dropped
 
 
 class Points(NamedTuple):
-    """Rows of counted features, and the labels of each."""
+    """Rows of counted features, and the labels of each row."""
 
     rows: SparseRows
     labels: Ragged
@@ -42,9 +42,9 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowFeatures:
-    """Rows to unit vectors over the features `seen` [F] in training, with their `factors` [F].
+    """Maps rows to unit vectors over the features `seen` [F] in training, with their `factors` [F].
 
-    `vocabulary`: tokens, whose pairs are also counted; 0 for rows with their own features.
+    `vocabulary`: number of tokens, whose pairs are counted too; 0 for rows with their own features.
     """
 
     vocabulary: int
@@ -53,7 +53,7 @@ class RowFeatures:
 
     @classmethod
     def of(cls, counted: SparseRows, vocabulary: int, queries: int | None = None) -> "RowFeatures":
-        """Learn the features of counted rows, and the document frequencies of words in the first `queries` rows."""
+        """Collect the features of counted rows, and the document frequencies of words in the first `queries` rows."""
         queries = counted.rows if queries is None else queries
         seen, place = np.unique(counted.ids, return_inverse=True)
         frequency = np.bincount(place[: counted.offsets[queries]], minlength=len(seen))
@@ -61,11 +61,11 @@ class RowFeatures:
         return cls(vocabulary, seen.astype(np.int32), factors)
 
     def __call__(self, inputs: Inputs) -> SparseRows:
-        """Return unit rows with features numbered [0, F); a feature that no training row had is left out."""
+        """Return unit rows with features numbered [0, F); features without training rows are left out."""
         return self.weigh(count_features(inputs, self.vocabulary))
 
     def weigh(self, counted: SparseRows) -> SparseRows:
-        """Return the result of a call for counted rows."""
+        """Return the unit rows of counted rows."""
         place = np.searchsorted(self.seen, counted.ids)
         known = place < len(self.seen)
         known[known] = self.seen[place[known]] == counted.ids[known]
@@ -74,7 +74,7 @@ class RowFeatures:
 
 
 def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
-    """Return the words and pairs of rows of a `vocabulary`, or without one their own features; ids are int32."""
+    """Return counts of words and pairs of rows if there is a `vocabulary`, else the rows' own features; int32 ids."""
     if vocabulary and inputs.tokens is not None:
         counted = count_words(inputs.tokens, vocabulary, damped=False)
         return counted._replace(ids=counted.ids.astype(np.int32))
@@ -84,12 +84,12 @@ def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
 
 @dataclass(frozen=True, eq=False)
 class LinearRanker:
-    """Labels [0, `labels`) of a row by the `weights` that its features have: for each feature of labels."""
+    """Scores labels [0, `labels`) of a row with the `weights` of its features, which list labels for each feature."""
 
     words: RowFeatures
     weights: SparseRows
     labels: int
-    file: Mapped | None = None  # that they lie in
+    file: Mapped | None = None  # the file that contains them
 
     @classmethod
     def of(
@@ -101,11 +101,11 @@ class LinearRanker:
         held_out: bool = False,
         seconds: float = math.inf,
     ) -> "LinearRanker | None":
-        """Fit to the rows that a run trains on, of the `columns` that its encoder reads, and to the labels' texts.
+        """Fit to the rows that a run trains on, with the `columns` that its encoder reads, and to the labels' texts.
 
-        The first rows within `budget` bytes are used, halved until the fit takes no more than `seconds`; rows are in
-        random order. None: no rows fit, or rows have only dense vectors. `held_out`: the rows that the run held out,
-        too. Raises TableError.
+        It uses the first rows within `budget` bytes, and halves them until the fit takes at most `seconds`; rows are in
+        random order. Returns None if no rows fit, or rows have only dense vectors. `held_out`: also fit to the rows
+        that the run held out. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         columns = [name for name in columns if name != DENSE]
@@ -133,9 +133,9 @@ class LinearRanker:
     def fit(
         cls, points: Points, labels: int, vocabulary: int, queries: int | None = None, seconds: float = math.inf
     ) -> "LinearRanker | None":
-        """Fit to `points` with labels of [0, `labels`); the first `queries` say how rare a word is.
+        """Fit to `points` with labels in [0, `labels`); document frequencies come from the first `queries` points.
 
-        None if it would take more than `seconds`.
+        Returns None if it would take more than `seconds`.
         """
         from trainer.linear.solver import fit_labels
         from trainer.rows.kernels import by_row
@@ -167,13 +167,13 @@ class LinearRanker:
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
     def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
-        """Return the words of a text of token ids, one or two neighbours, and what each adds to w.x, greatest first."""
+        """Return a text's words, single or in pairs, from its token ids, and what each adds to w.x, greatest first."""
         names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
         listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
         counted = count_features(
             Inputs(Ragged.from_counts(listed, np.array([len(name) for name in names], np.int64))), self.words.vocabulary
         )
-        last = counted.ids[counted.offsets[1:] - 1].tolist()  # a pair's own feature has the greatest id of its words
+        last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has the greatest id of its words
         x = self.words(Inputs(Ragged.from_matrix(tokens[None])))
         value = dict(
             zip(self.words.seen[x.ids].tolist(), zip(x.ids.tolist(), x.values.tolist(), strict=True), strict=True)
@@ -189,7 +189,7 @@ class LinearRanker:
 
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
-        """Read what `write` wrote among the files of `table`; None if it has no ranker. Raises TableError."""
+        """Read the files of `table` that `write` wrote; None if it has no ranker. Raises TableError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -214,7 +214,7 @@ class LinearRanker:
             raise TableError(f"{table.url}/{name}: not a linear ranker: {error}. Fit the fusion again.") from None
 
     def write(self, url: str, name: str = FILE) -> Shard:
-        """Write a file under `url`, and return the entry that names it in a manifest."""
+        """Write a file under `url`, and return its entry for a manifest."""
         from safetensors.numpy import save
 
         arrays = {
@@ -225,7 +225,7 @@ class LinearRanker:
 
 
 def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Do as `solver.best_labels` without Numba, which takes a third of a second to load."""
+    """Do the same as `solver.best_labels` without Numba, which takes a third of a second to load."""
     found, scores = np.full((x.rows, k), PAD, np.int64), np.zeros((x.rows, k), np.float32)
     for row in range(x.rows):
         of_row = slice(x.offsets[row], x.offsets[row + 1])
@@ -244,7 +244,7 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
-    """Count the first rows within `budget` bytes."""
+    """Return the number of first rows within `budget` bytes."""
     left = budget
     for group in groups:
         rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")

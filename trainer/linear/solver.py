@@ -1,9 +1,9 @@
-"""One-vs-all with squared hinge loss, each label against the rows that its own weights take for positives.
+"""One-vs-all with squared hinge loss: each label against the rows that its own weights score highest.
 
-min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is -1, which it comes to with many rows: a row that
-shares no word with a label's points scores -1 and costs nothing, so it is never looked at. A label starts with its
-positives; the rows that its weights score highest are found through columns of words and join it, round by round.
-Between these, dual coordinate descent: Hsieh et al. (2008), Algorithm 1.
+min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is fixed at -1, its limit for many rows: a row without
+words of a label's points scores -1, costs nothing, and is never read. A label starts with its positives; columns of
+words find the rows that its weights score highest, which join it round by round. Between rounds, dual coordinate
+descent: Hsieh et al. (2008), Algorithm 1.
 """
 
 import math
@@ -18,14 +18,14 @@ from trainer.rows.kernels import by_row
 from trainer.rows.threads import in_parts
 
 COST = 1.0  # C
-ROUNDS = 5  # of descent, at most
-MOST_ADDED = 100  # negatives of a round, or as many as there are rows already
-PASSES = 5  # over the rows of a round, at most
-TOLERANCE = 0.1  # of the projected gradient, where a round is done
-ENTERS = 0.1  # w.x above which a row that is not right for the label joins it
-_TIMED = 64  # one of so many labels says how long all take
-_COMMON = 256  # a word of one in so many rows is common
-_UNREAD = 0.1  # of w.x: common words that would add no more are not looked up
+ROUNDS = 5  # maximum passes of descent
+MOST_ADDED = 100  # negatives of a round, or the number of present rows if greater
+PASSES = 5  # maximum passes over the rows in a round
+TOLERANCE = 0.1  # a round ends at this projected gradient
+ENTERS = 0.1  # a row that is wrong for the label joins it above this w.x
+_TIMED = 64  # the time for one of so many labels predicts the time for all
+_COMMON = 256  # a word in one of so many rows is common
+_UNREAD = 0.1  # common words that would add less to w.x are not looked up
 _STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
 _TOP = np.uint64(33)
 
@@ -39,7 +39,7 @@ def _longer(array, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _descend(starts, words, values, squares, signs, count, w, alpha, order, state):  # type: ignore[no-untyped-def]
-    """Continue with the descent of `w` and `alpha` over `count` rows, in random orders."""
+    """Continue the descent of `w` and `alpha` over `count` rows, in random orders."""
     one, half = np.float32(1), np.float32(0.5 / COST)
     for _ in range(PASSES):
         worst = np.float32(0)
@@ -68,7 +68,7 @@ def _descend(starts, words, values, squares, signs, count, w, alpha, order, stat
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untyped-def]
-    """Fit `labels` one after another: (feature, weight) of each weight from `smallest` on, and the ends of labels."""
+    """Fit `labels` one after another: (feature, weight) of weights of at least `smallest`, and the ends of labels."""
     (offsets, ids, of_row), (column_offsets, rows_of, of_column) = x, columns
     rows, features = len(offsets) - 1, len(column_offsets) - 1
     local, names, w = np.full(features, -1, np.int32), np.empty(features, np.int32), np.empty(features, np.float32)
@@ -109,7 +109,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
             state = _descend(starts, words, values, squares, signs, count, w, alpha, order, state)
             if round == ROUNDS - 1:
                 break
-            # Rows by the positive weights: other words than those of positives have none.
+            # Find rows through positive weights: only words of positives have any.
             worth, read = np.empty(known_of_positives, np.float32), 0
             for word in range(known_of_positives):
                 feature = names[word]
@@ -118,7 +118,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
                 if w[word] > 0:
                     read += length
             found, unread = 0, np.float32(0)
-            everywhere = read > 4 * rows  # the sums of all rows are then looked through, which costs less than a list
+            everywhere = read > 4 * rows  # then the sums of all rows are scanned, which costs less than a list
             for word in np.argsort(worth):
                 feature = names[word]
                 if w[word] <= 0:
@@ -172,10 +172,10 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
 def fit_labels(
     x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float, seconds: float = math.inf
 ) -> SparseRows | None:
-    """Fit all labels; `points` are their rows of x: returns for each feature labels and weights.
+    """Fit all labels; `points` are their rows of x. Returns labels and weights for each feature.
 
-    `columns`: for each feature the rows that have it. Weights below `smallest` are left out. None if it would take
-    more than `seconds`, by the time that some of the labels take.
+    `columns`: for each feature, the rows that have it. Weights below `smallest` are dropped. Returns None if the fit
+    would take more than `seconds`, estimated from the time for some labels.
     """
     sums = np.bincount(x.ids, x.values, minlength=features)
     means = (sums / np.maximum(np.diff(columns.offsets), 1)).astype(np.float32)
@@ -198,7 +198,7 @@ def fit_labels(
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-untyped-def]
-    """Find the labels with the greatest w.x of rows [start, stop): into `found`, `scores` [B, k], in no order."""
+    """Find the labels with the greatest w.x of rows [start, stop): into `found`, `scores` [B, k], unsorted."""
     (offsets, ids, values), (weight_offsets, of_label, weight) = x, weights
     sums, seen, touched = np.zeros(labels, np.float32), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
     width = found.shape[1]
@@ -224,7 +224,7 @@ def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-u
 
 
 def best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (w.x float32 [B, k] above 0, label ids [B, k]) best first, equal ones by id; 0 and -1 pad."""
+    """Return (w.x float32 [B, k] above 0, label ids [B, k]) best first, ties by id; 0 and -1 pad."""
     found, scores = np.full((x.rows, k), -1, np.int64), np.zeros((x.rows, k), np.float32)
     rows, by_feature = (x.offsets, x.ids, x.values), (weights.offsets, weights.ids, weights.values)
     in_parts(lambda _, start, stop: _score(rows, by_feature, labels, start, stop, found, scores), x.rows, alone=32)
