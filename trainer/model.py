@@ -1,4 +1,4 @@
-"""Model: encoder and head, built from a recipe and DATA, saved to a checkpoint, loaded from one."""
+"""Model: encoder and head, built from a recipe and DATA, saved to and loaded from a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from trainer.methods.recipe import ClassifierRecipe, Recipe
 
 @dataclass
 class Model:
-    """Parameters of a run: an encoder of queries, and a head."""
+    """Parameters of a run: an encoder of queries and a head."""
 
     encoder: Encoder
     head: Head
@@ -46,7 +46,7 @@ class Model:
         bounds: Sequence[int] | None = None,
         dense: int = 0,
     ) -> "Model":
-        """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
+        """Build a model from the recipe's seed: the encoder, and the vectors of a rank's labels. Raises InputError.
 
         A head that encodes labels reads `texts`; without them it can only embed given inputs.
         """
@@ -70,7 +70,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters, and of embeddings."""
+        """Device of the parameters and of embeddings."""
         return self.encoder.device
 
     @property
@@ -80,18 +80,18 @@ class Model:
 
     @property
     def width(self) -> int:
-        """D, or D + 1 with a bias: columns of x and of the vectors."""
+        """Columns of x and of the vectors: D, or D + 1 with a bias."""
         return self.encoder.dimension + int(self.head.bias)
 
     @property
     def columns(self) -> list[str]:
-        """The columns of queries or labels that are read."""
+        """Names of the columns to read of queries or labels."""
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
-        """Embed B queries as the vectors are scored against them, [B, D] (D + 1 with a bias), without a graph.
+        """Embed B queries in the form that vectors are scored against, [B, D] (D + 1 with a bias), without a graph.
 
-        `labels`: the same for labels, with their own encoder if `head.shared` is false.
+        `labels`: embed labels, with their own encoder if `head.shared` is false.
         """
         encoder = self.encoders.get("label-encoder", self.encoder) if labels else self.encoder
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
@@ -103,14 +103,14 @@ class Model:
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the parts of a checkpoint other than rows of labels."""
+        """Return the parts of a checkpoint except rows of labels."""
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
         return parts
 
     def load(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Take the parameters of a checkpoint; with the state of the `optimizer` all that training continues from.
+        """Load the parameters of a checkpoint; with `optimizer`, also all state that training continues from.
 
         Raises TableError.
         """
@@ -118,7 +118,7 @@ class Model:
         checkpoint.read_rows(self.head.rows(optimizer), self.head.start)
 
     def load_encoders(self, checkpoint: Checkpoint, optimizer: bool = False) -> None:
-        """Load only the encoders' parameters, and with `optimizer` its state. Raises TableError."""
+        """Load only the encoders' parameters; `optimizer`: also their optimizers' state. Raises TableError."""
         for name, encoder in self.encoders.items():
             encoder.load_tensors(checkpoint.tensors(name))
             if optimizer:
@@ -128,7 +128,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, its number of labels L, vocabulary, sparse features and length of a dense vector; 0: none."""
+    """DATA's manifest, number of labels L, vocabulary, sparse features and length of a dense vector; 0: none."""
 
     manifest: Manifest
     labels: int
@@ -138,7 +138,7 @@ class DataSizes:
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
-        """Read DATA's manifests. Raises TableError if DATA is unfinished, or a part is not the one that it names."""
+        """Read DATA's manifests. Raises TableError if DATA is unfinished, or a part is not the part that it names."""
         table, parts = open_whole(data.root)
         manifest = table.manifest
         labels = parts.get("labels") or Table.open(data.labels, "labels")
@@ -150,10 +150,10 @@ class DataSizes:
 def find_checkpoint(
     data: DataLayout, run: RunLayout, step: int | str | None = None, earlier: bool = False
 ) -> tuple[Recipe, Checkpoint]:
-    """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as `open_step` does.
+    """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as in `open_step`.
 
-    With `earlier` it may have been made from a version before DATA. Raises InputError: no run, no checkpoint, other
-    data; TableError: not finished, damaged.
+    With `earlier` the run may be on a version before DATA. Raises InputError: no run, no checkpoint, other data;
+    TableError: not finished, damaged.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -167,7 +167,7 @@ def find_checkpoint(
 
 
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
-    """Open the recipe of a run on DATA or on a version before, and its checkpoint; and the parts added since.
+    """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
 
     Raises InputError: no run, no checkpoint, other data; TableError.
     """
@@ -184,10 +184,10 @@ def load_model(
     device: torch.device = CPU,
     earlier: bool = False,
 ) -> tuple[Recipe, Model, Checkpoint]:
-    """Load the recipe, the model and its checkpoint to `device`, on each rank with the vectors of its labels.
+    """Load the recipe, the model and its checkpoint to `device`; each rank loads the vectors of its labels.
 
-    With `earlier` the run may be on a version before DATA: vectors of labels from `trained_labels` on are as in a new
-    model. Raises as `find_checkpoint`.
+    With `earlier` the run may be on a version before DATA: vectors of labels from `trained_labels` on are initial
+    vectors. Raises as `find_checkpoint`.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     sizes = DataSizes.of(data)
@@ -198,12 +198,12 @@ def load_model(
 
 
 def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
-    """Return the number of labels with a trained vector; None if all can be scored, as by their texts."""
+    """Return the number of labels with a trained vector; None if all labels can be scored, e.g. by their texts."""
     return checkpoint.labels if model.head.has_rows and checkpoint.labels < model.head.labels else None
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load the model of a checkpoint only for embedding: without rows of labels, so memory does not grow with L.
+    """Load the model of a checkpoint only to embed: without rows of labels, so memory does not grow with L.
 
     Raises as `find_checkpoint`.
     """
@@ -220,19 +220,19 @@ def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
 
 
 def has_bias(recipe: Recipe) -> bool:
-    """Tell whether the vectors have a last column that x meets with a constant 1."""
+    """Tell whether the vectors have a last column that is multiplied by a constant 1 in x."""
     return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
 
 
 def trained_digest(config: dict) -> str | None:
-    """Return the digest of the data that a run was made from, as its configuration states it."""
+    """Return the digest of the data that a run was made from, as recorded in its configuration."""
     return config.get("data", {}).get("digest")  # type: ignore[no-any-return]
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
-    """Refuse a run that was trained on other data, but for versions before it with `earlier`.
+    """Refuse a run that was trained on other data; with `earlier`, versions before this data are accepted.
 
-    Raises InputError that names both digests.
+    Raises InputError with both digests.
     """
     trained = trained_digest(config)
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):

@@ -1,4 +1,4 @@
-"""Progress of a run, a watch over its loss, and reports of its epochs."""
+"""Progress of a run, a watch on its loss, and reports of its epochs."""
 
 import math
 from collections import deque
@@ -10,30 +10,30 @@ from trainer.refresh.adoption import Adoption
 from trainer.schedule import Budget
 
 NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
-_WINDOW = 100  # steps that a loss is compared with
-_JUMP = 3.0  # times the largest of them
-_IN_A_ROW = 3  # steps of such losses: a single one has a row with hundreds of labels
+_WINDOW = 100  # previous steps to compare a loss with
+_JUMP = 3.0  # factor above their largest loss
+_IN_A_ROW = 3  # consecutive steps with such losses: a single step may have a row with hundreds of labels
 
 
 @dataclass
 class Progress:
-    """Position of the loop; saved with each checkpoint."""
+    """Position of the training loop, saved with each checkpoint."""
 
     epoch: int = 0
-    step: int = 0  # of the epoch, next to do
+    step: int = 0  # next step of the epoch
     global_step: int = 0
     loss_sum: float = 0.0  # over the epoch's steps so far
     best_metric: float | None = None
     best_step: int | None = None
     worse: int = 0  # validations since the best one
-    stopped: bool = False  # early: the epochs that are left are not run
+    stopped: bool = False  # stopped early: no further epochs run
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
         """Return the state for a checkpoint.
 
-        Seconds only if they decide something (`timed`), because they differ between runs, and validations since the
-        best only if they do (`patient`).
+        The state has seconds only if they matter (`timed`), because they differ between runs, and validations since the
+        best only if they matter (`patient`).
         """
         state = asdict(self)
         if not timed:
@@ -43,7 +43,7 @@ class Progress:
         return state
 
     def record_validation(self, metric: float, patience: int) -> None:
-        """Record a validation; after `patience` (0: any number) in a row that are not the best the run is stopped."""
+        """Record a validation; stop the run after `patience` (0: never) validations in a row below the best."""
         if self.best_metric is None or metric > self.best_metric:
             self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
             return
@@ -52,13 +52,13 @@ class Progress:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Progress":
-        """Read a `state`."""
+        """Restore the progress from a `state`."""
         return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Report of an epoch. `epochs`: epochs of the run, if known."""
+    """Report of an epoch. `epochs`: number of epochs of the run, if known."""
 
     epoch: int
     epochs: int
@@ -70,14 +70,14 @@ class EpochReport:
 
 
 class LossWatch:
-    """Notices a loss that jumps: far above the largest of the last steps, whose sources may differ."""
+    """Notices a loss that jumps far above the largest of the last steps, which may have different sources."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
-        self._high = 0  # losses in a row that are far above
+        self._high = 0  # number of consecutive losses that are far above
 
     def jumped(self, loss: float) -> float | None:
-        """Take in the loss of a step; if it jumped and stayed high, return the earlier maximum and begin again."""
+        """Record the loss of a step; if it jumped and stayed high, return the earlier maximum and reset."""
         largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
         if loss <= _JUMP * largest:
             self._high = 0

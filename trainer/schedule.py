@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_WEIGHT = 1000  # of a source in a mix: how often an epoch deals its rows, at most
+MOST_WEIGHT = 1000  # maximum number of times that an epoch deals the rows of a source in a mix
 
 
 def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str = "cosine") -> float:
@@ -24,10 +24,10 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 
 
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
-    """Return the epochs of a run of about so many `minutes` (0: `most`), from the `seconds` of each epoch so far.
+    """Return the epochs of a run of about so many `minutes` (0: `most`), given the `seconds` of each epoch so far.
 
-    Those fit for which the minutes left have room at the pace of the last one, but for a tenth of one; the next one at
-    least, `most` at most.
+    At the pace of the last epoch, so many more epochs fit into the remaining minutes, with a tolerance of a tenth of an
+    epoch; at least the next epoch, at most `most`.
     """
     if not minutes or not seconds:
         return most
@@ -37,39 +37,39 @@ def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
 
 @dataclass
 class Budget:
-    """`spent`: seconds of each epoch, of the current one so far. `plans`: [its first step, epochs], one an epoch."""
+    """`spent`: seconds of each epoch, so far for the current one. `plans`: [its first step, epochs] for each epoch."""
 
     spent: list[float] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)
 
     def begin(self, step: int, epochs: int) -> None:
-        """Begin an epoch at global `step` of a run that is to have `epochs`."""
+        """Begin an epoch at global `step` of a run with `epochs` planned."""
         self.plans.append([step, epochs])
         self.spent.append(0.0)
 
     def spend(self, seconds: float) -> None:
-        """Count `seconds` as the current epoch's, which a run from before there were budgets never began."""
+        """Add `seconds` to the current epoch, also in runs from before budgets existed, which never began it."""
         if not self.spent:
             self.spent.append(0.0)
         self.spent[-1] += seconds
 
     def epochs(self, step: int, most: int) -> int:
-        """Return the epochs of the run as they were planned at global `step`; `most` before there was a plan."""
+        """Return the epochs of the run as planned at global `step`; `most` if there was no plan yet."""
         number = bisect_right(self.plans, step, key=lambda plan: plan[0])
         return self.plans[max(0, number - 1)][1] if self.plans else most
 
 
 class ClusterSchedule(NamedTuple):
-    """Clusters of `first` rows in epoch 0, twice as many every `every` epochs (0: never); 1 deals single rows.
+    """Clusters of `first` rows in epoch 0, twice as many every `every` epochs (0: never); 1: single rows.
 
-    Easy negatives first, then hard ones (NGAME, section 3, "Curriculum Learning").
+    Easy negatives come first, then hard negatives (NGAME, section 3, "Curriculum Learning").
     """
 
     first: int = 1
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Return the rows of a cluster in `epoch`: doubled by the schedule, as long as they divide `most`."""
+        """Return the rows of a cluster in `epoch`: doubled by the schedule, as long as this divides `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

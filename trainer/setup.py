@@ -1,4 +1,4 @@
-"""Setup of a run: its parts opened and built as the recipe asks, or refused."""
+"""Setup of a run: it opens and builds the parts that the recipe requests, or refuses the recipe."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking.tracker import NoTracker, Tracker
 
-# Options of a run that may be others when it goes on: they say where, not what.
+# Options that may change when a run is resumed: they say where, not what.
 _WHERE = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
 
 
@@ -59,14 +59,14 @@ class Parts:
     run: RunLayout
     group: Group
     say: Say
-    claim: Claim  # rank 0's on the run
-    manifest: Manifest  # DATA's
+    claim: Claim  # rank 0's claim on the run
+    manifest: Manifest  # manifest of DATA
     labels: int
     tables: list[Source]
     stream: JoinedStream
-    batches: GlobalBatches  # the stream's
+    batches: GlobalBatches  # batches of the stream
     step: StepContext
-    take: TakeStep  # a step of `step`
+    take: TakeStep  # makes a step of `step`
     refresher: Refresher
     validator: Validator
     writer: CheckpointWriter
@@ -82,7 +82,7 @@ def set_up(
 ) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError.
 
-    `threads`: of torch, if the recipe states none; 0: one for each core.
+    `threads`: number for torch, if the recipe states none; 0: one for each core.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -115,7 +115,7 @@ def set_up(
     by_graph = model.encoder.pads = recipe.train.graph and not reason
     if recipe.train.graph and reason:
         say(f"train.graph: steps are not recorded as CUDA graphs, because {reason}")
-    # With several ranks each plans for the global batch, which a stream does not have.
+    # Several ranks plan for the global batch, which a stream does not have.
     plan = partial(plan_on, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
@@ -156,7 +156,7 @@ def set_up(
 
 
 def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
-    """Refuse, on all ranks, a rank of a different release, one without the memory for its share, and two on one GPU.
+    """Refuse, on all ranks, a rank of another release, a rank without memory for its share, and two ranks on one GPU.
 
     Raises InputError.
     """
@@ -187,8 +187,8 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.
 
 
 def require_whole_epochs(recipe: Recipe) -> None:
-    """Refuse tables of rows that an epoch leaves out, and clusters of a window. Raises InputError."""
-    if not recipe.data.by_parts or not any(recipe.table_epochs()):  # that of epoch 0 is of all rows
+    """Refuse tables with rows that an epoch leaves out, and clusters of a window. Raises InputError."""
+    if not recipe.data.by_parts or not any(recipe.table_epochs()):  # the table of epoch 0 has all rows
         return
     if recipe.clusters:
         raise InputError("order.cluster needs all rows of a split: leave out the keys that name or weigh parts.")
@@ -201,7 +201,7 @@ def require_whole_epochs(recipe: Recipe) -> None:
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
-    """Return the rows to deal less often, by the run `train.start_from`. Raises InputError, TableError."""
+    """Return the rows to deal less often, from the run `train.start_from`. Raises InputError, TableError."""
     times, url = recipe.data.replay, recipe.train.start_from
     if times == 1:
         return None
@@ -221,8 +221,8 @@ def open_planner(
     device: torch.device = CPU,
     bounds: Sequence[int] = (),
 ) -> Planner:
-    """Build the planner of a rank; `bounds` [G + 1] of the labels of several. Raises TableError."""
-    # Of labels that are encoded a rank takes a share of those that the batch brings: it plans for all of them.
+    """Build a rank's planner; `bounds` [G + 1] of the labels of all ranks. Raises TableError."""
+    # If labels are encoded, a rank takes a share of the labels in the batch: it plans for all labels.
     parts = () if group.ranks == 1 or recipe.encodes_labels else tuple(itertools.pairwise(bounds))
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
@@ -242,7 +242,7 @@ def open_planner(
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
-    """Open the sources of negatives that need embeddings. Raises InputError if they cannot be on several ranks."""
+    """Open the sources of negatives that need embeddings. Raises InputError if they do not support several ranks."""
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
@@ -256,7 +256,7 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
 
 
 def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
-    """Open the way that queries are encoded in training."""
+    """Choose the way in which queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
@@ -272,7 +272,7 @@ def open_stream(
     plan: Callable[[Batch], Candidates | None] | None = None,
     prepare: Callable[[Batch], Any] | None = None,
 ) -> JoinedStream:
-    """Open the rank's stream over `tables`; with `plan` its batches come with candidates, with `prepare` prepared."""
+    """Open the rank's stream over `tables`; `plan` gives batches candidates, `prepare` prepares them."""
     order, reading = recipe.order, recipe.storage
     return JoinedStream(
         tables,
@@ -293,7 +293,7 @@ def open_stream(
 
 
 def require_room_for_run(parts: Parts) -> None:
-    """Refuse to start a run if there is no room for its checkpoints and dumps. Raises InputError."""
+    """Refuse to start a run without room for its checkpoints and dumps. Raises InputError."""
     if not parts.group.first:
         return
     recipe, vectors = parts.recipe, parts.labels * label_bytes(parts.recipe).parameters
@@ -309,7 +309,7 @@ def require_room_for_run(parts: Parts) -> None:
 
 
 def initialise_model(parts: Parts) -> None:
-    """Give the model its start from the data and from another run. Raises InputError, TableError."""
+    """Initialise the model from the data and from another run. Raises InputError, TableError."""
     recipe, model = parts.recipe, parts.model
     if begin_with_run(model, parts.data, recipe, parts.say):
         return
@@ -325,7 +325,7 @@ def initialise_model(parts: Parts) -> None:
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
-    """Refuse tables that cannot be streamed, and waits that ranks would take for a loss. Raises InputError."""
+    """Refuse tables that cannot be streamed, and waits that ranks would take for a lost rank. Raises InputError."""
     waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
@@ -337,9 +337,9 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
 
 
 def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recipe, run: str) -> None:
-    """Refuse to resume a run with a different recipe. Raises InputError that names what differs.
+    """Refuse to resume a run with a different recipe. Raises InputError that lists the differences.
 
-    `started` is read from the options `saved`, possibly those of an earlier release.
+    `started` is read from the options `saved`, possibly by an earlier release.
     """
     if lost := lost_options(saved, started):
         raise InputError(
@@ -347,7 +347,7 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
             "with the version that its config.toml names, or choose another RUN."
         )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may be others
+    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may differ
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
@@ -356,7 +356,7 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
         and key not in _WHERE
         and not key.startswith("storage.")  # how it is read, not what
         and not (same_sources and key.startswith(("data.mix", "data.temperature")))
-        and (key, value) != ("train.threads", 0)  # those of the run stay
+        and (key, value) != ("train.threads", 0)  # the run keeps its number
     ]
     if differing:
         raise InputError(

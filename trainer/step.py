@@ -1,9 +1,9 @@
 """One optimizer step of all ranks: encode the parts, score the whole batch against each rank's labels, update.
 
-The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The head is
-model-parallel: a rank scores the global batch against its own labels. The gradient on x that the labels of each rank
-give is summed over ranks and goes back through the encoder. A single rank does the same alone. Global batches are
-gathered and planned ahead of the steps on them.
+The encoder is data-parallel: a rank encodes its part of the batch, and sends x of its part to every rank. The head is
+model-parallel: a rank scores the global batch against its own labels. The gradients on x from all ranks' labels are
+summed over ranks and go back through the encoder. A single rank does the same alone. Global batches are gathered and
+planned ahead of the steps on them.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from trainer.refresh.neighbours import Neighbours
 from trainer.rows.forms import Number
 from trainer.stream import Batch, JoinedStream
 
-_BATCHES_AHEAD = 1  # beyond those that threads plan
-# Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
+_BATCHES_AHEAD = 1  # beyond the batches that threads plan
+# Gets the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
 StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 
 
@@ -35,10 +35,10 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
-    With several ranks, each has a thread that gathers them, over a separate group, ahead of the steps, and `threads`
-    that plan them if `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
-    iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop, which it tells the
-    others with the next batch that is gathered.
+    With several ranks, each has a thread that gathers the batches, over a separate group, ahead of the steps, and
+    `threads` that plan them if `plans`; with 0 threads all work is in line. A caller that does not iterate to the end
+    closes the iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop; the next
+    gathered batch tells the other ranks.
     """
 
     stream: JoinedStream
@@ -56,7 +56,7 @@ class GlobalBatches:
                 yield self.planner.gather(part, self.group, self.is_stop_asked())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
-        # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
+        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting in it.
         with (
             contextlib.closing(iter(self.stream)) as parts,
             ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
@@ -89,11 +89,11 @@ class Clock:
     _last: float = field(default_factory=time.perf_counter)
 
     def restart(self) -> None:
-        """Count from zero again."""
+        """Reset the counts to zero."""
         self.seconds, self._last = {}, time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Count the time since the last lap under `name`."""
+        """Add the time since the last lap to `name`."""
         time_now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + time_now - self._last
         self._last = time_now
@@ -101,7 +101,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Parts that all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 does not."""
+    """Parts that all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 means no limit."""
 
     model: Model
     planner: Planner
@@ -137,8 +137,8 @@ def take_step(
 ) -> StepResult:
     """Train on a global batch, or one of which `batch` is this rank's part, at step `number` of the run.
 
-    `factor` scales every rate. Without `update` the head's rows learn, and the encoders keep their gradients, not yet
-    summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every rate. Without `update`, the head updates its rows, but the encoders keep their gradients, not
+    yet summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
     model, group, clock = context.model, context.group, context.clock
     gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -1,4 +1,4 @@
-"""Base of all losses over candidates: scores of a batch, and a loss whose slopes by score become gradients here."""
+"""Base of all losses over candidates: it computes scores of a batch, and turns slopes by score into gradients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from trainer.rows.sparse_products import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
-BLOCK = 1 << 14  # columns of a pass over kept scores: what it needs beside them is small
+BLOCK = 1 << 14  # columns of a pass over kept scores: its other memory is small
 
 BlockFunction = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B, c]) -> [B, c]
 
 
 class Scores:
-    """s = x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64, B the queries of all ranks.
+    """s = x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64; B counts the queries of all ranks.
 
-    `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
-    weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
-    pass multiplies again. A rank of `group` has the candidates of its own labels; `logsumexp` is over all ranks.
-    `candidates` are the source arrays, on the host.
+    `pair` [n] are the pairs' scores, with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R]
+    comes from `blocks`, the log of its weights [R] is `log_weight`. With `chunk`, at most [B, chunk] of the pool exist
+    at a time, and every pass multiplies again. A rank of `group` has the candidates of its labels; `logsumexp` is over
+    all ranks. `candidates` are the source arrays, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
@@ -58,7 +58,7 @@ class Scores:
         return len(self.pool_weight)
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield (columns, s [B, c]) over the pool, -inf if masked; read-only."""
+        """Yield (columns, s [B, c]) over the pool, with -inf for masked scores; read-only."""
         step = self._chunk if self._kept is None else BLOCK
         for start in range(0, self.pool, step):
             stop = min(start + step, self.pool)
@@ -83,7 +83,7 @@ class Scores:
     def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
         """Return [B], the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
 
-        `transform` turns a block of the pool into the values to sum; without, s + log weight. -inf for an empty sum.
+        `transform` turns a block of the pool into the values to sum; None: s + log weight. -inf for an empty sum.
         """
         total = self._pair_logsumexp(pair)
         for columns, s in self.blocks():
@@ -93,12 +93,12 @@ class Scores:
         return greatest + self.group.sum((total - finite(greatest)).exp()).log()
 
     def masked_weight(self) -> torch.Tensor:
-        """Return the weight [B] of this rank's pool that is masked for each query."""
+        """Return the total weight [B] of this rank's pool that is masked for each query."""
         weight = self.pool_weight[self._masked_pool]
         return self.x.new_zeros(self.queries).index_add_(0, self._masked_query, weight)
 
     def pool_weight_of_pairs(self) -> torch.Tensor:
-        """Return [n], the weight in the pool of each pair's label; 0 for a label outside the pool."""
+        """Return the weight in the pool of each pair's label, [n]; 0 for a label outside the pool."""
         if not self.pool:
             return torch.zeros_like(self.weight)
         return torch.where(self.label < self.pool, self.pool_weight[self.label.clamp(max=self.pool - 1)], 0)
@@ -122,14 +122,14 @@ def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column:
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """Return `values` with 0 for -inf, to subtract from scores that are all -inf."""
+    """Return `values` with 0 in place of -inf, to subtract from scores that are all -inf."""
     return values.masked_fill(values == -torch.inf, 0.0)
 
 
 class LossParts(NamedTuple):
     """A loss and its slopes: this rank's part of the `value`, and the slopes of the pairs' scores [n].
 
-    `pool_slopes` turns a block of the pool's scores into slopes, which may take their place.
+    `pool_slopes` turns a block of the pool's scores into slopes, possibly in the same memory.
     """
 
     value: torch.Tensor
@@ -138,13 +138,13 @@ class LossParts(NamedTuple):
 
 
 class Loss(ABC):
-    """A loss over any candidates with positives, summed over the queries; scores are x.w / `temperature`.
+    """A loss over candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
-    It is computed in float32 at least, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk]
-    scores exist at a time and are computed again in every pass; 0 keeps the scores of all labels of the rank.
+    It computes in float32 or wider, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk] scores
+    exist at a time and are computed again in every pass; 0 keeps the scores of all labels of the rank.
     """
 
-    section: ClassVar[type[LossSection]] = LossSection  # options of this kind
+    section: ClassVar[type[LossSection]] = LossSection  # options of this kind of loss
 
     def __init__(self, options: LossSection) -> None:
         self.options = options
@@ -160,11 +160,11 @@ class Loss(ABC):
 
     @abstractmethod
     def differentiate(self, scores: Scores) -> LossParts:
-        """Return the loss at `scores` and its slopes, in the passes over them that it needs."""
+        """Return the loss at `scores` and its slopes, with as many passes over the scores as it needs."""
 
 
 class _LossFunction(Function):
-    """Both gradients are computed in the forward pass; slopes replace the scores in memory."""
+    """Both gradients are computed in the forward pass; slopes overwrite the scores in memory."""
 
     @staticmethod
     def forward(  # type: ignore[override]

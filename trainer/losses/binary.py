@@ -24,8 +24,8 @@ Merged = tuple[torch.Tensor, DevicePairs]
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
 
-    ASTRA's equation (2) with the candidates of a batch; with chunks of `candidates.label_range` its equation (1), which
-    is DEXML's (2). Every score is for itself, so ranks need no exchange.
+    This is ASTRA's equation (2) with the candidates of a batch; with chunks of `candidates.label_range` it is equation
+    (1), DEXML's (2). Each score contributes independently, so ranks exchange nothing.
     """
 
     def differentiate(self, scores: Scores) -> LossParts:
@@ -57,10 +57,10 @@ def binary_step(
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
 
-    The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
-    once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
-    `merged`: what `merge_ahead` gave of candidates that are drawn. `narrow`: a GPU multiplies a pool's bfloat16 rows as
-    such.
+    The result equals gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is
+    read once and written once, and no [C, D] is created except for a shared pool. The loss is a float, on a GPU a
+    tensor []. `merged`: result of `merge_ahead` for drawn candidates. `narrow`: a GPU multiplies a pool's bfloat16 rows
+    without widening them.
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
         return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale, merged, narrow)
@@ -94,9 +94,9 @@ def binary_step(
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge `drawn` labels on the device: their ids [n] with pads at the end, and pairs; None for other labels.
+    """Merge `drawn` labels on the device: ids [n] with pads at the end, and pairs; None if the labels are not drawn.
 
-    In parallel with the device, unless it still has to find the hard negatives.
+    It runs in parallel with other work, unless the device still has to find the hard negatives.
     """
     drawn = candidates.drawn
     if drawn is None or not len(drawn.label):
@@ -117,7 +117,7 @@ def _step_on_device(
     merged: Merged | None,
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same if nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
+    """Do the same without waits for the device: scores of pairs by query, then gradients and updates by row."""
     made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=made.places), rows.device)

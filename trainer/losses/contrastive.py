@@ -1,7 +1,7 @@
 """SoftmaxCE, InfoNCE and DecoupledSoftmax (DEXML, equations 3, 4 and 5): one loss with three denominators.
 
 For a positive j of weight v, each is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels. They
-differ in how much another positive of the query counts: as much as a label (SoftmaxCE), as much as the pool holds it
+differ in how much another positive of the query counts: as a full label (SoftmaxCE), as much as the pool contains it
 (InfoNCE), or not at all (DecoupledSoftmax).
 """
 
@@ -13,19 +13,19 @@ from trainer.losses.base import Loss, LossParts, Scores, finite
 
 
 class Contrastive(Loss):
-    """sum_P v log(D_j / e^{s_j}), negatives weighted in D_j: a sampled one estimates the sum over all labels."""
+    """sum_P v log(D_j / e^{s_j}), negatives weighted in D_j: a sampled negative estimates the sum over all labels."""
 
     @abstractmethod
     def positive_share(self, scores: Scores) -> torch.Tensor:
-        """Return [n], how much each positive counts in the denominators of the query's other positives."""
+        """Return [n]: how much each positive counts in the denominators of the query's other positives."""
 
     def differentiate(self, scores: Scores) -> LossParts:
         positive, query = scores.positive, scores.query
         share = torch.where(positive, self.positive_share(scores), scores.weight)
-        # Z = log(sum of all that counts), j itself included with its share: D_j = e^Z + (1 - share_j) e^{s_j}.
+        # Z = log(sum of all counted labels), j included with its share: D_j = e^Z + (1 - share_j) e^{s_j}.
         z = scores.logsumexp(scores.pair + share.log())
         gap = z[query] - scores.pair
-        excess = _log_added(gap, 1 - share)  # log D_j - s_j, small where the positive is far above
+        excess = _log_added(gap, 1 - share)  # log D_j - s_j, small if the positive is far above
         weight = torch.where(positive, scores.weight, 0)
         part = weight * (gap - excess).exp()  # v e^Z / D_j
         total = scores.sum_by_query(part)
@@ -40,15 +40,15 @@ class Contrastive(Loss):
 
 
 class SoftmaxCrossEntropy(Contrastive):
-    """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Positives in the denominator count 1 each."""
+    """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Each positive counts 1 in the denominator."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.ones_like(scores.pair)
 
 
 class InfoNCE(Contrastive):
-    """Equation 4: another positive counts as the pool holds it. The same as equation 3 if the pool is every label once,
-    or the union of the batch's positives and negatives.
+    """Equation 4: another positive counts as much as the pool contains it. This equals equation 3 if the pool has every
+    label once, or is the union of the batch's positives and negatives.
     """
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
@@ -56,7 +56,7 @@ class InfoNCE(Contrastive):
 
 
 class DecoupledSoftmax(Contrastive):
-    """Equation 5: only negatives and the positive itself, so positives do not push each other down."""
+    """Equation 5: only negatives and the positive itself count, so positives do not push each other down."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.zeros_like(scores.pair)
@@ -65,7 +65,7 @@ class DecoupledSoftmax(Contrastive):
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Return log(e^gap + factor), factor in (-inf, 1], exact if e^gap is small.
 
-    A negative factor is the surplus of a positive in Z: it is below e^gap by construction.
+    A negative factor is the excess of a positive in Z; it is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
     subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap

@@ -1,4 +1,4 @@
-"""Loss of the votes that near training points give for their labels (RAE-XMC: values of the top keys, added up)."""
+"""Loss of the votes that near training points cast for their labels (RAE-XMC: values of the top keys, added up)."""
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from trainer.stream.transfer import send
 def vote_loss(
     x: torch.Tensor, keys: torch.Tensor, found: np.ndarray, own: Ragged, theirs: Ragged, temperature: float
 ) -> torch.Tensor:
-    """Return the sum over queries x [B, D] of -mean over `own` labels of log(votes), of labels that have any.
+    """Return the sum over queries x [B, D] of -mean of log(votes) over `own` labels that have votes.
 
     A label's votes are the softmax of cos(x, keys [B, K, D]) / `temperature` over the `found` [B, K] bool neighbours,
-    summed over the neighbours with the label; `theirs` are the labels of the B * K neighbours.
+    summed over neighbours with this label; `theirs` are the labels of the B * K neighbours.
     """
     s = torch.einsum("bd,bkd->bk", normalize(x, dim=1), keys.to(x.dtype)) / temperature
     log_share = s.masked_fill(send(~found, x.device), torch.finfo(s.dtype).min).log_softmax(1).flatten()
@@ -25,7 +25,7 @@ def vote_loss(
     label, vote, weight = number[: len(pairs[0])], number[len(pairs[0]) :], 1 / np.repeat(own.counts, own.counts)
     label, vote, weight, neighbour = send((label, vote, weight, neighbour), x.device)
     each = log_share[neighbour]
-    # In logarithms: a far neighbour's share may be too small for a number.
+    # In logarithms: a far neighbour's share may be too small for a float.
     greatest = each.new_full((len(number),), -torch.inf).scatter_reduce(0, vote, each.detach(), "amax")
     total = torch.zeros_like(greatest).index_add(0, vote, (each - greatest[vote]).exp())
     voted = total[label] > 0

@@ -1,4 +1,4 @@
-"""SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in any order."""
+"""SoftTop-k (DEXML, equations 6 and 7): positives should be among the k best, in any order."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts, Scores, finite
 from trainer.methods.kinds import LossSection
 
-_PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
+_PASSES = 60  # as many as bisection alone needs; with Newton's steps about 6 suffice
 _PASSES_UNSEEN = 20
 _FAR = 1e18  # a threshold below every score
 
@@ -26,8 +26,8 @@ class SoftTopKSection(LossSection):
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
-    Negatives count with their weights, a positive once. The constant 1/L of equation 6 is left out: it would put the
-    gradients of a large L below the epsilon of Adam. A query with no more than k candidates has no loss.
+    Negatives count with their weights, a positive counts once. The constant 1/L of equation 6 is left out: for a large
+    L it would put gradients below the epsilon of Adam. A query with no more than k candidates has no loss.
     """
 
     section = SoftTopKSection
@@ -40,7 +40,7 @@ class SoftTopK(Loss):
         share = torch.where(positive, 1, scores.weight).log()
         logits = alpha * (scores.pair + t[query])
         loss = -logsigmoid(logits)
-        # dt/ds_l = -r_l / sum r with r = sigma' (equation 7), as a softmax over log r: no r is too small for it.
+        # dt/ds_l = -r_l / sum r with r = sigma' (equation 7), as a softmax over log r: no r underflows.
         log_slope = share + _log_derivative(logits)
         z = finite(
             scores.logsumexp(
@@ -57,9 +57,9 @@ class SoftTopK(Loss):
         return LossParts(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
 
     def threshold(self, scores: Scores) -> torch.Tensor:
-        """Return t [B], far below every score if there are at most k candidates.
+        """Return t [B]; it is far below every score if there are at most k candidates.
 
-        Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
+        It bisects a bracket that contains t, with Newton's step on log(sum / k) when that stays inside.
         """
         k, share = self.options.k, torch.where(scores.positive, 1, scores.weight)
         count = scores.group.sum(
@@ -70,11 +70,11 @@ class SoftTopK(Loss):
         greatest, least = self._score_range(scores)
         enough = count > k
         middle = torch.logit(torch.where(enough, k / count, 0.5)) / self.options.alpha
-        # All scores at the greatest (the least) one give the lower (the upper) end.
+        # If all scores were the greatest (the least) one, t would be the lower (the upper) end.
         low, high = middle - greatest, middle - least
         t = low
         tolerance = 64 * torch.finfo(t.dtype).eps * k
-        on_host = t.device == CPU  # elsewhere nothing waits to see whether it is enough
+        on_host = t.device == CPU  # elsewhere a check would wait for the device
         for _ in range(_PASSES if on_host else _PASSES_UNSEEN):
             total, slope = self._sums(scores, share, t)
             miss = total - k
@@ -87,7 +87,7 @@ class SoftTopK(Loss):
         return torch.where(enough, t, _FAR)
 
     def _score_range(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the greatest and the least score [B] of all candidates; 0 if there is none."""
+        """Return the greatest and the least score [B] of all candidates; 0 without candidates."""
         greatest = scores.pair.new_full((scores.queries,), -torch.inf)
         least = greatest.clone()  # of -s
         query = scores.query.long()

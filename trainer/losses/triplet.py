@@ -33,9 +33,9 @@ class TripletSection(LossSection):
 
 
 class Triplet(Loss):
-    """sum_P sum_N v weight * max(0, s_n - s_j + margin), over the negatives with s_n >= least.
+    """sum_P sum_N v weight * max(0, s_n - s_j + margin), over negatives with s_n >= least.
 
-    For unit vectors, the distance r to the query means s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
+    For unit vectors, a distance of at most r to the query means s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
     """
 
     section = TripletSection
@@ -58,7 +58,7 @@ class Triplet(Loss):
             counts = positives.count_reached(block)
             value = value + (positives.loss(rows, block, counts) @ scores.pool_weight[columns]).sum()
             by_rank.scatter_add_(1, counts, scores.pool_weight[columns].repeat(len(counts), 1))
-        # A negative that reaches i positives reaches the i lowest: those of a positive are summed from behind.
+        # A negative that reaches i positives reaches the i lowest: the negatives of a positive are summed from the end.
         reaching = scores.group.sum(by_rank).flip(1).cumsum(1).flip(1)
         query_of_positive = scores.query[positive].long()
         rank = positives.count_below(query_of_positive, scores.pair[positive])
@@ -73,16 +73,16 @@ class Triplet(Loss):
 
 
 class _SortedPositives:
-    """The positives of each query, of all ranks, in ascending order of their scores.
+    """The positives of each query, over all ranks, in ascending order of their scores.
 
     A negative's loss depends on the number of positives that it reaches. `weight` [B, P + 1]: the sum of the weights v
-    of the i lowest positives; `moment` the same of v s.
+    of the i lowest positives; `moment` [B, P + 1]: the same sum of v s.
     """
 
     def __init__(self, scores: Scores, positive: torch.Tensor, margin: float, least: float) -> None:
         self._margin, self._least = margin, least
         query, s, v = scores.query[positive].long(), scores.pair[positive], scores.weight[positive]
-        # On the host, which has the same numbers: nothing waits for the device.
+        # On the host, which has the same numbers, so nothing waits for the device.
         query_of = scores.candidates.pair_query[scores.candidates.pair_positive]
         counts = np.bincount(query_of, minlength=scores.queries)
         width = max(1, int(scores.group.max(torch.tensor(counts.max(initial=0)))))

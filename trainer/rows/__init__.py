@@ -1,1 +1,1 @@
-"""Matrices of which a step changes a few rows: their optimizers, kernels, rounding and memory."""
+"""Matrices of which each step changes a few rows: their optimizers, kernels, rounding and memory."""

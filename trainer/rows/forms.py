@@ -1,4 +1,4 @@
-"""Forms of vectors and methods of optimizers, by numbers that the loops of a CPU and the kernels of a GPU share."""
+"""Numbers for forms of vectors and methods of optimizers, shared by CPU loops and GPU kernels."""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +6,14 @@ import numpy as np
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
-Number = Any  # of a step: a float or an int; a tensor [] on a device, where the step may be recorded
+Number = Any  # of a step: a float or an int; a tensor [] on a device, if the step may be recorded
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 
 
 class Matrix(NamedTuple):
-    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows.
+    """Vectors [R, D] in `form`, and their optimizer's state; unused state has 0 rows.
 
-    The same of a device: tensors, and None for state that it does not keep.
+    On a device: tensors, and None for unused state.
     """
 
     vectors: Any
@@ -25,9 +25,9 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep`: share of a row left after weight decay, `key`: key of its random bits.
+    """An optimizer's step; `keep`: share of a row left after weight decay; `key`: key of its random bits.
 
-    On a device `rate` and `keep`, float32, and `key` may be tensors []: a recorded step reads them anew.
+    On a device, `rate` and `keep` (float32) and `key` may be tensors []: a recorded step reads them at each replay.
     """
 
     method: int

@@ -1,7 +1,7 @@
-"""Rows in main memory, or in a file, for a device that computes with them but lacks room for all of them.
+"""Rows in main memory, or in a file, for a device that computes with them but lacks room for all rows.
 
 A step's rows are gathered into pinned memory and sent; their gradient comes back while the device continues, and the
-rows are updated when rows are asked for next, by the loops and the random bits of a CPU.
+next request for rows applies the updates, with the loops and random bits of a CPU.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from trainer.rows.matrix import DeviceStep, RowMatrix
 from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send, send_tensor
 
-_MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
-# The optimizer step after which rows of zeros hold their gradient.
+_MOST_PENDING = 2  # steps, or chunks of a step, whose gradients are on their way back
+# The optimizer step after which zero rows contain their gradient.
 _GRADIENT_RULE = Rule(
     SGD, np.array(-1, np.float32), np.array(1, np.float32), np.float32(0), np.float32(0), np.float32(0), 0
 )
@@ -23,7 +23,7 @@ _GRADIENT_RULE = Rule(
 
 @dataclass(frozen=True)
 class _PendingStep:
-    """Optimizer step on rows `ids` [C], all distinct, that is not applied yet."""
+    """Optimizer step on rows `ids` [C], all distinct, that has not been applied yet."""
 
     ids: np.ndarray
     gradient: LateCopy
@@ -32,7 +32,7 @@ class _PendingStep:
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
-        """Return whether the step may touch rows `ids`, by their ranges: chunks of labels are disjoint."""
+        """Return whether the step may touch rows `ids`, judged by their ranges: chunks of labels are disjoint."""
         return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
 
 
@@ -65,11 +65,11 @@ class HostMatrix:
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The device that computes with the rows."""
         return self._device
 
     def prepare(self, ids: np.ndarray) -> np.ndarray:
-        """Return `ids` [C] as `gather` and `update` take them."""
+        """Return `ids` [C] in the form that `gather` and `update` accept."""
         return ids
 
     def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class HostMatrix:
         return self._fetch(ids).float().requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on distinct rows `ids` [C]: as of a RowMatrix, but after this step."""
+        """Make one optimizer step on distinct rows `ids` [C], like a RowMatrix, but after the current step."""
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
         assert isinstance(ids, np.ndarray)
@@ -89,14 +89,14 @@ class HostMatrix:
         self._pending[-1] = replace(self._pending[-1], normalize=True)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return rows `ids` [C] for kernels that score them, and rows of zeros that take their gradient."""
+        """Return rows `ids` [C] for kernels that score them, and zero rows to accumulate their gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (Matrix(values, FORMS[values.dtype], None, None, None, 0) for values in (rows, gradient))
         return DeviceStep(np.arange(len(ids)), scored, updated, self._rule)
 
     def end(self, ids: np.ndarray, made: DeviceStep, lr: Number, step: Number) -> None:
-        """Take the gradient of rows `ids` [C] of what `begin` gave, and the kernels have filled."""
+        """Take the gradient of rows `ids` [C] from the result of `begin`, which the kernels have filled."""
         self._defer(ids, made.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
@@ -113,7 +113,7 @@ class HostMatrix:
             self._apply(self._pending.pop(0))
 
     def _apply_pending(self, ids: np.ndarray | None = None) -> None:
-        """Apply the pending steps in their order: all, or all up to the last that may touch rows `ids` [C]."""
+        """Apply the pending steps in order: all, or up to the last step that may touch rows `ids` [C]."""
         last = max((n for n, step in enumerate(self._pending, 1) if ids is None or step.may_touch(ids)), default=0)
         for _ in range(last):
             self._apply(self._pending.pop(0))

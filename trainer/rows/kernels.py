@@ -1,15 +1,15 @@
 """Compiled loops over rows of a matrix in main memory, in one pass over the rows.
 
-Matrices of vectors come as unsigned integers of their width, uint32 for float32 and uint16 for the others, with their
-`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct. `block`: rows in
-hand as float32 [n, D] and their gradient, with number i of `ids` in row i - before.
+Matrices of vectors are passed as unsigned integers of their width, uint32 for float32 and uint16 otherwise, with their
+`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one call; rows are distinct. `block`:
+current rows as float32 [n, D] and their gradient; number i of `ids` is in row i - before.
 
-What is narrower than float32 is rounded stochastically, up or down so that the expectation is the value itself. The
-random bits are a hash of (key, row, column): no state, and the same in any order of rows, with any number of threads or
-ranks, and after a resume. See docs/decisions/0012.
+Values narrower than float32 are rounded stochastically, up or down so that the expectation is the exact value. The
+random bits are a hash of (key, row, column): they have no state, and are the same in any order of rows, with any number
+of threads or ranks, and after a resume. See docs/decisions/0012.
 
-Parts go over a block of rows each, and are compiled into the loops that call them: rows of 64 columns take less time
-than a call. A loop over columns does one thing: for two things, the compiler makes no vector instructions.
+Each part processes a block of rows and is inlined into the loops that call it: rows of 64 columns take less time than a
+call. A loop over columns does one thing: with two, the compiler emits no vector instructions.
 """
 
 import math
@@ -23,9 +23,9 @@ from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SG
 
 
 class Pairs(NamedTuple):
-    """Pairs in the order of their labels: label number i has [starts[i], starts[i + 1]).
+    """Pairs in the order of their labels: label number i has pairs [starts[i], starts[i + 1]).
 
-    The sign of a weight says whether the label is positive (minus), its size how much the pair counts.
+    The sign of a weight tells whether the label is positive (minus), its absolute value how much the pair counts.
     """
 
     query: np.ndarray  # [n]
@@ -34,23 +34,23 @@ class Pairs(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """x [B, D], the gradient on it [B, D] that is added to, and what all gradients are multiplied by."""
+    """x [B, D], the gradient on x [B, D] to add to, and the factor on all gradients."""
 
     x: np.ndarray
     gradient: np.ndarray
     scale: np.float32
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 # Of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
 (_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in LOWBIAS[:2])
 _SIGN = np.uint32(0x8000)
-_BLOCK = 8  # rows in hand at a time
-_AHEAD = 32  # rows on their way from memory meanwhile
-_LINE = 64  # bytes that come together
+_BLOCK = 8  # rows processed at a time
+_AHEAD = 32  # rows prefetched from memory meanwhile
+_LINE = 64  # bytes of a cache line
 
-# Sums may be taken in any order that the compiler finds best, always the same one.
+# The compiler may reorder sums, but the order is the same in every run.
 _OPTIONS: dict[str, Any] = {"cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 _loop: Any = numba.njit(nogil=True, **_OPTIONS)
 _part: Any = numba.njit(forceinline=True, **_OPTIONS)
@@ -58,7 +58,7 @@ _part: Any = numba.njit(forceinline=True, **_OPTIONS)
 
 @_part
 def _lines(array):  # type: ignore[no-untyped-def]
-    """Return (address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
+    """Return (address, bytes of a row) of a matrix, or of one number per row; (0, 0) if empty."""
     if len(array) == 0:
         return 0, 0
     return np.intp(array.ctypes.data), array.strides[0]
@@ -66,8 +66,8 @@ def _lines(array):  # type: ignore[no-untyped-def]
 
 @_part
 def _expect(lines, row):  # type: ignore[no-untyped-def]
-    """Prefetch row `row` of a matrix, by its `_lines`."""
-    # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
+    """Prefetch row `row` of a matrix, given its `_lines`."""
+    # Rows lie far apart: loading a row only when it is needed costs more than all computation on it.
     address, width = lines
     for place in range(address + row * width, address + (row + 1) * width, _LINE):
         prefetch_to_write(place)
@@ -94,17 +94,17 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
 def _wide(half):  # type: ignore[no-untyped-def]
     """Widen a float16 to float32."""
     rest = np.uint32(half & np.uint32(0x7FFF))
-    # 2**(e - 15) is 2**(e + 112 - 127); what has no exponent is a multiple of 2**-24, taken apart from 2**-14 + it.
+    # 2**(e - 15) is 2**(e + 112 - 127); subnormals are multiples of 2**-24, computed separately.
     normal = np.uint32(np.uint32(rest << np.uint32(13)) + np.uint32(112 << 23))
     normal = np.uint32(normal + np.uint32(112 << 23)) if rest >= np.uint32(0x7C00) else normal
-    tiny = np.float32(np.float32(np.int32(rest)) * np.float32(2.0**-24))  # a view is of what NumPy makes
+    tiny = np.float32(np.float32(np.int32(rest)) * np.float32(2.0**-24))  # only NumPy scalars have view()
     normal = tiny.view(np.uint32) if rest < np.uint32(0x400) else normal
     return np.uint32(normal | np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16)))
 
 
 @_part
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round `raw`, a float32: up if the 16 bits of `noise` are at least the distance to the next value.
+    """Round `raw`, the bits of a float32: up if the 16 bits of `noise` are at least the distance to the next value.
 
     Infinity and the usual NaN have zeros in the low half, so they do not change.
     """
@@ -113,16 +113,16 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it.
+    """Round in the same way to float16. All cases are computed and one is chosen, as vector instructions require.
 
-    Below 2**-14 values are evenly spaced, and the rest under 2**-13 of their distance is cut off. Greater values than
-    65504 become that.
+    Below 2**-14 values are evenly spaced, and the remainder under 2**-13 of the spacing is cut off. Values above 65504
+    become 65504.
     """
     magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
     noise = np.uint32(noise >> np.uint32(3))
     half = np.uint32(np.uint32(np.uint32(magnitude + noise) >> np.uint32(13)) - np.uint32(112 << 10))
     half = half if half < np.uint32(0x7BFF) else np.uint32(0x7BFF)
-    # m * 2**(e - 150) in units of 2**-37: 2**13 of those are one of the smallest values.
+    # m * 2**(e - 150) in units of 2**-37: 2**13 units are one smallest value.
     away = np.uint32(np.uint32(113) - np.uint32(magnitude >> np.uint32(23)))
     away = away if away < np.uint32(31) else np.uint32(31)
     mantissa = np.uint32(np.uint32(magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
@@ -135,9 +135,9 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
-    """Undo `_load` of the first of `held`, with `_scratch` after it.
+    """Write rows that `_load` filled, held[0], back to the matrix; `_scratch` made the rest of `held`.
 
-    Label ids[i] + origin, `key` and the column say which way a value is rounded.
+    Label ids[i] + origin, `key` and the column determine the direction of rounding.
     """
     vectors, form, origin = matrix.vectors, matrix.form, matrix.origin
     bits, count, words = held
@@ -148,7 +148,7 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
             for j in range(columns):
                 vectors[row, j] = bits[place, j]
         return
-    # One word serves a column of the first half and one of the second.
+    # One random word serves a column of the first half and one of the second.
     half = (columns + 1) // 2
     for i in range(start, stop):
         row, place = ids[i], i - before
@@ -176,7 +176,7 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
 
 @_part
 def _scratch(columns):  # type: ignore[no-untyped-def]
-    """Return what `_store` needs besides: numbers of columns, and room for their random bits."""
+    """Return the other arguments of `_store`: column numbers, and room for their random bits."""
     half = (columns + 1) // 2
     return np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
 
@@ -250,7 +250,7 @@ def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
 
 @_loop
 def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
-    """Make one step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is changed too."""
+    """Make one step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is overwritten."""
     bits, lines = w.view(np.uint32), _state_lines(matrix)
     count, words = _scratch(w.shape[1])
     for low in range(start, stop, _BLOCK):
@@ -265,7 +265,7 @@ def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def
 def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
     """Return the loss of the pairs of labels [start, stop); add to the gradients on them and on x.
 
-    Meanwhile the next block of rows of `lines` is prefetched, up to number `last`.
+    Meanwhile it prefetches the next block of rows of `lines`, up to number `last`.
     """
     query, weight, starts = pairs
     x, on_x, scale = queries
@@ -298,7 +298,7 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
 def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[no-untyped-def]
     """Make a step of binary cross-entropy on rows [start, stop) = `span` of `ids` [C], each read and written once.
 
-    `pool` [R, D] is a gradient on the first R rows that comes on top. Returns the loss as float64, not multiplied by
+    `pool` [R, D] is an additional gradient on the first R rows. Returns the loss as float64, without the factor
     `queries.scale`.
     """
     start, stop = span
@@ -324,7 +324,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
 def by_row(row, column, value, rows):  # type: ignore[no-untyped-def]
     """Sort entries (row, column, value) [n] by row: columns, values, and starts [rows + 1] int64.
 
-    Entries of one row stay in order.
+    Entries of one row keep their order.
     """
     ends = np.zeros(rows + 2, np.int64)
     for i in range(len(row)):

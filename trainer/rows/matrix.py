@@ -21,10 +21,10 @@ _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """Update of touched rows.
+    """Optimizer that updates touched rows.
 
-    sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number a row), w -= lr g / (sqrt(a) + eps).
-    adam: Adam with moments that move only when the row is touched, bias-corrected by the row's own count of updates.
+    sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number per row), w -= lr g / (sqrt(a) + eps). adam:
+    Adam whose moments change only when the row is touched, bias-corrected by the row's own number of updates.
     `weight_decay` is decoupled: w *= 1 - lr * weight_decay at each step that touches the row.
     """
 
@@ -45,7 +45,7 @@ class RowOptimizer:
 
 
 class DeviceStep(NamedTuple):
-    """Step of kernels on a device: rows `places` [C] of `scored` are read, of `updated` changed as `rule` says."""
+    """Step of kernels on a device: reads rows `places` [C] of `scored` and changes rows of `updated` by `rule`."""
 
     places: np.ndarray
     scored: Matrix
@@ -57,8 +57,8 @@ class RowMatrix:
     """[R, D] in float32, bfloat16 or float16 with its optimizer's state by row; a step's cost does not depend on R.
 
     Computation is in float32, and narrower rows are rounded stochastically; the state is float32. Row 0 is row `first`
-    of a larger matrix; results do not depend on the cut. `storage`: the place of the state (memory.py). On a CPU
-    compiled loops do the work and ids are arrays; elsewhere kernels do, and they may be tensors.
+    of a larger matrix; results do not depend on the split. `storage`: the place of the state (memory.py). On a CPU,
+    compiled loops do the work and ids are arrays; elsewhere kernels do, and ids may be tensors.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class RowMatrix:
         return out.requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], all distinct, in any order; on a device with pads behind them.
+        """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, pads may follow.
 
-        `gathered` is what `gather(ids)` gave, with its gradient; it is used up. Global `step` keys stochastic rounding.
+        `gathered`, the result of `gather(ids)` with its gradient, is used up. Global `step` keys stochastic rounding.
         """
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
@@ -110,7 +110,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; an id may be repeated, and on a device there may be pads at the end."""
+        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device there may be pads at the end."""
         rows = self.places(ids)
         if self.device != CPU:
             rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()
@@ -122,11 +122,11 @@ class RowMatrix:
         return places
 
     def prepare(self, ids: np.ndarray) -> np.ndarray | torch.Tensor:
-        """Return `ids` [C] as both `gather` and `update` take them, so that they are sent once."""
+        """Return `ids` [C] in a form for both `gather` and `update`, so that they are sent once."""
         return ids if self.device == CPU else self.places(ids)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return what `operations_of` the device need for a step on rows `ids` [C], all distinct; `end` follows it."""
+        """Return the input of `operations_of` the device for a step on rows `ids` [C], distinct; then call `end`."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
@@ -134,17 +134,17 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
-        """Return what `operations_of` the device need of the matrix."""
+        """Return the matrix in the form that `operations_of` the device accept."""
         state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
         return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
 
     def compiled_step(self, lr: float, step: int) -> tuple[Matrix, Rule]:
-        """Return the arguments with which a compiled loop makes the optimizer's step itself."""
+        """Return the arguments for a compiled loop that makes the optimizer's step itself."""
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer's step of global `step` at rate `lr`: as tensors [] its `key`, and a float64."""
+        """Return the optimizer's step for global `step` at rate `lr`; as tensors []: the `key`, and a float64."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):
@@ -161,7 +161,7 @@ class RowMatrix:
         return 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
 
     def _send_numbers(self, lr: float, step: int) -> Any:
-        """Return rate, share that is kept, and key, on the device; all chunks of a step have the same."""
+        """Return rate, kept share and key on the device; all chunks of a step share these."""
         if self._sent is None or self._sent[0] != (lr, step):
             numbers = np.float32(lr), np.float32(1 - lr * self.optimizer.weight_decay), np.int64(self.key(step))
             self._sent = (lr, step), send(tuple(map(np.asarray, numbers)), self.device)
@@ -176,7 +176,7 @@ class RowMatrix:
 
 
 def operations_of(device: torch.device) -> Any:
-    """Return the module with `score_pairs` and `update_rows` of a device: kernels of a GPU, or plain PyTorch."""
+    """Return the module with `score_pairs` and `update_rows` for a device: GPU kernels, or plain PyTorch."""
     if device.type == "cuda" and importlib.util.find_spec("triton"):
         from trainer.rows import triton_kernels
 

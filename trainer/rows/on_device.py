@@ -1,8 +1,8 @@
-"""Steps on rows of a matrix on a device, in plain PyTorch: what Triton's kernels are held to, and stand in for.
+"""Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for Triton's kernels.
 
-They do the same as the compiled loops of `kernels.py` do in main memory, with the same random bits for rounding. No
-value is read back, so nothing waits for the device: the number of operations does not depend on values, and arrays are
-as long as the number of pairs.
+They do the same as the compiled loops of `kernels.py` in main memory, with the same random bits for rounding. No value
+is read back, so nothing waits for the device: the number of operations does not depend on values, and the length of
+arrays is the number of pairs.
 """
 
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ _S1, _S2, _S3 = 30, 27, 31
 
 
 class DevicePairs(NamedTuple):
-    """Pairs on a device, ascending by query: query q has [query_starts[q], query_starts[q + 1]).
+    """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
-    `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: label number i
-    has order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after
-    the labels; their pairs have weight 0.
+    `label` [n]: the number of the label among C. `order` [n] sorts pairs by their labels: label number i has pairs
+    order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after the
+    labels; their pairs have weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -40,7 +40,7 @@ Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [
 
 
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
-    """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
+    """Return both orders of the pairs of `candidates` (Candidates on the device), B = `queries`, C = `labels`."""
     query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.long()
     ordered, order = torch.sort(candidates.pair_label, stable=True)
     return DevicePairs(
@@ -54,12 +54,12 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 
 
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
-    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n], with pads at the end.
+    """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], with pads at the end.
 
-    `hard`: what `drawn` is still to get. As `merge.merge`, except that a repeated draw of a query is two pairs, and
-    that pads, and draws that are already labels of the query, are pairs of weight 0.
+    `hard`: hard negatives to fill into `drawn`. Like `merge.merge`, except that a repeated draw of a query is two
+    pairs, and that pads, and draws that are already labels of the query, are pairs of weight 0.
     """
-    none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
+    none = torch.iinfo(drawn.label.dtype).max  # pads are sorted behind all labels
     label, weight, count = drawn.label, drawn.weight, len(drawn.label)
     if hard is not None:
         places = (drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)).flatten()
@@ -71,7 +71,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     changes = torch.zeros(count, dtype=torch.bool, device=label.device)
     torch.ne(ordered[1:count], ordered[: count - 1], out=changes[1:])
     number = changes.cumsum(0)
-    # Ascending: by label, then by query, and of a query's pairs with one label those that are no draws come first.
+    # Ascending by label, then by query; among pairs of a query with one label, draws come last.
     key = torch.add(drawn.use.index_select(0, order), number, alpha=2 * (len(drawn.starts) - 1))
     again = key != key.index_select(0, torch.searchsorted(key, key & -2))
     numbers = torch.arange(count + 1, device=label.device)
@@ -105,9 +105,9 @@ def score_pairs(
 def differentiate_pool(
     scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of negatives' scores [B, R] that count `weight` [R], and its slopes in `dtype`; of -inf none.
+    """Return the loss of negatives' scores [B, R] with `weight` [R], and slopes in `dtype`; -inf contributes nothing.
 
-    The scores are used up.
+    The scores are overwritten.
     """
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight).to(dtype)
@@ -116,9 +116,9 @@ def differentiate_pool(
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
-    """Make one step on rows `ids` [C], distinct except for pads, from the `gradient` [R, D] of the first R of them.
+    """Make one step on rows `ids` [C], distinct except for pads, with the `gradient` [R, D] of the first R rows.
 
-    That of the pairs that are `scored` comes on top; without any, R is C. Pads come last.
+    The gradient of `scored` pairs is added; without pairs, R is C. Pads come last.
     """
     if not len(ids):
         return
@@ -128,7 +128,7 @@ def update_rows(
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label, slopes[:, None] * x.index_select(0, pairs.query.long()))
-    # A pad does again what the first row does, so that the same values are written twice.
+    # A pad repeats the work of the first row, so that the same values are written twice.
     g = torch.where((ids < 0)[:, None], g[:1], g)
     ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0).long()
     places = _Places(ids, real)
@@ -138,7 +138,7 @@ def update_rows(
 
 
 class _Places(NamedTuple):
-    """Rows `ids` [C] of vectors and of their state; nothing is written if all are pads, not `real` [1]."""
+    """Rows `ids` [C] of vectors and of their state; if all are pads, `real` [1] is false and nothing is written."""
 
     ids: torch.Tensor
     real: torch.Tensor
@@ -151,7 +151,7 @@ class _Places(NamedTuple):
 
 
 def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
+    """Return rows w [C, D] after an optimizer step, and update the optimizer's state."""
     rate, beta1, beta2, eps = torch.as_tensor(rule.rate), *map(float, (rule.beta1, rule.beta2, rule.eps))
     w = w * torch.as_tensor(rule.keep)
     if rule.method == SGD:
@@ -179,7 +179,7 @@ def _descend(matrix: Matrix, rule: Rule, places: _Places, w: torch.Tensor, g: to
 
 
 def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Round float32 [C, D] stochastically to `dtype`, by random bits of (key, label, column); float32 stays.
+    """Round float32 [C, D] stochastically to `dtype`, with random bits of (key, label, column); float32 is unchanged.
 
     The bits, and the rounding, are as in `kernels.py`.
     """
@@ -192,7 +192,7 @@ def narrow(values: torch.Tensor, labels: torch.Tensor, key: Any, dtype: torch.dt
 
 
 def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
-    """Return 16 random bits for each of [C, columns], as int64."""
+    """Return 16 random bits for each element of [C, columns], as int64."""
     mixed = labels * _GOLDEN + key
     mixed = (mixed ^ _shifted(mixed, _S1)) * _F1
     mixed = (mixed ^ _shifted(mixed, _S2)) * _F2
@@ -207,7 +207,7 @@ def _noise(labels: torch.Tensor, key: Any, columns: int) -> torch.Tensor:
 
 
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift 64 bits right, zeros from the left."""
+    """Shift 64-bit numbers right, filling with zeros from the left."""
     return bits >> by & (1 << 64 - by) - 1
 
 
@@ -222,6 +222,6 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the start of each of [0, `count`] in `ordered` [n], int32 [count + 1]."""
+    """Return the start of each number of [0, `count`] in `ordered` [n], int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)

@@ -9,10 +9,10 @@ from trainer.device import CPU
 from trainer.rows.kernels import by_row
 from trainer.rows.on_device import starts_of
 
-SPAN = 128  # entries of a row that are summed one after the other
-_PAIRS = 1 << 17  # whose rows are gathered at a time
+SPAN = 128  # entries of a row that are summed in sequence
+_PAIRS = 1 << 17  # pairs whose rows are gathered at a time
 
-# Torch calls its sparse formats beta at first use; the tests hold what is used of them here against dense products.
+# Torch calls its sparse formats beta at first use; tests compare the operations used here with dense products.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
@@ -21,10 +21,10 @@ def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: to
 
     Gradients do not flow through it. `query` and `label` are both int32, or both int64.
     """
-    if x.device != CPU:  # whose memory is fast, and sampled products wait for it: both sides of some pairs at a time
+    if x.device != CPU:  # on a GPU sampled products wait for memory: gather both sides of some pairs at a time
         blocks = zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
         return torch.cat([(x.index_select(0, some) * w.index_select(0, others)).sum(1) for some, others in blocks])
-    # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
+    # The dense product sampled at the pairs reads rows in place; gathering both sides takes 20 times as long.
     starts, shape = starts_of(query, len(x)).to(label.dtype), (len(x), len(w))
     pairs = torch.sparse_csr_tensor(starts, label, x.new_zeros(len(query)), shape, check_invariants=False)
     return torch.sparse.sampled_addmm(pairs, x, w.T, beta=0.0).values()
@@ -40,10 +40,10 @@ def sparse_product(
 ) -> torch.Tensor:
     """Return A @ dense [rows, D], where A has `value` at (row, column); repeated entries add up.
 
-    Rows come in any order, unless they are said to be `ascending`.
+    Rows come in any order, unless `ascending` is set.
     """
     if row.device != CPU:
-        # A stable sort keeps the order of a row's entries, and so the bits of their sum.
+        # A stable sort keeps the order of a row's entries, and so the exact bits of their sum.
         row, order = (row, None) if ascending else row.sort(stable=True)
         column, value = (column, value) if order is None else (column[order], value[order])
         starts = starts_of(row, rows).long()
@@ -51,7 +51,7 @@ def sparse_product(
     if ascending:
         starts = starts_of(row, rows).to(column.dtype)
     else:
-        # A counting sort: a tenth of the time of torch's.
+        # A counting sort: takes a tenth of the time of torch's sort.
         sorted_by_row = by_row(row.numpy(), column.numpy(), value.numpy(), rows)
         column, value, starts = map(torch.from_numpy, sorted_by_row)
         starts = starts.to(column.dtype)
@@ -67,8 +67,8 @@ def sum_entries(
 ) -> torch.Tensor:
     """Return the sums [rows, D] of value * dense[column] over entries [starts[i], starts[i + 1]) of each row i.
 
-    They are taken in a fixed order: the same bits at every run. `pieces`: what `split_rows` gave, for a device on which
-    a row's entries come one after the other while rows are at work side by side.
+    Sums have a fixed order: the same bits in every run. `pieces`: result of `split_rows`, for a device that sums the
+    entries of a row in sequence and rows in parallel.
     """
     cuts, firsts = pieces or (starts, None)
     sums = embedding_bag(column, dense, cuts, mode="sum", per_sample_weights=value, include_last_offset=True)
@@ -79,9 +79,9 @@ def sum_entries(
 
 
 def split_rows(starts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cut rows of `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if that cuts none.
+    """Cut rows of `count` entries, [starts[i], starts[i + 1]), at every SPAN-th entry; None if there is nothing to cut.
 
-    Return the start of each piece [pieces + 1], and the first piece of each row [rows + 1], int64.
+    Returns the start of each piece [pieces + 1], and the first piece of each row [rows + 1], int64.
     """
     if count <= SPAN:
         return None

@@ -1,6 +1,6 @@
-"""Threads: torch's, if their number must not show in the result, and threads that run compiled loops over rows.
+"""Threads: torch's threads when their number must not change results, and threads for compiled loops over rows.
 
-A serving process has no torch: a request for threads of torch loads it, and loops take as many threads as Faiss.
+A serving process does not load torch: asking torch for its threads would, so loops use as many threads as Faiss.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from schemas.forking import one_thread_in_children
 
-PARTS = 8  # of one loop: a fixed number, so that sums of parts do not depend on the number of threads
-_ALONE = 2048  # rows for which a second thread costs more than it does
+PARTS = 8  # parts of one loop: a fixed number, so that sums of parts do not depend on the number of threads
+_ALONE = 2048  # rows below which a second thread does not pay off
 Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread of torch within the block: sums over several round as their number decides."""
+    """Use one torch thread within the block: the rounding of sums over several depends on their number."""
     import torch
 
     before = torch.get_num_threads()
@@ -33,9 +33,9 @@ def one_thread() -> Iterator[None]:
 
 
 def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
-    """Return `work(part, start, stop)` of PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
+    """Return `work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
 
-    Fewer than `alone` rows take one thread. `work` gives up the interpreter's lock, as compiled loops do.
+    Fewer than `alone` rows take one thread. `work` releases the interpreter's lock, as compiled loops do.
     """
     calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
     if rows < alone or (threads := _count()) == 1:
@@ -53,7 +53,7 @@ def _count() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _threads(count: int) -> ThreadPoolExecutor:
-    # Denormals as in the loop that trains, whichever thread a row meets: the setting is a thread's own.
+    # Flush denormals as the training loop does, in every thread: each thread has its own setting.
     torch = sys.modules.get("torch")
     return ThreadPoolExecutor(count, "rows", *((torch.set_flush_denormal, (True,)) if torch else ()))
 
@@ -63,5 +63,5 @@ def _set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not cross a fork
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 set_threads = one_thread_in_children(_set_threads)

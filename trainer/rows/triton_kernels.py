@@ -1,12 +1,12 @@
-"""Steps on rows of a matrix on a GPU, as Triton kernels: what `on_device.py` does, each row read and written once.
+"""Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
 
-No sum is made by several programs at once, so that the same input gives the same bits at every run. One program has a
-query and goes over its pairs; another has some labels. A label's pairs are summed one after the other, except for whole
+No sum is made by several programs at once, so the same input gives the same bits in every run. One program handles a
+query and loops over its pairs; another handles some labels. A label's pairs are summed in sequence, except for whole
 spans of _SPAN pairs, which separate programs sum first: otherwise a label of every query would be as slow as all others
 together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
-A program stores its changes after a barrier, when all of it has loaded the old values: several warps load the scalar of
-a row, and if a tile is smaller than a warp, several threads load each number.
+A program stores its changes after a barrier, when all its threads have loaded the old values: several warps load the
+scalar of a row, and if a tile is smaller than a warp, several threads load each number.
 """
 
 import math
@@ -19,21 +19,21 @@ from trainer.rows.forms import ADAGRAD, ADAM, BFLOAT16, FLOAT32, MOMENTUM, SGD, 
 from trainer.rows.on_device import DevicePairs, Scored
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-_TILE = 2048  # numbers of a tile of pairs' rows: 16 registers a thread of four warps
-_MOST_PAIRS = 32  # of one label or query, at a time
-_ROWS_TILE = 1024  # numbers of a tile of rows' pairs, 4 a thread: as many rows are on their way as registers allow
-_PAIRS_OF_ROWS = 2  # of each row that a program updates, at a time: most labels have one
-_MOST_ROWS = 16  # that a program updates
-POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # of scores
-_SPAN = 32  # pairs that are summed ahead, where one label has all of them
-_WIDE, _SPLITS = 512, 4  # from this width on a query has so many programs: a tile holds few of its pairs
+_TILE = 2048  # elements of a tile of pairs' rows: 16 registers per thread of four warps
+_MOST_PAIRS = 32  # pairs of one label or query, at a time
+_ROWS_TILE = 1024  # elements of a tile of rows' pairs, 4 per thread: as many rows are in flight as registers allow
+_PAIRS_OF_ROWS = 2  # pairs of each row that a program updates, at a time: most labels have one
+_MOST_ROWS = 16  # rows that a program updates
+POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # tile of scores
+_SPAN = 32  # pairs that are summed ahead, if one label has all of them
+_WIDE, _SPLITS = 512, 4  # from this width on, a query has so many programs: a tile holds few of its pairs
 _SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
 _FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
 
 
 @triton.jit
 def _widened(bits, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the float32 of `bits` in a form."""
+    """Return the float32 values of `bits` in a form."""
     if FORM == _FLOAT32:
         wide = bits.to(tl.float32, bitcast=True)
     elif FORM == _BFLOAT16:
@@ -45,7 +45,7 @@ def _widened(bits, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _noise(label, key, column, half):  # type: ignore[no-untyped-def]
-    """Return 16 random bits a column, as uint32."""
+    """Return 16 random bits per column, as uint32."""
     mixed = label.to(tl.uint64) * 0x9E3779B97F4A7C15 + key.to(tl.uint64)
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
@@ -94,7 +94,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     x, vectors, ids, label, weight, starts, loss, slopes, on_x, scale, D,
     FORM: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """SPLITS programs a query: scores of its pairs, their loss and slopes, and their part of the gradient on x."""
+    """Use SPLITS programs per query: scores of its pairs, their loss and slopes, and their share of x's gradient."""
     query = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = tl.arange(0, WIDTH)
@@ -132,7 +132,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     x, slopes, query, label, ids, order, sums, D,
     SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program for a span of SPAN pairs in the order of their labels: its gradient, if one label has all of them."""
+    """Use one program per span of SPAN pairs, ordered by label: compute its gradient if all have one label."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     low = tl.program_id(0) * SPAN
@@ -153,7 +153,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
 def pool_kernel(  # type: ignore[no-untyped-def]
     scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """One program a tile of scores of a shared pool: its loss, and slopes, which may take the scores' place."""
+    """Use one program per tile of scores of a shared pool: its loss and slopes, which may overwrite the scores."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < queries)[:, None] & (column < labels)[None, :]
@@ -175,14 +175,14 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program for ROWS of `count` rows, without pads: gradients, from `dense` [rows, D] and pairs, and the step."""
+    """Use one program per ROWS of `count` rows, without pads: sum gradients of `dense` [rows, D] and pairs; update."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
     there_is = row >= 0
     inside = there_is[:, None] & (column < D)[None, :]
     place = row[:, None] * D + column[None, :]
-    # Before the pairs, which take their time too.
+    # Before the pairs, which take time as well.
     bits = tl.load(vectors + place, mask=inside, other=0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         figure = tl.load(scalar + row, mask=there_is, other=0.0)
@@ -241,7 +241,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
 def score_pairs(
     x: torch.Tensor, matrix: Matrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do as `on_device.score_pairs`."""
+    """Do the same as `on_device.score_pairs`."""
     shape = score_tiles(x.shape[1])
     splits = shape["SPLITS"]
     loss, slopes = x.new_empty(splits, len(x)), x.new_empty(len(pairs.label))
@@ -257,7 +257,7 @@ def score_pairs(
 def differentiate_pool(
     scores: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `on_device.differentiate_pool`, in one pass over the scores."""
+    """Do the same as `on_device.differentiate_pool`, in one pass over the scores."""
     queries, labels = scores.shape
     out = scores if dtype == scores.dtype else torch.empty_like(scores, dtype=dtype)
     grid = triton.cdiv(labels, POOL_TILE["COLUMNS"]), triton.cdiv(queries, POOL_TILE["ROWS"])
@@ -269,15 +269,15 @@ def differentiate_pool(
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
-    """Do as `on_device.update_rows`."""
+    """Do the same as `on_device.update_rows`."""
     if not len(ids):
         return
     D = matrix.vectors.shape[1]
-    unused = gradient  # a pointer that is not followed
+    unused = gradient  # a pointer that is never read
     pairs, slopes, x = scored or (None, unused, unused)
     sums = unused if pairs is None else _sum_spans(x, slopes, pairs, ids)
     rate, keep = torch.as_tensor(rule.rate), torch.as_tensor(rule.keep)
-    key = rate if matrix.form == FLOAT32 else torch.as_tensor(rule.key)  # of float32 nothing is drawn
+    key = rate if matrix.form == FLOAT32 else torch.as_tensor(rule.key)  # float32 needs no random bits
     numbers = [float(number) for number in (rule.beta1, rule.beta2, rule.eps)]
     numbers += [math.log(beta) if beta else -math.inf for beta in numbers[:2]]
     shape = row_tiles(D)
@@ -292,7 +292,7 @@ def update_rows(
 
 
 def _sum_spans(x: torch.Tensor, slopes: torch.Tensor, pairs: DevicePairs, ids: torch.Tensor) -> torch.Tensor:
-    """Return the gradients [n // _SPAN, D] of spans of pairs; spans with more than one label are left out."""
+    """Return the gradients [n // _SPAN, D] of spans of pairs; spans with several labels are skipped."""
     D, spans = x.shape[1], len(pairs.order) // _SPAN
     sums = x.new_empty(spans, D)
     if spans:
@@ -301,24 +301,24 @@ def _sum_spans(x: torch.Tensor, slopes: torch.Tensor, pairs: DevicePairs, ids: t
 
 
 def bits_of(vectors: torch.Tensor) -> torch.Tensor:
-    """View vectors as integers of their width."""
+    """View vectors as integers of the same width."""
     return vectors.view(_BITS[vectors.dtype])
 
 
 def score_tiles(dimension: int) -> dict[str, int]:
-    """Return the programs of a query, the shape of their tiles, and their warps."""
+    """Return the number of programs per query, the shape of their tiles, and their warps."""
     return {"SPLITS": _SPLITS if dimension >= _WIDE else 1, **span_tiles(dimension)}
 
 
 def span_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of pairs that one label or one query has, and the warps of its program."""
+    """Return the shape of a tile of pairs of one label or one query, and the warps of its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_MOST_PAIRS, _TILE // width))
     return {"PAIRS": pairs, "WIDTH": width, "num_warps": max(1, min(4, pairs * width // 256))}
 
 
 def row_tiles(dimension: int) -> dict[str, int]:
-    """Return the shape of a tile of some rows and some pairs of each, and the warps of its program."""
+    """Return the shape of a tile of some rows with some pairs each, and the warps of its program."""
     width = triton.next_power_of_2(dimension)
     pairs = max(1, min(_PAIRS_OF_ROWS, _ROWS_TILE // width))
     rows = max(1, min(_MOST_ROWS, _ROWS_TILE // (pairs * width)))

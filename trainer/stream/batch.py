@@ -1,4 +1,4 @@
-"""A batch of the stream: columns, not rows; token ids are padded if a model wants a matrix."""
+"""A batch of the stream: columns, not rows; token ids are padded if a model needs a matrix."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -16,13 +16,12 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Drawn labels of queries with their own pools, for a device to merge.
+    """Drawn labels of queries with their own pools, which a device will merge.
 
-    Query q has [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws last; `starts`
-    [B + 1] int32. A draw of a label that the query has otherwise does not count. `use` [n] int32 is 2 q, 2 q + 1 of a
-    draw; the size of `weight` [n] float32 is how much a label counts, minus of a positive. Hard negatives may be on the
-    device already, as `hard` [B, H] with -1 pads: those of query q belong to the places from hard_starts[q] on, which
-    are -1.
+    Query q has `label` [starts[q] : starts[q + 1]], int32 (int64 from 2**31 labels on), draws last; `starts` [B + 1]
+    int32. A draw is ignored if the query has its label otherwise. `use` [n] int32 is 2 q, for draws 2 q + 1; the
+    absolute value of `weight` [n] float32 is how much a label counts, negative for a positive. Hard negatives may be on
+    the device already, as `hard` [B, H] with -1 pads: the places of query q start at hard_starts[q] and contain -1.
     """
 
     label: np.ndarray
@@ -31,10 +30,10 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
-    pads: bool = False  # there may be some behind
+    pads: bool = False  # there may be pads at the end
 
     def padded(self) -> "DrawnLabels":
-        """Return them with pads behind, which are greater than all labels and no query's: a number of few."""
+        """Return the draws with pads at the end, above all labels and of no query, so that few lengths occur."""
         more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
         columns: dict[str, Any] = {
@@ -44,14 +43,14 @@ class DrawnLabels:
 
 
 class Candidates(NamedTuple):
-    """Labels to score, each once, and how queries use them.
+    """Labels to score, each once, and their use by queries.
 
-    `ids` [C] int64: the rows of the classifier that the step touches, ascending except for the first R of them, which
-    ascend separately, so that rows near each other in memory follow each other. The first R are the shared pool: every
-    query is scored with it with `pool_weight` [R] float32, except for its own positives and hard negatives,
-    (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
-    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
-    with a shared pool, int64 otherwise. Where a device merges the labels, they are `drawn`, and all else is empty.
+    `ids` [C] int64: the rows of the classifier that the step touches. The first R ascend, and so do the others, so that
+    rows near each other in memory follow each other. The first R are the shared pool: every query is scored with it
+    with `pool_weight` [R] float32, except for its own positives and hard negatives, (`masked_query`, `masked_pool`)
+    [m]. A pair scores one query against one label: `pair_query` [n] ascending, `pair_label` [n] (index into ids),
+    `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32 with a shared pool, int64
+    otherwise. If a device merges the labels, they are `drawn`, and the other fields are empty.
     """
 
     ids: np.ndarray
@@ -66,7 +65,7 @@ class Candidates(NamedTuple):
 
     @property
     def touched(self) -> np.ndarray:
-        """Labels that the step touches, each once, int64 [C]; hard negatives that are on a device are waited for."""
+        """Labels that the step touches, each once, int64 [C]; waits for hard negatives on a device."""
         if self.drawn is None:
             return self.ids
         hard = [] if self.drawn.hard is None else [self.drawn.hard.cpu().numpy().ravel()]
@@ -75,14 +74,14 @@ class Candidates(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """`input_ids` [B, T] padded at the end of each row to the longest, at least 1 wide; `lengths` [B] int64."""
+    """`input_ids` [B, T] padded at the end of each row to the longest row, at least 1 wide; `lengths` [B] int64."""
 
     input_ids: torch.Tensor
     lengths: torch.Tensor
 
     @property
     def attention_mask(self) -> torch.Tensor:
-        """[B, T] bool: true for tokens."""
+        """[B, T] bool: True for tokens."""
         return torch.arange(self.input_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
@@ -92,8 +91,8 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
     `hard` [B, K] joined from the table, -1 pads, or None before the first table; `candidates` if the stream plans them,
-    and `prepared` if the encoder prepares the inputs in the stream. Of a global batch a rank may have only its own
-    labels: positives, which of them the step learns, `learnt` [sum P] bool, and hard negatives as rows.
+    and `prepared` if the encoder prepares the inputs in the stream. A rank may hold only its own labels of a global
+    batch: positives, whether the step trains on each, `learnt` [sum P] bool, and hard negatives as rows.
     """
 
     epoch: int
@@ -113,14 +112,14 @@ class Batch:
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
         """Return token ids as tensors `input_ids` [B, T], padded at each row's end to the longest, and `lengths` [B].
 
-        T is 1 at least; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
+        T is at least 1; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
         """
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with other inputs")
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
-        """Return this batch with torch tensors on `device` instead of all arrays; unsigned token ids become int64."""
+        """Return this batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
 
         def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
             moved = as_tensor(array).to(device, non_blocking=non_blocking)
@@ -129,11 +128,11 @@ class Batch:
         return map_arrays(self, move)
 
     def pin_memory(self) -> "Batch":
-        """Return this batch with tensors in pinned memory, which a device copies from without a halt."""
+        """Return this batch with tensors in pinned memory, from which a device copies without waiting."""
         return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pack into one piece of memory, shared in a DataLoader worker: no row is pickled."""
+        """Pack into one block of memory, shared in a DataLoader worker: no row is pickled."""
         packed = pack(self)
         return (unpack, packed) if packed is not None else (Batch, tuple(getattr(self, f.name) for f in fields(self)))
 
@@ -162,9 +161,9 @@ def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) 
     return Padded(ids, torch.from_numpy(lengths))
 
 
-@numba.njit(cache=True)  # so short that letting other threads in would take longer
+@numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, `most` at most; return the greatest, 1 at least."""
+    """Write the lengths of rows, `most` at most; return the greatest length, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)

@@ -1,8 +1,8 @@
 """Order of an epoch whose batches come from a single source each.
 
-Each source has its own order, as if it were alone, with streams, a tail and a weight like any other. The turns, which
-say which source's batch comes at each step, are a permutation by (seed, epoch) of each source, repeated as often as it
-has batches. A window has the rows of so many steps, from all sources.
+Each source has its own order, as if it were alone, with streams, a tail and a weight. The turns, which say which
+source's batch comes at each step, repeat each source as often as it has batches, in an order permuted by (seed, epoch).
+A window has the rows of so many steps, from all sources.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def _steps(self) -> list[int]:
-        """Batches of each source; asked for at every step, so they do not wait for a permutation."""
+        """Number of batches of each source; read at every step, so it does not wait for a permutation."""
         return [
             self._steps_for(count_rows(self._dealt[first:stop], (share,)))
             for _, first, stop, share in source_ranges(self.mix)
@@ -48,18 +48,18 @@ class OrderBySource(EpochOrder):
 
     @property
     def steps(self) -> int:
-        """Global batches in the epoch: the last of each source may be shorter, or is dropped."""
+        """Global batches in the epoch: the last batch of each source may be shorter, or is dropped."""
         return sum(self._steps)
 
     @cached_property
     def turns(self) -> np.ndarray:
-        """Number of the source of each step, [steps] int64."""
+        """Number of the source for each step, [steps] int64."""
         numbers = np.repeat(np.arange(len(self._steps)), self._steps)
         return generator(self.seed, Purpose.TURNS, self.epoch).permutation(numbers)
 
     @cached_property
     def _orders(self) -> list[SourceOrder]:
-        """The order of each source: a stream has the same rows as if the source were alone."""
+        """Order of each source: a stream has the same rows as if the source were alone."""
         bounds = np.minimum(np.arange(self.windows + 1) * self.steps_per_window, self.steps)
         return [
             SourceOrder(
@@ -79,7 +79,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def window_units(self) -> int:
-        """Units of a window: about `window_groups` row groups, of each source one at least on average."""
+        """Units of a window: about `window_groups` row groups, on average at least one of each source."""
         largest = int((self._dealt[:, 1] - self._dealt[:, 0]).max(initial=1))
         rows = min(largest * max(self.window_groups, len(self.mix)), self.steps * self.share)
         return max(1, -(-rows // self.share)) * self.share
@@ -98,7 +98,7 @@ class OrderBySource(EpochOrder):
         rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
         sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # of batches, source by source
         first = window * self.steps_per_window
-        # Batches source by source have the steps `place`, by which those of one source ascend.
+        # Batches sorted by source come at steps `place`, which ascend within a source.
         place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")
         sizes_by_step, begins = np.empty_like(sizes), np.empty_like(sizes)
         sizes_by_step[place], begins[place] = sizes, offsets_of(sizes)[:-1]

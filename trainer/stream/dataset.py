@@ -28,23 +28,23 @@ from trainer.stream.sources import Source, count_clusters
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
-PIECES_AHEAD = 1  # of a few batches each, beyond those that threads are at
-_OPTIONAL = {"batches", "clusters", "parts"}  # of a state, where there are such
-WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
+PIECES_AHEAD = 1  # pieces (a few batches each) beyond those that threads work on
+_OPTIONAL = {"batches", "clusters", "parts"}  # keys of a state that may be missing
+WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store is asked for the next window
 
 Plan = Callable[[Batch], Candidates | None]
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of a stream, by name.
+    """Options of a stream.
 
-    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode, gather and run `plan`, which gives
-    each batch its candidates, and `prepare`, which lets the encoder prepare it, ahead; with 0 everything runs in line.
-    `damaged`: a row group that does not decode stops the stream (TableError), or is left out and counted in
-    `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of these sizes. `tail`: the last
-    batch of an epoch is kept, shorter, or dropped. `batches` mix rows of all sources, or come from a single source
-    each.
+    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode, gather and run ahead `plan`, which
+    gives each batch its candidates, and `prepare`, which lets the encoder prepare it; with 0 everything runs in line.
+    `damaged`: a row group that cannot be decoded stops the stream (TableError), or is skipped and counted in
+    `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of these sizes. `tail`: keep the
+    last batch of an epoch, which may be shorter, or drop it. `batches` mix rows of all sources, or come from a single
+    source each.
     """
 
     batch: int
@@ -68,7 +68,7 @@ class JoinedStream(IterableDataset):
     """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
 
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are fields of
-    `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
+    `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
     `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
     resume at. Raises InputError for more ranks than streams, or two sources of one name.
     """
@@ -84,25 +84,25 @@ class JoinedStream(IterableDataset):
             raise InputError("batches from a single source do not work with clusters: leave out clusters, or batches.")
         self._label_type = arrow.label_type(labels)
         self._set_sources(sources)
-        self._later: list[Source] | None = None  # of the next epoch, where a state had other weights
+        self._later: list[Source] | None = None  # sources of the next epoch, if a state had other weights
         self._epoch, self._step = 0, 0
-        self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
+        self._slice: WorkerSlice | None = None  # `_step` is one of its steps; None: of all steps
         self._channel = WorkerChannel()
         self._last_read = self._channel.number
 
     @property
     def rows(self) -> int:
-        """Rows of all sources, with any weights: row ids are below this number."""
+        """Number of rows of all sources, whatever their weights: row ids are below it."""
         return int(self._groups.first_row[-1])
 
     @property
     def skipped_rows(self) -> int:
-        """Rows left out because they did not decode, in this process or in workers."""
+        """Number of rows skipped because they could not be decoded, in this process or in workers."""
         return self._channel.skipped
 
     @property
     def order(self) -> EpochOrder:
-        """The order of the current epoch."""
+        """Order of the current epoch."""
         options, groups = self._options, self._groups
         sizes = groups.group_rows, options.batch, options.streams, options.window_groups
         place = options.seed, self._epoch, options.tail
@@ -112,7 +112,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Rows of a cluster (1: single rows) and, above 1, the number of clusters in each row group [M]."""
+        """Rows of a cluster (1: single rows) and, if above 1, the number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
@@ -127,16 +127,16 @@ class JoinedStream(IterableDataset):
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch, the same on every rank."""
+        """Batches in an epoch; the number is the same on every rank."""
         return self.order.steps
 
     def __len__(self) -> int:
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step; `sources` bring newly adopted negatives, and other weights.
+        """Start `epoch` at its first step; `sources` provide new negatives and weights.
 
-        Workers of a DataLoader learn of it at the loader's next iteration, persistent workers, too.
+        Workers of a DataLoader, including persistent workers, get the epoch at the loader's next iteration.
         """
         sources, self._later = sources or self._later, None
         if sources is not None:
@@ -146,9 +146,9 @@ class JoinedStream(IterableDataset):
         self._notify_workers()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """Return what `load_state_dict` needs to continue after the newest batch, or after the batch `after`.
+        """Return the state for `load_state_dict` to continue after the newest batch, or after the batch `after`.
 
-        If DataLoader workers deal the batches, only they know the newest batch: name the batch, or use a
+        If DataLoader workers deal the batches, only the workers know the newest batch: pass the batch, or use a
         `StatefulDataLoader`, whose state comes from its workers (and resumes only with the same number of workers).
         """
         self._sync_worker()
@@ -160,9 +160,9 @@ class JoinedStream(IterableDataset):
         return {**position, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one.
+        """Go to the step of `state`. Raises InputError if the state belongs to a different order.
 
-        Its epoch keeps its weights; if these sources have other weights, they count from the next epoch on.
+        The epoch keeps its weights; if these sources have other weights, they count from the next epoch on.
         """
         beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
         mix = state.get("mix") or []
@@ -190,7 +190,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """All that the order depends on."""
+        """Return everything that determines the order."""
         return {
             "version": STATE_VERSION,
             "seed": self._options.seed,
@@ -218,12 +218,12 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_weights(self, mix: list[list[Any]]) -> None:
-        """Give the sources the weights of `mix`, which names them in their order."""
+        """Set the weights of the sources to those of `mix`, which lists the sources in order."""
         pairs = zip(self._sources, mix, strict=True)
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
-        """Write to the copies in workers at which step this stream is now."""
+        """Tell the copies in workers the current step of this stream."""
         if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
@@ -231,7 +231,7 @@ class JoinedStream(IterableDataset):
         self._last_read = self._channel.number
 
     def _sync_worker(self) -> None:
-        """In a worker: bring this copy to the main process's step, and to its own slice of the steps."""
+        """In a worker, move this copy to the main process's step, and to its own slice of the steps."""
         own_slice = slice_of_process()
         if own_slice is None:
             return
@@ -263,7 +263,7 @@ class JoinedStream(IterableDataset):
                 yield batch
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        """Deal the batches of `steps`, planned."""
+        """Deal the batches of `steps`, with plans."""
         keep_freed_memory()
         if not steps:
             return
@@ -284,7 +284,7 @@ class JoinedStream(IterableDataset):
             yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps))
 
     def _open(self, decoding: Decoding, epoch: int, first_step: int, steps: range) -> Opened[Batch]:
-        """Open a decoded window, whose batch 0 belongs to `first_step`, for its batches of `steps`."""
+        """Open a decoded window, whose batch 0 belongs to `first_step`, to deal its batches of `steps`."""
         window, plan, prepare = decoding.result(), self._options.plan, self._options.prepare
         if self._slice is None or self._slice.worker == 0:  # every worker decodes every window
             self._channel.skip(window.skipped)

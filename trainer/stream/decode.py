@@ -1,4 +1,4 @@
-"""Decoding of a rank's windows: each row group is read once, and damaged ones may be left out."""
+"""Decoding of a rank's windows: each row group is read once, and damaged row groups may be skipped."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ Task: TypeAlias = Callable[[], None]
 
 
 class Decoding:
-    """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there.
+    """Work of decoding window `window` of `streams`: run `tasks` in any threads, then call `result`.
 
     Its rows are the segments laid end to end, [n]. Lists of a row group are held as read; matrices, such as hard
     negatives, are copied.
@@ -40,14 +40,14 @@ class Decoding:
         self.tasks: list[Task] = [self._arrange]
 
     def _arrange(self) -> None:
-        """Order the rows batch by batch, and find the end of each batch."""
+        """Order the rows by batch, and find the end of each batch."""
         self._positions, self._offsets = deal([self._order.take(stream, self._window) for stream in self._streams])
         first_row = self._groups.first_row
         ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
         self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._positions]
 
     def add(self, group: int, table: pa.Table) -> None:
-        """Add row group `group` to all its segments. Safe to call from several threads."""
+        """Add row group `group` to all its segments. Thread-safe."""
         if names := _matrices_of(table):
             with self._lock:
                 if not self._matrices:
@@ -61,13 +61,13 @@ class Decoding:
                     self._matrices[name][start : start + rows] = values[segment.start : segment.stop]
 
     def result(self) -> Window:
-        """Return the window; rows that were not read are in no batch. Raises TableError if no row group decodes."""
-        self.tasks.clear()  # they hold this: a ring would keep the window until a collection
+        """Return the window; unread rows are in no batch. Raises TableError if no row group can be decoded."""
+        self.tasks.clear()  # they refer to this object: a cycle would keep the window until a collection
         positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
         sizes = np.diff(self._starts)
         missing = np.repeat([segment is None for segment in self._lists], sizes).astype(bool)
         like = next((segment for segment in self._lists if segment is not None), None)
-        if like is None:  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
+        if like is None:  # fewer rows than streams, or all damaged: still as many steps as the other ranks
             like = _read_no_rows(self._groups)
             names = _matrices_of(like)
             matrices, like = self._lend(like, names, 0), like.drop_columns(names)
@@ -94,9 +94,9 @@ def _matrices_of(table: pa.Table) -> list[str]:
 def decodings(
     order: EpochOrder, groups: RowGroups, streams: Sequence[int], first: int, fetched: int, damaged: Damaged
 ) -> Iterator[Decoding]:
-    """Yield the decoding of each window of `streams` from number `first` on; they are done in order.
+    """Yield the decoding of each window of `streams` from number `first` on; they complete in order.
 
-    Row groups are asked for `fetched` windows ahead. One that a window's end cuts is read once, for both windows.
+    Row groups are requested `fetched` windows ahead. A row group that spans two windows is read once, for both.
     """
     buffers = Buffers()
     readings = _readings(order, streams, first)
@@ -119,7 +119,7 @@ def decodings(
 
 
 def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield for each window from `first` on the row groups to read, and those that the next window also needs."""
+    """Yield, for each window from `first` on, the row groups to read, and which of these the next window also needs."""
 
     def groups_of(window: int) -> set[int]:
         return {segment.group for stream in streams for segment in order.segments(stream, window)}
@@ -134,7 +134,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
 
 
 def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:
-    """Read a row group and add it if it is needed. Raises TableError unless damaged row groups are skipped."""
+    """Read a row group and add it if it is needed. Raises TableError, unless damaged row groups are skipped."""
     try:
         table = groups.read(group)
     except TableError:
@@ -151,7 +151,7 @@ def _blank(schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def _read_no_rows(groups: RowGroups) -> pa.Table:
-    """Return no rows, with the columns of all row groups. Raises TableError if no row group decodes."""
+    """Return 0 rows, with the columns of all row groups. Raises TableError if no row group can be decoded."""
     last = len(groups.group_rows) - 1
     for number in range(last):
         with contextlib.suppress(TableError):

@@ -1,16 +1,16 @@
-"""Order of rows: pure arithmetic on row-group sizes, without any file.
+"""Order of rows: computed from row-group sizes alone, without any file.
 
-Row groups (all of them once, or by the weights of their sources) are permuted by (seed, epoch). The permuted sequence
-of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row
-groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
-threads, and any step is reached without reading others.
+Row groups (each once, or by the weights of their sources) are permuted by (seed, epoch). The permuted sequence of N
+rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row groups.
+Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or threads, and
+any step can be reached without reading others.
 
 For rows in cluster order (NGAME) whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
-cut and taken, so a batch is B / C clusters, and rows of one cluster come in one batch.
+cut and taken, so a batch is B / C clusters, and one batch has all rows of a cluster.
 
-A source of N rows and weight w gives each row floor(w) times an epoch, and round((w - floor(w)) * N) of its rows once
-more. Which ones is chosen by (seed, epoch, source): row groups are permuted again every b = floor(N / rows chosen)
-epochs, and each of the b takes the next range of rows of that permutation. So the choice is whole row groups but for
+An epoch deals each row of a source of N rows and weight w floor(w) times, and round((w - floor(w)) * N) of its rows
+once more. (seed, epoch, source) chooses these rows: row groups are permuted again every b = floor(N / rows chosen)
+epochs, and each of the b takes the next range of rows of that permutation. So the choice is whole row groups except for
 the two that the range cuts, no row is chosen twice within b epochs, and w = 0.5 deals each row once in two epochs.
 """
 
@@ -29,20 +29,20 @@ from schemas.randomness import Purpose, generator
 
 @dataclass(frozen=True)
 class WeightedGroups:
-    """Row groups of a source in a mix: the next `groups` in storage order, dealt `weight` times an epoch."""
+    """A source's row groups in a mix: the next `groups` in storage order, dealt `weight` times per epoch."""
 
     groups: int
     weight: float
 
 
 def split_weight(weight: float, rows: int) -> tuple[int, int]:
-    """Return (times that each of a source's `rows` rows is dealt, rows that are dealt once more)."""
+    """Return (times that each of a source's `rows` rows is dealt, number of rows that are dealt once more)."""
     whole = math.floor(weight)
     return whole, round((weight - whole) * rows)
 
 
 def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
-    """Count the rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
+    """Return the number of rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
     group_rows = dealt[:, 1] - dealt[:, 0]
     if not mix:
         return int(group_rows.sum())
@@ -57,8 +57,8 @@ def count_rows(dealt: np.ndarray, mix: Sequence[WeightedGroups]) -> int:
 def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch: int) -> np.ndarray:
     """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
-    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; each of them once without
-    a `mix`.
+    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; without a `mix`, each of
+    these once.
     """
     whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:
@@ -74,7 +74,7 @@ def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch
 
 
 def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
-    """Choose `rows` rows out of the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
+    """Choose `rows` rows from the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
     epochs = int(_sizes(groups).sum()) // rows
     number, part = divmod(epoch, epochs)
     permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
@@ -91,7 +91,7 @@ def _sizes(pieces: np.ndarray) -> np.ndarray:
 
 
 def source_ranges(mix: Sequence[WeightedGroups]) -> Iterator[tuple[int, int, int, WeightedGroups]]:
-    """Yield (number, first row group, end, share) of each source."""
+    """Yield (number, first row group, end, share) for each source."""
     stop = 0
     for number, share in enumerate(mix):
         first, stop = stop, stop + share.groups
@@ -108,7 +108,7 @@ class Segment:
 
 
 class WindowDeal(NamedTuple):
-    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments laid end to end."""
+    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments, concatenated."""
 
     rows: np.ndarray  # [n] int64, a permutation
     ends: np.ndarray  # [batches + 1]
@@ -119,11 +119,11 @@ class EpochOrder:
     """The order of one epoch.
 
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
-    row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps that not
-    every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once. `clusters`
-    [M]: the number of clusters of equal size (within one) in each row group, in order; C = `cluster` is the largest
-    size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of each row
-    group that are dealt at all; None: every row.
+    approximate number of row groups per window. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps
+    that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
+    `clusters` [M]: the number of clusters of equal size (within one) in each row group, in order; C = `cluster` is the
+    largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of each
+    row group that are dealt; None: every row.
     """
 
     group_rows: np.ndarray
@@ -146,24 +146,24 @@ class EpochOrder:
 
     @cached_property
     def pieces(self) -> np.ndarray:
-        """(row group's storage number, first row, end) of all that is dealt, in this epoch's order, [E, 3] int64."""
+        """(row group's storage number, first row, end) of all dealt pieces, in this epoch's order, [E, 3] int64."""
         pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
         return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Position at which each piece starts, and the number of all that is dealt at the end, [E + 1]."""
+        """Position at which each piece starts, and at the end the number of all dealt units, [E + 1]."""
         counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
         return offsets_of(counts)
 
     @cached_property
     def rows(self) -> int:
-        """N, the rows of every epoch; asked for at every step, so it does not wait for the permutation."""
+        """N, the number of rows of every epoch; read at every step, so it does not wait for the permutation."""
         return count_rows(self._dealt, self.mix)
 
     @cached_property
     def units(self) -> int:
-        """Units dealt in an epoch: clusters, or N rows if there are none. Positions and cursors count units."""
+        """Units dealt in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
@@ -198,7 +198,7 @@ class EpochOrder:
         return self.window_units // self.share
 
     def steps_of(self, window: int) -> int:
-        """Count the batches of `window`: the last one has fewer."""
+        """Return the number of batches of `window`: the last window has fewer."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
@@ -223,7 +223,7 @@ class EpochOrder:
         return WindowDeal(rows, until[ends])
 
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """Return (row group, bounds [u + 1] of its units, as rows within it) of each row group in one stream's window.
+        """Return (row group, bounds [u + 1] of its units, as rows within it) for each row group in one stream's window.
 
         For single rows, the bounds are the first and the last row.
         """
@@ -252,7 +252,7 @@ class EpochOrder:
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
+    """Return the streams of `rank` among `ranks`: contiguous, so that ranks' batches end to end form the global batch.
 
     Numbers of streams differ by at most one. Raises InputError for more ranks than streams.
     """
@@ -265,9 +265,9 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
 
 
 def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
-    """Order the rows of several streams' windows, laid end to end, by batches.
+    """Order the rows of several streams' windows, concatenated, by batches.
 
-    `deals` [s]: of each stream's window, with the same number of batches. Returns the gather order (batch by batch,
+    `deals` [s]: one for each stream's window, with equal numbers of batches. Returns the gather order (batch by batch,
     stream by stream within) and the batches' offsets into it [batches + 1]; rows after the last batch are left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))

@@ -1,4 +1,4 @@
-"""Work ahead of its use: downloads of the next reads, in bounded memory, and items in order."""
+"""Work ahead of its use: downloads for coming reads, in bounded memory, and items in order."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 THREAD = "extremis-fetch"
-# Pieces that give items, in any threads; and what ends the work once they have.
+# Pieces that yield items, in any threads; and a call that ends the work afterwards.
 Opened = tuple[list[Callable[[], list[T]]], Callable[[], None]]
 
 
@@ -22,7 +22,7 @@ class Work(Generic[T]):
 
 
 def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
-    """Yield the items of `works`; all work is done here, when it is asked for."""
+    """Yield the items of `works`; all work is done in this thread, on demand."""
     for work in works:
         for task in work.tasks:
             task()
@@ -33,9 +33,9 @@ def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
 
 
 def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
-    """Yield the same items: the pool works on up to `depth` pieces ahead, and meanwhile prepares the next of `works`.
+    """Yield the same items: the pool works on up to `depth` pieces ahead, and also prepares the next of `works`.
 
-    Tasks of the next one are handed out between the pieces of this one, so that neither waits for all of the other.
+    Tasks of the next work alternate with the pieces of this one, so that neither waits for all of the other.
     """
     pieces: deque[tuple[Future[list[T]], Callable[[], None] | None]] = deque()
 
@@ -75,10 +75,10 @@ class _Download(Generic[T]):
 
 
 class DownloadQueue(Generic[T]):
-    """Calls of `download` for items requested before their use, in that order, on `threads` separate threads.
+    """Calls `download` on `threads` separate threads for items requested before their use, in order of request.
 
-    Items in progress, or waiting to be taken, are at most `limit` bytes, by `size` of each item, or one item. Safe to
-    use from several threads, and after `close`.
+    Items in progress, or waiting to be taken, have at most `limit` bytes, by `size` of each item, or are a single item.
+    Thread-safe, and usable after `close`.
     """
 
     def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
@@ -87,15 +87,15 @@ class DownloadQueue(Generic[T]):
         self._reset()
 
     def request(self, items: Iterable[Hashable]) -> None:
-        """Queue `items`. Each is to be taken once for each time that it is requested."""
+        """Queue `items`. Take each item once for each request."""
         with self._lock:
             self._waiting.extend(items)
             self._start_more()
 
     def take(self, item: Hashable) -> T | None:
-        """Return the download of `item`, after waiting for it; None if its download has not begun.
+        """Wait for the download of `item` and return it; None if its download has not begun.
 
-        Raises what `download` raised.
+        Raises the exceptions of `download`.
         """
         with self._lock:
             download = self._started.get(item)

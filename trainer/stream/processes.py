@@ -1,4 +1,4 @@
-"""Place of this process among others: the rank that a launcher gave it, and its slice as a worker of a DataLoader."""
+"""Place of this process among others: the rank from the launcher, and the slice as a worker of a DataLoader."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
-    """Return RANK and WORLD_SIZE of the environment, as `torchrun` and other launchers set them; (0, 1) without them.
+    """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
 
     Raises InputError for one without the other, and for impossible values.
     """
@@ -46,20 +46,20 @@ def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
 
 @dataclass(frozen=True)
 class WorkerSlice:
-    """Worker `worker` of `workers`: a loader takes batches from its workers in turns, so each deals every n-th step."""
+    """Worker `worker` of `workers`: a loader takes batches from workers in turns, so each deals every n-th step."""
 
     worker: int
     workers: int
 
 
 def slice_of_process() -> WorkerSlice | None:
-    """Return the slice of this process; None outside of DataLoader workers."""
+    """Return the slice of this process; None outside DataLoader workers."""
     info = get_worker_info()
     return None if info is None else WorkerSlice(info.id, info.num_workers)
 
 
 class WorkerChannel:
-    """Last message of the main process to copies of a stream in workers that outlive an epoch, in shared memory.
+    """Last message of the main process to copies of a stream in workers that survive an epoch, in shared memory.
 
     The memory has no name, and disappears with the processes. It moves to /dev/shm, which may be small in a container,
     if a loader spawns workers. Writer and readers take turns: a loader's workers begin an epoch only after the owner
@@ -73,7 +73,7 @@ class WorkerChannel:
 
     @property
     def number(self) -> int:
-        """Messages written so far."""
+        """Number of messages written so far."""
         return int(self._header[0])
 
     def write(self, body: dict[str, Any]) -> None:
@@ -95,9 +95,9 @@ class WorkerChannel:
 
     @property
     def skipped(self) -> int:
-        """Rows skipped so far, in any process."""
+        """Number of rows skipped so far, in all processes."""
         return int(self._header[2])
 
     def skip(self, rows: int) -> None:
-        """Count `rows` more as skipped."""
+        """Add `rows` to the number of skipped rows."""
         self._header[2] += rows

@@ -1,4 +1,4 @@
-"""Row groups of all sources, read as if they were one table."""
+"""Row groups of all sources, read as one table."""
 
 import os
 import threading
@@ -29,10 +29,10 @@ from trainer.stream.sources import ALL_ROWS, Source
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of reading row groups: they change how fast and how carefully rows come, never which.
+    """Options for reading row groups: they change how fast and how carefully rows are read, never which rows.
 
-    `verify`: verify checksums. For remote storage `threads` download ahead, at most `ahead_bytes`, and downloads are
-    kept in the directory `cache` if there is one, up to `cache_bytes`.
+    `verify`: verify checksums. For remote storage, `threads` download at most `ahead_bytes` ahead; the directory
+    `cache`, if given, keeps up to `cache_bytes` of downloads.
     """
 
     verify: bool = True
@@ -44,7 +44,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _TableGroup:
-    """Part of a row group in one table: `rows` rows in row group `group` of its shard number `shard`."""
+    """Part of a row group in one table: `rows` rows in row group `group` of shard number `shard`."""
 
     table: Table
     shard: int
@@ -62,15 +62,15 @@ class _TableGroup:
 
     @property
     def bytes(self) -> int:
-        """Bytes to download, about, and rather too many."""
+        """Approximate number of bytes to download, rather too high."""
         return -(-self.entry.bytes * self.rows // self.entry.rows)
 
 
 class RowGroups:
-    """Reader of the row groups of several sources; safe to use from several threads.
+    """Reads the row groups of several sources. Thread-safe.
 
-    Row groups are numbered source by source in storage order; row ids likewise. It can be pickled, without open files
-    and downloads.
+    Row groups and row ids are numbered source by source in storage order. It can be pickled, without open files and
+    downloads.
     """
 
     _downloads: DownloadQueue[Pieces] | None
@@ -94,10 +94,10 @@ class RowGroups:
         self.group_rows = np.concatenate([*(np.diff(groups.first) for _, groups in tables), np.empty(0, np.int64)])
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
         dealt = [source.share.bounds(groups.first) for source, groups in tables]
-        # [M, 2] rows of each that are dealt; None where all are.
+        # [M, 2] rows of each row group that are dealt; None if all are.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
         self.shares = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
-        # Empty where every row is dealt once.
+        # Empty if every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else self.shares
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
         self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
@@ -108,11 +108,11 @@ class RowGroups:
         return RowGroups, self._arguments
 
     def request(self, groups: Iterable[int]) -> None:
-        """Download what `read` needs of `groups`, each named once for each time that it will be read.
+        """Start downloads of `groups` for `read`; pass each group once for each time that it will be read.
 
-        Tables on a local disk need no download. What exceeds the bound waits until something has been read.
+        Tables on a local disk need no download. Requests above the limit wait until something has been read.
         """
-        self._after_fork()  # here, where one thread comes before those that read
+        self._after_fork()  # here only one thread is active; several read later
         if self._downloads is None:
             return
         self._downloads.request(
@@ -123,7 +123,7 @@ class RowGroups:
         )
 
     def close(self) -> None:
-        """End the threads, drop downloads and close the files. Reading again opens them again."""
+        """End the threads, drop downloads and close the files. Another read opens them again."""
         self._after_fork()
         if self._downloads is not None:
             self._given_up.set()
@@ -132,9 +132,9 @@ class RowGroups:
         self._shards.close()
 
     def read(self, group: int) -> pa.Table:
-        """Read row group `group`: columns of the inputs, `label_ids` and, joined, `hard`.
+        """Read row group `group`: columns of the inputs, `label_ids` and, from joined negatives, `hard`.
 
-        Raises TableError that names shard and row group, StorageError.
+        Raises TableError with shard and row group, StorageError.
         """
         self._after_fork()
         take = self._downloads.take if self._downloads is not None else lambda item: None
@@ -171,14 +171,14 @@ class RowGroups:
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        self._downloads = None  # else it refers to this, whose local files are open until nothing does
+        self._downloads = None  # else its methods refer to this object and keep local files open
         if self._remote and (threads := self._reading.threads):
             self._downloads = DownloadQueue(self._download, self._bytes_of, threads, self._reading.ahead_bytes)
         self._given_up = threading.Event()
         self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
 
     def _after_fork(self) -> None:
-        """Start again in a forked process, which has no threads to continue earlier work."""
+        """Start again in a forked process, which lacks the threads to continue earlier work."""
         if self._process != os.getpid():
             self._reset()
 
@@ -212,7 +212,7 @@ class RowGroups:
                 raise
             if self._cache:
                 self._cache.discard(part.entry.sha256)
-            # Bytes that were damaged on their way come whole now.
+            # Bytes that were damaged in transfer may now arrive intact.
             rows = read_group(shard, part.group, part.columns, part.place)
         if rows.num_rows != part.rows:
             raise TableError(
@@ -223,7 +223,7 @@ class RowGroups:
 
 
 class ShardPool:
-    """Most recently used shards: at most FILES, and at most BYTES of parsed data. Safe to use from several threads."""
+    """Most recently used shards: at most FILES, and at most BYTES of parsed data. Thread-safe."""
 
     FILES = 256
     BYTES = 256 << 20
@@ -235,7 +235,7 @@ class ShardPool:
         self._bytes = 0
 
     def get(self, url: str, shard: Shard) -> OpenShard:
-        """Return `shard` of the table at `url`, opened by one thread for all. Raises TableError, StorageError."""
+        """Return `shard` of the table at `url`; one thread opens it for all. Raises TableError, StorageError."""
         place = shard_url(url, shard)
         with self._lock:
             is_new = place not in self._open
@@ -264,7 +264,7 @@ class ShardPool:
                     self._bytes -= self._open.pop(place).result().memory
 
     def _evict(self) -> None:
-        """Drop the shards used longest ago; a thread that still reads one keeps it."""
+        """Drop the shards used longest ago; a thread that still reads a shard keeps it."""
         for place in list(self._open):
             if (len(self._open) <= self.FILES and self._bytes <= self.BYTES) or len(self._open) == 1:
                 return

@@ -19,7 +19,7 @@ from trainer.schedule import MOST_WEIGHT
 
 
 class RowShare(NamedTuple):
-    """Shares [start, stop) of [0, 1] of the rows in storage order: other rows are not read."""
+    """Shares [start, stop) of [0, 1] of the rows in storage order; other rows are not read."""
 
     start: float = 0.0
     stop: float = 1.0
@@ -31,19 +31,19 @@ class RowShare(NamedTuple):
         return edges.T.astype(np.int64)
 
     def range(self, total: int) -> tuple[int, int]:
-        """Return the rows [start, stop) of a table of `total` rows."""
+        """Return the rows [start, stop) for a table of `total` rows."""
         start, stop = (min(total, math.floor(total * share + 1e-9)) for share in self)
         return start, stop
 
     def rows(self, total: int) -> int:
-        """Count the rows of a table of `total` rows."""
+        """Return the number of rows for a table of `total` rows."""
         start, stop = self.range(total)
         return stop - start
 
     def batches(
         self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield the first `limit` rows of the share, a row group at a time in storage order. Raises TableError."""
+        """Yield the first `limit` rows of the share, one row group at a time in storage order. Raises TableError."""
         start, stop = self.range(table.rows)
         return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
 
@@ -55,12 +55,12 @@ ALL_ROWS = RowShare()
 class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
-    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
-    An epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError if that
-    cannot be.
+    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip. An
+    epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError if this is
+    impossible.
     """
 
-    name: str  # 'queries', 'labels', or the split's where several are mixed
+    name: str  # 'queries', 'labels', or the split's name if several are mixed
     table: Table
     negatives: Table | None = None
     weight: float = 1.0
@@ -78,9 +78,9 @@ class Source:
         return self.table.rows
 
     def with_negatives(self, url: str | None, ids_of: str | None = "labels") -> "Source":
-        """Join the rows with the table at `url`, or with the newest finished table of the run there.
+        """Join the rows with the table at `url`, or with the newest finished table of the run at `url`.
 
-        Raises TableError if there is none, if it was made from other rows, or if its ids are not `ids_of`; None: any.
+        Raises TableError if there is no table, if it has other rows, or if its ids are not `ids_of`; None: any ids.
         """
         if url is None:
             return replace(self, negatives=None)
@@ -90,7 +90,7 @@ class Source:
         return replace(self, negatives=negatives)
 
     def _newest_negatives(self, url: str) -> Table:
-        """Return the newest table of the run at `url`. Raises the TableError of opening a table if there is no run."""
+        """Return the newest table of the run at `url`. If there is no run, raises the TableError of opening a table."""
         run = RunLayout(url)
         if not storage.exists(run.config):
             return Table.open(url, "negatives")
@@ -103,7 +103,7 @@ class Source:
         return newest.table
 
     def in_clusters(self, url: str) -> "Source":
-        """Take the rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""
+        """Take the rows in the order of the clustered table at `url`. Raises TableError if it has other rows."""
         table = Table.open(url, "queries")
         table.require_made_from("queries", self.table)
         if CLUSTERS not in table.parameters or table.rows != self.rows:
@@ -122,13 +122,13 @@ def open_sources(
     mix: Mapping[str, float] | None = None,
     share: RowShare = ALL_ROWS,
 ) -> list[Source]:
-    """Open the training points: `split`, and `label_texts` if true; or with `mix` the splits that it weighs, by name.
+    """Open the training points: `split`, and `label_texts` if true; or, with `mix`, the splits that it weighs, by name.
 
-    `share`: the rows of `split` to train on.
-    Raises InputError if there is no such split, or it lacks the `inputs`; TableError.
+    `share`: the rows of `split` to train on. Raises InputError if the split does not exist or lacks the `inputs`;
+    TableError.
     """
     if mix:
-        # Sorted, so that a recipe may name them in any order: it decides the row ids.
+        # Sorted, so that a recipe may list them in any order: the order decides the row ids.
         splits = sorted(name for name in mix if name != LABEL_TEXTS)
         sources = [Source(name, open_queries(data, name), weight=mix[name]) for name in splits]
     else:
@@ -142,10 +142,10 @@ def open_sources(
 
 
 def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[Source]:
-    """Return `sources` with such weights that rows come in the shares that their weights of now are of the sum.
+    """Return `sources` with new weights: each source's share of the dealt rows is its current weight over their sum.
 
-    With a `temperature` T the share of N rows is weight * N ** (1 / T) of the sum, by size with T = 1. Each row of the
-    source that is dealt least comes once an epoch. Raises InputError if rows of a different would come too often.
+    With a `temperature` T the share of N rows is proportional to weight * N ** (1 / T), so to size with T = 1. An epoch
+    deals rows of the least dealt source once. Raises InputError if rows of another would be dealt too often.
     """
     rows = [max(1, source.share.rows(source.rows)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
@@ -161,11 +161,11 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
     return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
 
 
-_LEAST = 1e-12  # weight: no row of any part that there is
+_LEAST = 1e-12  # weight for which no row of any part is dealt
 
 
 class Replay(NamedTuple):
-    """Parts that an earlier run was trained on, and how often an epoch deals their rows; others once."""
+    """Parts that an earlier run was trained on, and how often an epoch deals their rows; other rows once."""
 
     trained: frozenset[str]
     times: float
@@ -174,11 +174,11 @@ class Replay(NamedTuple):
 def in_window(
     sources: list[Source], window: str | Sequence[str], half_life: float, replay: Replay | None = None
 ) -> list[Source]:
-    """Return `sources` with the parts of the window instead of the queries, oldest first, each with its weight.
+    """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
 
-    A part of age a, counted in parts of the window from the newest on, is dealt 2 ** (-a / half_life) times an epoch,
-    if there is a half-life; and rows of an earlier run `replay.times`, including label texts. Raises InputError if
-    there is no such part.
+    A part of age a, counted in parts from the window's newest part on, is dealt 2 ** (-a / half_life) times an epoch,
+    if there is a half-life; rows of an earlier run, including label texts, are dealt `replay.times`. Raises InputError
+    if there is no such part.
     """
     if not window and not half_life and replay is None:
         return sources
@@ -202,15 +202,15 @@ def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
-    A row group holds either clusters of `rows` rows, or fewer than `rows` clusters of one row less, so its rows tell.
+    A row group has clusters of `rows` rows, or fewer than `rows` clusters of one row less: its size tells which.
     """
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 
 
 def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
-    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if not all have any.
+    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None if a source has none.
 
-    Raises InputError if a table's clusters are no whole number of halves.
+    Raises InputError if a table's clusters cannot be halved down to `size`.
     """
     counts = []
     for source in sources:

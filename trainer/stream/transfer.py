@@ -1,4 +1,4 @@
-"""Arrays that travel together: to another process in one piece of memory, to a device in one copy, and back."""
+"""Arrays that travel together: to another process in one block of memory, to a device in one copy, and back."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -33,13 +33,13 @@ class Place(NamedTuple):
 
 
 def rounded_up(count: int) -> int:
-    """Return `count` or up to an eighth, or 127, more: batches of about one size have the same, with pads."""
+    """Round `count` up by at most an eighth, or 127, so that batches of similar size have one size, with pads."""
     step = 1 << max(7, count.bit_length() - 4)
     return -(-count // step) * step
 
 
 def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
-    """Return `value` with all that is of `kinds` changed, in dataclasses and named tuples at any depth."""
+    """Apply `change` to all parts of `value` that are of `kinds`, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
         return change(value)  # type: ignore[no-any-return]
     if isinstance(value, tuple):
@@ -52,12 +52,12 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 
 
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
-    """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them.
+    """Return `value` with places in place of its NumPy arrays, and the uint8 tensor that contains them.
 
-    None without any, and if shared memory has no room.
+    None without arrays, and if shared memory lacks room.
 
-    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy.
-    `pinned`: in memory that a device copies from by itself.
+    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. `pinned`:
+    in page-locked memory, which a device reads by itself.
     """
     arrays: list[np.ndarray] = []
     places: list[Place] = []
@@ -94,9 +94,9 @@ def unpack(skeleton: T, buffer: torch.Tensor) -> T:
 
 
 def send(value: Any, device: torch.device) -> Any:
-    """Return `value` with tensors on `device` instead of all arrays: for a CPU on their own memory.
+    """Return `value` with tensors on `device` in place of all arrays; for a CPU they share the arrays' memory.
 
-    Otherwise they travel together, from pinned memory on a separate stream, while the device works on earlier input;
+    Otherwise one copy moves them from pinned memory, on a separate stream, while the device works on earlier input;
     tensors that are already there stay. 64 and 32 bits are treated alike: no unsigned numbers.
     """
     if device == CPU:
@@ -111,9 +111,9 @@ def send(value: Any, device: torch.device) -> Any:
 
 
 class LateCopy:
-    """A tensor on its way to the CPU, on a separate stream: `take` waits for it, the step that made it does not.
+    """A tensor on its way to the CPU, on a separate stream: `take` waits for it, but the step that made it does not.
 
-    It must not change meanwhile, unless the caller of `take` knows.
+    It must not change meanwhile, unless the caller of `take` can handle this.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -132,18 +132,18 @@ class LateCopy:
         tensor.record_stream(stream)
 
     def wait(self) -> torch.Tensor:
-        """Return the values as a tensor."""
+        """Wait, and return the values as a tensor."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy
 
     def take(self) -> np.ndarray:
-        """Return the values."""
+        """Wait, and return the values as an array."""
         return self.wait().numpy()
 
 
 def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Copy a tensor to the CPU; return what waits for the copy and returns it. On a GPU what follows waits too."""
+    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. A GPU waits for it too."""
     if tensor.device.type != "cuda":
         copied = tensor.to("cpu", copy=True)
         return lambda: copied
@@ -153,20 +153,20 @@ def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `buffer` (pinned memory for a GPU) on `device`: its copy runs next to other work, and nothing waits."""
+    """Return `buffer` (pinned memory for a GPU) on `device`: the copy runs beside other work, and nothing waits."""
     if device.type != "cuda":
         return buffer.to(device)
     with beside(device) as hand_over:
-        # Its memory is used again when both streams have done with it.
+        # Its memory is reused when both streams have finished with it.
         return hand_over(buffer.to(device, non_blocking=True))
 
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Give the device the work of the block in parallel with its present work, on the stream for incoming arrays.
+    """Give the device the work of the block in parallel with its current work, on the stream for incoming arrays.
 
-    The block gets a function that passes tensors on: later work waits for them. It changes nothing but on a GPU, and
-    nothing while a step is recorded, which uses one stream.
+    The block gets a function to pass tensors on, so that later work waits for these. It has no effect except on a GPU,
+    and none while a step is recorded, which uses one stream.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         yield lambda value: value

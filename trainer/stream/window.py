@@ -1,4 +1,4 @@
-"""Window of the stream: the rows that a rank reads at once, in columns, and the batches that take them."""
+"""Window of the stream: the rows that a rank reads at once, in columns, and the batches that take these rows."""
 
 import itertools
 import threading
@@ -14,10 +14,10 @@ from trainer.inputs import Inputs
 from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
 
-_AHEAD = 16  # rows that are fetched from memory while one is copied
+_AHEAD = 16  # rows prefetched from memory while one is copied
 _NEXT = np.uint64(1)
 HARD = "hard"  # the column of joined negatives
-_BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
+_BATCHES = 8  # batches gathered at a time: few calls, and the memory is reused while it is still in the cache
 
 
 def take_batches(column: Ragged, rows: np.ndarray, bounds: np.ndarray) -> list[Ragged]:
@@ -40,7 +40,7 @@ def _find_rows(offsets, rows, bounds, ends, stops):  # type: ignore[no-untyped-d
     for batch in range(len(bounds) - 1):
         ends[bounds[batch] + batch] = 0
         for i in range(bounds[batch], bounds[batch + 1]):
-            row = np.uint64(rows[i])  # unsigned: no test for an index below 0
+            row = np.uint64(rows[i])  # unsigned: avoids the test for an index below 0
             size += offsets[row + _NEXT] - offsets[row]
             ends[i + batch + 1] = size - stops[batch]
         stops[batch + 1] = size
@@ -60,14 +60,14 @@ def _copy_rows(values, offsets, rows, into):  # type: ignore[no-untyped-def]
 
 
 class Buffers:
-    """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
+    """Memory that windows reuse: new pages cost as much time as filling them. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}  # by the bytes of a row
         self._lock = threading.Lock()
 
     def take(self, rows: int, type: pa.FixedSizeListType) -> np.ndarray:
-        """Lend `rows` rows of a fixed-size list column [n, K], of any content, until `give` takes them back."""
+        """Lend memory for `rows` rows of a fixed-size list column [n, K], uninitialised, until `give` takes it back."""
         dtype = pa.array([], type.value_type).to_numpy().dtype
         width = type.list_size * dtype.itemsize
         size = rows * width
@@ -75,12 +75,12 @@ class Buffers:
             free = self._free.setdefault(width, [])
             number = next((n for n, buffer in enumerate(free) if len(buffer) >= size), None)
             if number is None:
-                free.clear()  # too small for the windows of now
+                free.clear()  # too small for the current windows
             memory = np.empty(size, np.uint8) if number is None else free.pop(number)
         return memory[:size].view(dtype).reshape(rows, type.list_size)
 
     def give(self, values: np.ndarray) -> None:
-        """Take back lent memory, when nothing refers to it any more."""
+        """Take back lent memory, after the last reference to it is gone."""
         memory = values.base
         assert isinstance(memory, np.ndarray), "lent values are a view of a whole buffer"
         with self._lock:
@@ -89,10 +89,10 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a window in the order of reading: lists, and matrices [n, K], lent by `buffers`.
+    """Columns of a window in reading order: lists, and matrices [n, K] lent by `buffers`.
 
-    Batch i takes rows `order[offsets[i]:offsets[i + 1]]`; `rows` are the global ids of `order`. `skipped`
-    rows did not decode and are in no batch.
+    Batch i takes rows `order[offsets[i]:offsets[i + 1]]`; `rows` are the global ids of `order`. `skipped` rows could
+    not be decoded and are in no batch.
     """
 
     lists: dict[str, Ragged]
@@ -104,7 +104,7 @@ class Window:
     skipped: int = 0
 
     def close(self) -> None:
-        """Return the memory: no more batches will be asked for."""
+        """Return the memory: no more batches will be requested."""
         for values in self.matrices.values():
             self.buffers.give(values)
 

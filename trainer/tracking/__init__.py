@@ -1,1 +1,1 @@
-"""Records of a run while it trains: metrics.jsonl, and watchers that its numbers are sent to."""
+"""Records of a run while it trains: metrics.jsonl, and watchers that receive its numbers."""

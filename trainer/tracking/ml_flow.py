@@ -13,9 +13,9 @@ from schemas.waits import Wait
 from trainer.config.merging import flatten
 from trainer.tracking.watchers import RunFacts, Watcher
 
-_PARAMETERS = 100  # of one request
+_PARAMETERS = 100  # metrics in one request
 _LONGEST = 500  # characters of a parameter
-_WAIT_SECONDS = 60.0  # for what is not sent yet at the end of a run
+_WAIT_SECONDS = 60.0  # for unsent numbers at the end of a run
 
 
 class MLflow(Watcher):
@@ -31,7 +31,7 @@ class MLflow(Watcher):
         self._client: Any = None
         self._run = ""
         self._resumed = False
-        self._steps: dict[str, set[int]] = {}  # of a resumed run: what MLflow has of a metric
+        self._steps: dict[str, set[int]] = {}  # of a resumed run: the steps of a metric in MLflow
         self._waiting: queue.SimpleQueue[tuple[int, dict[str, float], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_all, name="extremis-mlflow", daemon=True)
 
@@ -70,11 +70,11 @@ class MLflow(Watcher):
             return
         try:
             self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
-        except Exception as error:  # of any store or network below the library
+        except Exception as error:  # from any store or network below the library
             self._facts.say(f"MLflow: {error}")
 
     def _begin(self) -> str:
-        """Make a run of the experiment with the recipe as its parameters; return its identity."""
+        """Create a run of the experiment with the recipe as its parameters; return its id."""
         from mlflow.entities import Param
 
         experiment = self._client.get_experiment_by_name(self._experiment)
@@ -90,7 +90,7 @@ class MLflow(Watcher):
         while (record := self._waiting.get()) is not None:
             try:
                 self._send(*record)
-            except Exception as error:  # of any store or network below the library: the run goes on
+            except Exception as error:  # from any store or network below the library: the run continues
                 if not failed:
                     self._facts.say(f"MLflow: {error}. Training continues; metrics.jsonl has all records")
                 failed = True
@@ -114,5 +114,5 @@ class MLflow(Watcher):
 
 
 def metric_name(name: str) -> str:
-    """Return the name as MLflow takes it: `validation/P@1` is `validation/P_at_1`."""
+    """Return the name in a form that MLflow accepts: `validation/P@1` is `validation/P_at_1`."""
     return re.sub(r"[^\w\-. /]", "_", name.replace("@", "_at_"))

@@ -23,8 +23,8 @@ Listener = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 class Tracker:
     """Appends records to metrics.jsonl and sends their numbers to the watchers that `options` name.
 
-    Object stores cannot append, so there the files are kept locally and published whole by `sync`, by the owner of
-    the run's `claim`. Raises InputError if a watcher's library is not installed.
+    Object stores cannot append, so for these the files are kept locally and `sync` publishes them whole, on the owner
+    of the run's `claim`. Raises InputError if a watcher's library is not installed.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Tracker:
         self._listeners.append(listener)
 
     def start(self, step: int) -> None:
-        """Continue after global `step`: later records of an interrupted run will be recorded again.
+        """Continue after global `step`: later records of an interrupted run will be written again.
 
-        Raises InputError if the setup of a watcher does not work.
+        Raises InputError if a watcher's setup fails.
         """
         before = read_metrics(self._run) if step else []
         self._start_watchers(step)
@@ -62,7 +62,7 @@ class Tracker:
         self._file = self._metrics.open("a")
 
     def _start_watchers(self, step: int) -> None:
-        """Start all watchers, and remember which of their runs is this one."""
+        """Start all watchers, and remember which of their runs belongs to this run."""
         before: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, TableError):
             before = read_json(self._run.services) if step else {}
@@ -72,7 +72,7 @@ class Tracker:
             write_json(self._run.services, {**before, **identities})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line {"kind", "step", ...}; its numbers also go to the watchers, by their `tag`."""
+        """Write a line {"kind", "step", ...}; its numbers also go to the watchers, with their `tag` as name."""
         for listener in self._listeners:
             listener(kind, step, values)
         with self._goes_on():
@@ -95,10 +95,10 @@ class Tracker:
             storage.write_bytes(join(self._run.tensorboard, event.name), event.read_bytes())
 
     def close(self, finished: bool = False) -> None:
-        """Publish the rest; `finished`: the run came to its end."""
+        """Publish the remaining records; `finished`: whether the run reached its end."""
         if self._file is None:
             return
-        with contextlib.suppress(LostError):  # the records there are another's
+        with contextlib.suppress(LostError):  # another process owns the records there
             self.sync()
         with self._goes_on():
             self._file.close()
@@ -109,7 +109,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Continue if a record cannot be written, and say so once: a log never stops a training."""
+        """Continue if a record cannot be written, and report this once: a log never stops training."""
         try:
             yield
         except OSError as error:
@@ -119,14 +119,14 @@ class Tracker:
 
 
 class NoTracker:
-    """The tracker of a rank that does not report: it accepts the same calls, and does nothing."""
+    """The tracker of a rank that does not report: it accepts the same calls and does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
-    """Read all records of a run, oldest first, without lines cut by a crash and without records that have no step."""
+    """Read all records of a run, oldest first, without lines truncated by a crash and records without a step."""
     try:
         records = map(parse_object, storage.read_bytes(run.metrics).splitlines())
     except FileNotFoundError:

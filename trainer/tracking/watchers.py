@@ -1,4 +1,4 @@
-"""Watchers of a run, which its numbers are sent to: a file each, and an entry in `trainer/methods/sections.py`."""
+"""Watchers, which receive a run's numbers: a file for each, and an entry in `trainer/methods/sections.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from trainer.methods.sections import WATCHERS, Logging
 class RunFacts:
     """Facts of a run for its watchers.
 
-    `url`: its place; `folder`: a local one for files, which lasts unless `is_temporary`; `recipe`: its options by
-    section; `say`: for lines on the terminal.
+    `url`: its place; `folder`: a local folder for files, which persists unless `is_temporary`; `recipe`: its options by
+    section; `say`: prints a line on the terminal.
     """
 
     url: str
@@ -35,29 +35,29 @@ class Watcher:
     """A destination of a run's numbers, with its own library; made from `RunFacts` and its option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
-        """Begin a run, or continue the run `identity` after global `step`; return its identity, if it has one.
+        """Begin a run, or continue the run `identity` after global `step`; return the run's identity, if it has one.
 
-        Raises InputError if the setup of the watcher does not work.
+        Raises InputError if the setup of the watcher fails.
         """
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send `numbers_of` a record, without waiting for an answer."""
 
     def flush(self) -> None:
-        """Write to local files what waits."""
+        """Write pending numbers to local files."""
 
     def close(self, finished: bool) -> None:
-        """Send what waits, and whether the run came to its end."""
+        """Send pending numbers, and whether the run reached its end."""
 
 
 def open_watchers(options: Logging, facts: RunFacts) -> dict[str, Watcher]:
-    """Open the watchers of `options`, by option. Raises InputError if a library is not installed."""
+    """Open the watchers of `options`, keyed by option. Raises InputError if a library is not installed."""
     values = {option: getattr(options, option) for option in WATCHERS}
     return {option: import_name(WATCHERS[option])(facts, value) for option, value in values.items() if value}
 
 
 def tag(kind: str, name: str) -> str:
-    """Return the name of a number for watchers, which show those with the same first part together."""
+    """Return the name of a number in watchers, which group names with the same first part."""
     if name.startswith("seconds_"):
         return f"time/{name.removeprefix('seconds_')}"
     if name.endswith("_lr"):
@@ -68,7 +68,7 @@ def tag(kind: str, name: str) -> str:
 
 
 def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record by their `tag`."""
+    """Return the numbers of a record, keyed by `tag`."""
     return {
         tag(kind, name): value
         for name, value in values.items()

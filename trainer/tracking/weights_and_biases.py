@@ -8,7 +8,7 @@ from typing import Any
 from schemas.errors import InputError, MissingExtra
 from trainer.tracking.watchers import RunFacts, Watcher
 
-_FINISH_SECONDS = 60.0  # for what is not sent yet at the end of a run; later `wandb sync` sends it
+_FINISH_SECONDS = 60.0  # for unsent numbers at the end of a run; later `wandb sync` sends them
 
 
 class WeightsAndBiases(Watcher):
@@ -22,7 +22,7 @@ class WeightsAndBiases(Watcher):
         self._library: Any = wandb
         self._facts, self._project = facts, project
         self._run: Any = None
-        self._sent = 0  # the step that W&B has all numbers up to
+        self._sent = 0  # the step up to which W&B has all numbers
 
     def start(self, step: int, identity: str | None) -> str:
         wandb, facts = self._library, self._facts
@@ -50,7 +50,7 @@ class WeightsAndBiases(Watcher):
         return str(self._run.id)
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
-        if numbers and step >= self._sent:  # W&B takes no step twice: a resumed run has the same numbers there
+        if numbers and step >= self._sent:  # W&B accepts no step twice: a resumed run has the same numbers there
             self._run.log(dict(numbers), step=step)
 
     def close(self, finished: bool) -> None:

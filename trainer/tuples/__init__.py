@@ -1,1 +1,1 @@
-"""Mined tables as texts for anyone's trainer: triplets, tuples, labelled pairs, lists."""
+"""Mined tables as texts for any trainer: triplets, tuples, labelled pairs, lists."""

@@ -1,4 +1,4 @@
-"""Files of examples: JSON lines, compressed by the end of their name, or a table of Parquet shards."""
+"""Files of examples: JSON lines, compressed according to the file name, or a table of Parquet shards."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,12 @@ from trainer.tuples.stream import TupleStream
 
 KIND, _DOING = "tuples", "handed over"
 _ENDS = {".jsonl": None, ".json": None, ".jsonl.gz": "gzip", ".jsonl.bz2": "bz2", ".jsonl.zst": "zstd"}
-_SHARD = 1_000_000  # examples, at most, where their number is not stated
+_SHARD = 1_000_000  # most examples, if their number is not stated
 _REMEDY = "Give --overwrite to replace it, or another OUT."
 
 
 def is_file(out: str) -> bool:
-    """Return whether `out` names a file of JSON lines. Raises InputError: a file of a different form."""
+    """Return whether `out` is a file of JSON lines. Raises InputError for a file of another form."""
     if out.endswith((".parquet", ".csv", ".tsv", ".arrow", ".npz", ".gz", ".zst")) and not out.endswith((*_ENDS,)):
         raise InputError(f"{out}: expected a file that ends in {', '.join(_ENDS)}, or a folder for Parquet shards.")
     return out.endswith((*_ENDS,))
@@ -37,9 +37,9 @@ def write_tuples(
 ) -> Manifest | None:
     """Write the stream's epoch to `out`, a file of JSON lines or a table; return the manifest of a table.
 
-    In the order of the table's rows, or shuffled. Both are published when they are complete; an existing table of the
-    same input is returned. `on_examples(number)` is called with the number of written examples. Raises InputError:
-    something else is there; StorageError.
+    Examples are in the order of the table's rows, or shuffled. Files and tables are published when complete; an
+    existing table of the same input is returned. `on_examples(number)` gets the number of written examples. Raises
+    InputError: something else is there; StorageError.
     """
     tables = stream.tables
     reads = [tables.place, tables.data]

@@ -1,6 +1,6 @@
-"""Forms of examples: columns and names of sentence-transformers, and of Tevatron's and FlagEmbedding's JSON lines.
+"""Forms of examples: columns and names of sentence-transformers, and of the JSON lines of Tevatron and FlagEmbedding.
 
-Labels of a batch of rows have places: first the positives of all rows, then the negatives [R, n], row after row.
+Places number the labels of a batch of rows: first the positives of all rows, then the negatives [R, n], row by row.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from trainer.negatives.draws import scrambled
 from trainer.tuples.tables import Tables
 
 Columns = dict[str, pa.Array]
-Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows, by positives, negatives and n
+Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows, from positives, negatives and n
 
 
 @dataclass(frozen=True)
 class Examples:
     """E examples: number `number` [E] among the examples of row `row` [E].
 
-    `labels`, and their scores if requested, by place; `positive` [E]: places of the positives; `negative` [E, n]:
-    places of the negatives, best first, of which the first `found` [E] count.
+    `labels`, and their scores if requested, are indexed by place; `positive` [E]: places of the positives; `negative`
+    [E, n]: places of the negatives, best first, of which the first `found` [E] count.
     """
 
     tables: Tables
@@ -45,14 +45,14 @@ class Examples:
         return self.tables.texts(self.tables.labels, self.labels[places])
 
     def both(self) -> dict[str, Ragged]:
-        """Return the places of all positives of each example's row, and of its negatives."""
+        """Return the places of all positives and of the negatives of each example's row."""
         positives = Ragged(np.arange(len(self.positives.values)), self.positives.offsets).take(self.row)
         kept = np.arange(self.negative.shape[1]) < self.found[:, None]
         return {"pos": positives, "neg": Ragged.from_counts(self.negative[kept], self.found)}
 
 
 def count_examples(tables: Tables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
-    """Count the examples of each row, [R], by the numbers of its positives and negatives."""
+    """Return the number of examples of each row, [R], from its numbers of positives and negatives."""
     each = positives if tables.options.each_positive else np.minimum(positives, 1)
     return _FORMS[tables.options.form][0](each, np.minimum(negatives, tables.width), tables.width)
 
@@ -62,7 +62,7 @@ def make_examples(
 ) -> pa.Table:
     """Make the examples of `rows` [R], with their positives and negatives [R, K]. Raises TableError, StorageError.
 
-    `spread`: examples of one row are not next to each other.
+    `spread`: examples of one row are not adjacent.
     """
     options, width, counts = tables.options, tables.width, positives.counts
     several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each of them best first

@@ -1,4 +1,4 @@
-"""Options of tuples. A field's description is the option's help, here and in Python."""
+"""Options of tuples. A field's description is the option's help text, here and in Python."""
 
 from typing import Literal
 

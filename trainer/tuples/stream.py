@@ -1,4 +1,4 @@
-"""Stream of examples for anyone's trainer, in the order of `trainer.stream`."""
+"""Stream of examples for any trainer, in the order of `trainer.stream`."""
 
 import contextlib
 import os
@@ -25,11 +25,11 @@ Place = str | os.PathLike[str]
 
 
 class TupleStream(IterableDataset):
-    """Examples of one rank out of a table of negatives, as dictionaries.
+    """Examples of one rank from a table of negatives, as dictionaries.
 
     `table`: a table of negatives, the folder of a mining of arrays, or a RUN; `data`: the DATA that it was mined from.
-    `batch` rows of all ranks are read at a time. `options` are those of `TupleOptions` and `StreamOptions` (streams,
-    rank, ranks, threads, tail). Iterating yields the rest of the current epoch; call `set_epoch` for the next. Raises
+    It reads `batch` rows of all ranks at a time. `options` are those of `TupleOptions` and `StreamOptions` (streams,
+    rank, ranks, threads, tail). Iteration yields the rest of the current epoch; call `set_epoch` for the next. Raises
     InputError, TableError, StorageError.
     """
 
@@ -42,16 +42,16 @@ class TupleStream(IterableDataset):
         dealt = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
         self._rows = JoinedStream([self.tables.source], self.tables.labels.rows, **dealt)
         self._ranks = options.get("ranks", 1)
-        self._within = 0  # examples dealt of the batch that `_at` stands before
+        self._within = 0  # examples already dealt of the batch after the state `_at`
         self._at = self._rows.state_dict()
 
     def __len__(self) -> int:
-        """Count the examples of an epoch, from the label ids of all rows; of several ranks about this one's."""
+        """Return the number of examples of an epoch, from the label ids of all rows; roughly, with several ranks."""
         return self.counted[0] // self._ranks
 
     @cached_property
     def counted(self) -> tuple[int, int]:
-        """Count the examples in an epoch of all ranks, and the rows that give none. Raises InputError without any."""
+        """Number of examples per epoch on all ranks, and of rows without examples. Raises InputError if all are."""
         examples = left_out = 0
         for _, positives, hard in self._in_order():
             given = count_examples(self.tables, positives.counts, (hard != PAD).sum(axis=1))
@@ -65,15 +65,15 @@ class TupleStream(IterableDataset):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the examples, and their types."""
+        """Names and types of the examples' columns."""
         none = np.empty(0, np.int64)
         hard = np.empty((0, self.tables.negatives.width("label_ids")), np.int64)
         return make_examples(self.tables, none, Ragged.empty(0), hard, 0, spread=False).schema
 
     def set_epoch(self, epoch: int, table: Place | None = None) -> None:
-        """Start `epoch` at its first example, with the negatives of `table` from here on if it is given.
+        """Start `epoch` at its first example; if `table` is given, use its negatives from now on.
 
-        Workers of a DataLoader that outlive an epoch hear of the epoch; of a table, a new loader's.
+        DataLoader workers that survive an epoch get the new epoch; a new table needs a new loader.
         """
         if table is not None:
             self.tables = Tables.open(os.fspath(table), self._data, self.options)
@@ -84,14 +84,14 @@ class TupleStream(IterableDataset):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` to continue after the newest example, with the same number of ranks.
 
-        Where DataLoader workers deal, only they know which it is: ask a `StatefulDataLoader`.
+        If DataLoader workers deal the examples, only they know the newest: get the state from a `StatefulDataLoader`.
         """
         place = {"within": self._within, "ranks": self._ranks} if self._within else {}
         at = self._at if self._within else self._rows.state_dict()
         return {**at, **place, "tuples": self.options.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the place of `state`; nothing before it is read. Raises InputError if the order is a different one."""
+        """Go to the place of `state`, without reading what precedes it. Raises InputError for a different order."""
         expected = {"ranks": state.get("ranks", self._ranks), "tuples": state.get("tuples")}
         for name, value in {"ranks": self._ranks, "tuples": self.options.model_dump()}.items():
             if expected[name] != value:
@@ -116,7 +116,7 @@ class TupleStream(IterableDataset):
                 self._within = 0
 
     def blocks(self, shuffle: bool = True) -> Iterator[pa.Table]:
-        """Yield the examples of the current epoch in tables; without `shuffle` in the order of the table's rows."""
+        """Yield the examples of the current epoch as tables; without `shuffle` in the order of the table's rows."""
         if shuffle:
             yield from (examples for _, examples in self._batches())
             return
@@ -124,7 +124,7 @@ class TupleStream(IterableDataset):
             yield make_examples(self.tables, rows, positives, hard, self._at["epoch"], spread=False)
 
     def _batches(self) -> Generator[tuple[dict[str, Any], pa.Table], None, None]:
-        """Yield the state before each batch of rows, and its examples."""
+        """Yield the state before each batch of rows, and the batch's examples."""
         with contextlib.closing(iter(self._rows)) as batches:
             while True:
                 at = self._rows.state_dict()
@@ -140,7 +140,7 @@ class TupleStream(IterableDataset):
                 yield at, make_examples(self.tables, batch.rows, positives, batch.hard, batch.epoch, spread=True)
 
     def _in_order(self) -> Iterator[tuple[np.ndarray, Ragged, np.ndarray]]:
-        """Yield ids, positives and negatives of the rows of each row group."""
+        """Yield ids, positives and negatives of rows, one row group at a time."""
         first = 0
         queries, negatives = (each.batches(["label_ids"]) for each in (self.tables.queries, self.tables.negatives))
         for rows, hard in zip(queries, negatives, strict=True):

@@ -23,7 +23,7 @@ from trainer.tuples.options import TupleOptions
 
 @dataclass(frozen=True)
 class Tables:
-    """Queries, their negatives and the labels of `data`, found by `place`: for mined arrays, the output folder."""
+    """Queries, their negatives and the labels of `data`; for mined arrays, `place` is the output folder."""
 
     place: str
     data: str
@@ -45,7 +45,7 @@ class Tables:
         if mining:
             url, data = join(url, "queries"), data or join(url, "data")
         if data is None:
-            Table.open(url, "negatives")  # a place that is none has a message of its own
+            Table.open(url, "negatives")  # a missing place has its own error message
             raise InputError(f"{url}: --data is missing: give the DATA that this table was mined from.")
         whole, layout, table = Table.open(data, "data"), DataLayout(data), Table.find(url, "negatives")
         splits = {digest: name[8:] for name, digest in whole.parents.items() if name.startswith("queries/")}
@@ -64,7 +64,7 @@ class Tables:
 
     @property
     def source(self) -> Source:
-        """The queries with their negatives."""
+        """The queries joined with their negatives."""
         return Source("queries", self.queries, self.negatives)
 
     @property
@@ -74,7 +74,7 @@ class Tables:
 
     @property
     def width(self) -> int:
-        """The number n of negatives that a row gives at most."""
+        """The maximum number n of negatives of a row."""
         return self.options.negatives or (1 if self.options.form == "triplets" else self.negatives.width("label_ids"))
 
     def texts(self, table: Table, rows: np.ndarray) -> pa.Array:
@@ -82,18 +82,18 @@ class Tables:
         return self.strings(table, "key" if self.options.keys else "text", rows)
 
     def strings(self, table: Table, column: str, rows: np.ndarray) -> pa.Array:
-        """Return a column's strings of `rows` [n]. Raises InputError if all are empty, TableError, StorageError."""
+        """Return strings of a column for `rows` [n]. Raises InputError if all are empty, TableError, StorageError."""
         held = self._hold(table, column, _open_strings)
         if not held.buffers()[2].size and table.rows:
             raise InputError(f"{table.url}: the table has no {column}. Give --keys to write keys instead of texts.")
         return held.take(pa.array(rows)).cast(pa.string())
 
     def scores(self, column: str, rows: np.ndarray) -> np.ndarray:
-        """Return a column's scores of the negatives of `rows` [B], float32 [B, K]. Raises TableError, StorageError."""
+        """Return a score column for the negatives of `rows` [B], float32 [B, K]. Raises TableError, StorageError."""
         return self._hold(self.negatives, column, _open_matrix)[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
-        """Return float32 scores of the positives of `rows` [B], like their values; NaN for a teacher, which has none.
+        """Return scores of the positives of `rows` [B], float32, one per positive; NaN for a teacher, which gives none.
 
         Raises TableError, StorageError.
         """
