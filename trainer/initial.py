@@ -1,6 +1,6 @@
 """Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
 
-A new label's vector relates to its points, or text, like vectors of the earlier run to theirs. A trained vector is
+A new label's vector relates to its points, or text, as vectors of the earlier run relate to theirs. A trained vector is
 about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. Least squares
 over the labels of the earlier run determine c, and the bias gives a mean query the score of these labels. New labels
 then score like the earlier labels; a vector of the same length along v would outscore them on every query.
@@ -128,7 +128,7 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
 def fit_vectors(
     v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor, new: torch.Tensor
 ) -> torch.Tensor:
-    """Fit w [S, D + 1], trained, bias last, to v - `mean`, v [S, D]; return vectors of labels at `new` [n, D].
+    """Fit trained vectors w [S, D + 1], bias last, to v - `mean`, v [S, D]; return vectors for `new` [n, D].
 
     The score of a mean `query` [D] is the median of its scores with w.
     """

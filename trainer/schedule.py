@@ -26,8 +26,8 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
     """Return the epochs of a run of about so many `minutes` (0: `most`), given the `seconds` of each epoch so far.
 
-    At the pace of the last epoch, so many more epochs fit into the remaining minutes, with a tolerance of a tenth of an
-    epoch; at least the next epoch, at most `most`.
+    The result includes the epochs that fit into the remaining minutes at the pace of the last epoch, with a tolerance
+    of a tenth of an epoch; at least the next epoch, at most `most`.
     """
     if not minutes or not seconds:
         return most
@@ -48,7 +48,7 @@ class Budget:
         self.spent.append(0.0)
 
     def spend(self, seconds: float) -> None:
-        """Add `seconds` to the current epoch, also in runs from before budgets existed, which never began it."""
+        """Add `seconds` to the current epoch; a run from before budgets existed has not begun this epoch."""
         if not self.spent:
             self.spent.append(0.0)
         self.spent[-1] += seconds

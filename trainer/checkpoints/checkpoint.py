@@ -128,9 +128,9 @@ NEWEST = "newest"  # value of `step` for the newest checkpoint
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of `step`, the NEWEST, or by default the one that represents the run; None if there is none.
+    """Open the checkpoint of `step`, or the NEWEST, or the default checkpoint; None if there is none.
 
-    Without `step`: the newest that a fusion was fitted to, else the best on validation, else the newest.
+    The default is the newest that a fusion was fitted to, else the best on validation, else the newest.
     """
     if step == NEWEST:
         return latest_checkpoint(run)

@@ -34,7 +34,7 @@ class Size(NamedTuple):
 class Encoder(ABC):
     """Maps inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
-    Its parameters are those of torch modules, trained with AdamW; an encoder with other parameters extends these
+    Its parameters are parameters of torch modules, trained with AdamW; an encoder with other parameters extends these
     methods. Each rank has a full copy and encodes a part of the batch; `reduce` and `update` keep all copies bitwise
     equal.
     """
@@ -214,7 +214,7 @@ class Encoder(ABC):
 
 
 def _groups(modules: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split parameters into those with weight decay and those without: biases and norms, which are vectors."""
+    """Split parameters into two groups: with weight decay, and without (biases and norms, which are vectors)."""
     parameters = list(modules.parameters())  # there may be none
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]

@@ -49,7 +49,7 @@ class GradientExchange:
             self._send()
 
     def finish(self) -> None:
-        """Replace gradients by their sums; no gradient on any rank: the parameter keeps none. Raises RankLostError."""
+        """Replace gradients by their sums; parameters without any gradient keep none. Raises RankLostError."""
         if not self._parameters:
             return
         if not self._sums:  # gradients of several passes are sent now

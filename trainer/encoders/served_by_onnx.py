@@ -20,7 +20,7 @@ INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input 
 class ServedByOnnx:
     """x from an ONNX graph of ids and a mask, int64 [B, T]. A row's x depends on that row alone, up to rounding.
 
-    A thread computes whole batches, so x does not depend on the number of threads, and a forked child lacks none.
+    A thread computes whole batches, so x does not depend on the number of threads; forked children lack no threads.
     """
 
     TOKENS: ClassVar[int] = 1024  # tokens of a batch, including pads
@@ -62,6 +62,6 @@ class ServedByOnnx:
 
 
 class ServedByOnnxInt8(ServedByOnnx):
-    """Computes rows one at a time: int8 scales by the largest number in a batch, and so x depends on the row alone."""
+    """Computes rows one at a time, since int8 scales numbers by the largest in a batch: x depends on the row alone."""
 
     TOKENS = 1

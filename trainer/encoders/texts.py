@@ -94,7 +94,7 @@ class TextFiles:
         return digest_of(self.folder, (place for pattern in READ for place in self.folder.rglob(pattern)))
 
     def prompt(self, what: str | None, stated: str | None) -> str:
-        """Return the prefix of each text: the prompt `stated` (by name or verbatim), or the one for `what`; else ""."""
+        """Return the prefix of texts: the prompt `stated` (by name or verbatim), or the prompt for `what`; else ""."""
         said = _read_json(self.folder / "config_sentence_transformers.json")
         prompts = said.get("prompts") or {}
         if stated is not None:

@@ -63,7 +63,7 @@ class Validator:
         )
 
     def odd(self, metrics: dict[str, float]) -> str:
-        """Describe a metric that is below that of popular labels on the same rows; else return "", on every rank."""
+        """Describe a metric that popular labels exceed on the same rows; else return "", on every rank."""
         name = self.options.metric
         popular = self._popular.get(name, 0.0)
         if metrics.get(name, popular) >= popular:

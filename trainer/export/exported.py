@@ -70,8 +70,8 @@ class Embeds(Protocol):
 class Serving:
     """An encoder of `inputs`, the vectors [L, D] that x is scored against, and optionally an index over their ranges.
 
-    `fused` ranks the best labels by these vectors again. `bias`: a last column of the vectors meets a 1 in x. `retired`
-    [L] bool: labels that are never predicted. `files`: the mapped files.
+    `fused` ranks the best labels by these vectors again. `bias`: a 1 in x multiplies a last column of the vectors.
+    `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
     encoder: Embeds

@@ -89,7 +89,7 @@ class Vectors:
 
     @cached_property
     def indexed(self) -> "tuple[Indexed, ...]":
-        """The ranges without an index."""
+        """The ranges as `Indexed`, all without an index."""
         from search.block import Block
 
         blocks = (Block(first, rows, device=self.device, coded=True) for first, rows in self.parts() if len(rows))

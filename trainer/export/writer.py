@@ -30,7 +30,7 @@ from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
-_SMALL = 8  # rows added by versions are rewritten together while they are fewer than this fraction of the labels
+_SMALL = 8  # rows added by versions are rewritten together while they are fewer than 1/8 of the labels
 ROWS_A_FILE = 1 << 22  # vectors in a file, and in an index
 MOST_CHANGED = 4  # a file with more than a quarter changed is rewritten
 _COLUMNS = ("label_id", "key", "text", "frequency")  # columns of labels

@@ -115,7 +115,7 @@ class Classifier(Head):
 
 
 def merges_on(device: torch.device, recipe: Recipe) -> bool:
-    """Return whether a classifier on `device` merges the labels of own pools itself: if its rows are there."""
+    """Return whether a classifier on `device` merges labels of own pools itself: it does if its rows are there."""
     on_device = device != CPU and isinstance(recipe, ClassifierRecipe) and recipe.classifier.storage == IN_MEMORY
     return on_device and recipe.loss == binary_cross_entropy.options
 

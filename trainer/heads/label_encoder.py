@@ -121,8 +121,8 @@ class LabelEncoderHead(Head):
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     """Open the inputs of DATA's labels [0, L) that `kind` reads (tokens, features, vectors), decoded once.
 
-    They are in mapped scratch files, of which the system keeps in memory what fits, and disappear when the process
-    ends. Raises InputError if the labels lack inputs that `kind` reads, TableError, StorageError.
+    They are in mapped scratch files, which disappear when the process ends; the system caches as much as fits in
+    memory. Raises InputError if the labels lack inputs that `kind` reads, TableError, StorageError.
     """
     labels = Table.open(data.labels, "labels")
     require_inputs(labels, kind)

@@ -85,7 +85,7 @@ class CachedEmbeddings:
 
 
 class QueryEmbeddings(ABC):
-    """Embeds one batch after another; each batch is followed by its gradient."""
+    """Embeds batches one after another; the gradient of each batch comes before the next batch."""
 
     trains = True  # False: the encoder does not change, and needs no gradient
 

@@ -19,7 +19,7 @@ from trainer.rows.threads import in_parts
 
 COST = 1.0  # C
 ROUNDS = 5  # maximum passes of descent
-MOST_ADDED = 100  # negatives of a round, or the number of present rows if greater
+MOST_ADDED = 100  # negatives that a round adds, or the number of present rows if greater
 PASSES = 5  # maximum passes over the rows in a round
 TOLERANCE = 0.1  # a round ends at this projected gradient
 ENTERS = 0.1  # a row that is wrong for the label joins it above this w.x

@@ -144,7 +144,7 @@ class RowMatrix:
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer's step for global `step` at rate `lr`; as tensors []: the `key`, and a float64."""
+        """Return the optimizer's step for global `step` at rate `lr`; tensors [] must be a `key` and a float64."""
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):

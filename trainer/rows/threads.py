@@ -1,6 +1,6 @@
 """Threads: torch's threads when their number must not change results, and threads for compiled loops over rows.
 
-A serving process does not load torch: asking torch for its threads would, so loops use as many threads as Faiss.
+A serving process avoids torch: a request for torch's threads loads it, and loops use as many threads as Faiss.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one torch thread within the block: the rounding of sums over several depends on their number."""
+    """Use one torch thread within the block, since the rounding of sums depends on the number of threads."""
     import torch
 
     before = torch.get_num_threads()

@@ -19,7 +19,7 @@ class DrawnLabels:
     """Drawn labels of queries with their own pools, which a device will merge.
 
     Query q has `label` [starts[q] : starts[q + 1]], int32 (int64 from 2**31 labels on), draws last; `starts` [B + 1]
-    int32. A draw is ignored if the query has its label otherwise. `use` [n] int32 is 2 q, for draws 2 q + 1; the
+    int32. A draw is ignored if the query already has that label. `use` [n] int32 is 2 q, for draws 2 q + 1; the
     absolute value of `weight` [n] float32 is how much a label counts, negative for a positive. Hard negatives may be on
     the device already, as `hard` [B, H] with -1 pads: the places of query q start at hard_starts[q] and contain -1.
     """
@@ -92,7 +92,7 @@ class Batch:
     `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
     `hard` [B, K] joined from the table, -1 pads, or None before the first table; `candidates` if the stream plans them,
     and `prepared` if the encoder prepares the inputs in the stream. A rank may hold only its own labels of a global
-    batch: positives, whether the step trains on each, `learnt` [sum P] bool, and hard negatives as rows.
+    batch: positives, `learnt` [sum P] bool (whether the step trains on each), and hard negatives as rows.
     """
 
     epoch: int

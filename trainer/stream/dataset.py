@@ -39,9 +39,9 @@ Plan = Callable[[Batch], Candidates | None]
 class StreamOptions:
     """Options of a stream.
 
-    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode, gather and run ahead `plan`, which
-    gives each batch its candidates, and `prepare`, which lets the encoder prepare it; with 0 everything runs in line.
-    `damaged`: a row group that cannot be decoded stops the stream (TableError), or is skipped and counted in
+    `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode and gather ahead, and run `plan`,
+    which gives each batch its candidates, and `prepare`, which lets the encoder prepare it; with 0 everything runs in
+    line. `damaged`: a row group that cannot be decoded stops the stream (TableError), or is skipped and counted in
     `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of these sizes. `tail`: keep the
     last batch of an epoch, which may be shorter, or drop it. `batches` mix rows of all sources, or come from a single
     source each.
