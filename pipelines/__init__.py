@@ -1,4 +1,4 @@
-"""Making of tables: Beam pipelines, and the pure functions that they wire."""
+"""Beam pipelines that make tables, and the pure functions that they call."""
 
 import logging
 

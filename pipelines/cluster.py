@@ -3,7 +3,7 @@
     shards ─▶ count rows of each part of the tree's top            (more queries than fit into one worker only)
     shards ─▶ deal rows to parts ─▶ cluster each part ─▶ deal to shards of the new table ─▶ write ─▶ sum up ─▶ publish
 
-The table is one of queries like any other: the stream reads it in turn, and its rows tell where clusters are.
+The result is an ordinary table of queries. The stream reads it in sequence; the row counts show where clusters are.
 """
 
 import functools
@@ -49,11 +49,11 @@ def cluster(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Manifest:
-    """Publish the queries of one dump (the newest by default) in cluster order: the manifest of the new table.
+    """Publish the queries of one dump (the newest by default) in cluster order. Returns the manifest of the new table.
 
     A table that was already made from the same input with the same options is returned. `beam_options` go to Beam;
-    `progress` gets a line a step. Raises InputError (no dump, wrong options, a table made with other options, one in
-    use), TableError (a dump that is unfinished, damaged, or of other data), StorageError.
+    `progress` gets one line per step. Raises InputError (no dump, wrong options, a table made with other options, a
+    table in use), TableError (a dump that is unfinished, damaged, or from other data), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
@@ -85,7 +85,7 @@ def watch(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> int:
-    """Cluster every dump that asks for it and has no table, until the run is finished: as `pipelines.mine.watch`."""
+    """Cluster every dump that requests it and has no table, until the run is finished, like `pipelines.mine.watch`."""
     say, options = progress or silent, options or ClusterOptions()
 
     def make(epoch: int) -> bool:
@@ -121,7 +121,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
 
 
 def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the rows of each part: counted if there are several parts."""
+    """Return the number of rows of each part, which is counted only if there are several parts."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
@@ -160,11 +160,11 @@ def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tup
 def cluster_part(
     element: tuple[int, Iterable[Packet]], settled: Settled, exchange: Exchange
 ) -> Iterator[tuple[int, Packet]]:
-    """Cluster the rows of (part, packets) and send them: (shard of the new table, packet), places in column `row`."""
+    """Cluster the rows of (part, packets) and send them: (shard of the new table, packet with places in `row`)."""
     part, packets = element
     plan = settled.plan
     plan.meter.start(CLUSTER)
-    rows = pa.Table.from_batches(receive(packets)).sort_by(ROW).combine_chunks()  # whatever the order of arrival
+    rows = pa.Table.from_batches(receive(packets)).sort_by(ROW).combine_chunks()  # independent of the order of arrival
     order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
     shard, place = settled.layout.places(part)
@@ -189,7 +189,7 @@ def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summ
 
 
 def _parted(plan: ClusterPlan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """Yield rows of source shard `shard`, some at a time, with their numbers and vectors, and the part of each."""
+    """Yield batches of rows of source shard `shard`, with their numbers and vectors, and the part of each row."""
     first, source = plan.first_row(shard), plan.inputs.source
     for rows in rechunk(source.aligned(shard, columns), _ROWS):
         vectors = matrix_column(rows, VECTOR)

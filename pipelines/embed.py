@@ -1,10 +1,10 @@
-"""`extremis embed`: vectors of texts by any model (MODEL INPUT OUT), or of queries or labels by a run (DATA RUN OUT).
+"""`extremis embed`: embed texts with any model (MODEL INPUT OUT), or queries or labels with a run (DATA RUN OUT).
 
-    files of texts ─▶ blocks of rows in staging                             (of MODEL INPUT OUT; then the plan)
+    files of texts ─▶ blocks of rows in staging                             (MODEL INPUT OUT only; then the plan)
     shards ─▶ embed and write ─▶ sum up ─▶ publish
 
-With a run's checkpoint, a shard is a shard of the table, and vectors are aligned with its rows. With any other
-model it is a block of rows, or a shard of DATA: only INPUT decides; written shards are kept for a run that resumes.
+With a run's checkpoint, a shard is a shard of the table, and vectors are aligned with its rows. With any other model,
+a shard is a block of rows, or a shard of DATA. INPUT alone decides this; a resumed run keeps the shards written before.
 Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a row group or block of
 rows, and a batch for each thread, for any number of rows and labels.
 """
@@ -59,7 +59,7 @@ _NARROW = "Embed with --dtype float32, or with another checkpoint."
 class Plan:
     """Plan of one run: every choice, made once in the launching process, so that all workers agree.
 
-    `source`: Texts, or a table of DATA. `staged`: output of the first flow for Texts. `out`: the prefix of the shards.
+    `source`: Texts, or a table of DATA. `staged`: output of the first flow for Texts. `out`: prefix of the shards.
     """
 
     source: Texts | Table
@@ -76,13 +76,13 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number of rows N."""
         return self.source.rows if isinstance(self.source, Table) else self.staged.count(_READ, "rows")
 
     def write(
         self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
     ) -> Shard:
-        """Write a shard of (columns, vectors of these rows, their description). Raises InputError, StorageError."""
+        """Write a shard from (columns, vectors of these rows, their description). Raises InputError, StorageError."""
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
@@ -94,13 +94,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunPlan(Plan):
-    """Plan of embedding a table with the encoder of a run at `step`; `checkpoint` is the digest of the checkpoint."""
+    """Plan to embed a table with the encoder of a run at `step`; `checkpoint` is the digest of the checkpoint."""
 
     data: str
     run: str
     step: int
     checkpoint: str
-    kind: str  # label embeddings are `vectors` to search, as classifier vectors are
+    kind: str  # label embeddings are `vectors` to search, like classifier vectors
     batch: int
 
 
@@ -113,17 +113,17 @@ def embed(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> Manifest:
-    """Embed the queries of a split, or the label texts, with a checkpoint of RUN: the manifest of the table at OUT.
+    """Embed the queries of a split, or the label texts, with a checkpoint of RUN. Returns the manifest of OUT.
 
-    Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
-    vectors are multiplied with, so D counts the bias column if there is one. Queries give an `embeddings` table, labels
-    a `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError (no such
+    Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table. The classifier
+    vectors multiply x, so D counts the bias column if there is one. Queries give an `embeddings` table, labels a
+    `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError (no such
     split, run or checkpoint; OUT contains something else; a value too large for the dtype), TableError, StorageError.
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
     require_place(out, "embedded", [data, run])
-    if not beam_options:  # workers elsewhere may have what this machine has not
+    if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     labels = options.what == "labels"
     source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
@@ -171,13 +171,13 @@ def embed_shard(shard: int, plan: RunPlan) -> Summary:
         ([group.column(source.id_column)], model.embed_table(group, plan.batch, labels).cpu().numpy(), what)
         for group in source.batches_of(shard, [source.id_column, *model.columns])
     )
-    with one_thread():  # bytes do not depend on a machine's cores; workers share them as processes
+    with one_thread():  # the result does not depend on the number of cores; worker processes share the cores
         return _written(plan, plan.kind, plan.write(shard, schema, embedded))
 
 
 @once_a_process
 def load_run(data: str, run: str, step: int, checkpoint: str, device: str) -> Model:
-    """Load the encoder of the checkpoint with this digest."""
+    """Load the encoder from the checkpoint whose digest is `checkpoint`."""
     return load_encoder(DataLayout(data), RunLayout(run), step, open_device(device))
 
 
@@ -188,7 +188,7 @@ def _written(plan: Plan, kind: str, entry: Shard) -> Summary:
 
 @dataclass(frozen=True)
 class TextsPlan(Plan):
-    """Plan of embedding texts with the model of texts `model`, of the digest `digest`."""
+    """Plan to embed texts with the text model `model`, whose digest is `digest`."""
 
     model: str
     digest: str
@@ -217,7 +217,7 @@ def embed_texts(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> Manifest:
-    """Embed the texts at `source`, files or a data set, with the model of texts `model`: the manifest of OUT.
+    """Embed the texts at `source`, files or a data set, with the text model `model`. Returns the manifest of OUT.
 
     OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT with the same model, input
     and parameters is returned. Raises InputError (no model, a pickled model, no texts, OUT contains something else, a
@@ -267,7 +267,7 @@ def embed_texts(
 
 
 def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
-    """Leave the rows of all files in staging, BLOCK_ROWS rows a packet. Raises InputError, StorageError."""
+    """Write the rows of all files to staging, BLOCK_ROWS rows per packet. Raises InputError, StorageError."""
     meter.start(_READ)
     summary = Summary(kept={_READ: {}}, counters={_READ: Counter()})
     tables = (pa.Table.from_batches([batch]) for batch in texts.batches(BLOCK_ROWS, features=False))
@@ -279,7 +279,7 @@ def read_texts(texts: Texts, files: Files, meter: Meter) -> Summary:
 
 
 def embed_texts_shard(shard: int, plan: TextsPlan) -> Summary:
-    """Write the vectors of shard `shard`, unless an earlier run has. Raises InputError, TableError, StorageError."""
+    """Write the vectors of shard `shard` unless an earlier run did. Raises InputError, TableError, StorageError."""
     plan.meter.start(_EMBED)
     place = join(plan.out, f"{shard}.json")
     try:
@@ -306,7 +306,7 @@ def _write_texts(shard: int, plan: TextsPlan) -> Shard:
 
 
 def _open_input(source: str, options: EmbedTextsOptions) -> tuple[Texts | Table, str, str]:
-    """Return the table to embed, its name among the parents, and its digest. Raises InputError, TableError."""
+    """Return the input to embed, its name among the parents, and its digest. Raises InputError, TableError."""
     if not (is_published(source) and Table.open(source).kind == "data"):
         if source == STANDARD:
             raise InputError(

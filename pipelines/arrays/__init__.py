@@ -1,1 +1,1 @@
-"""Mining of vectors in files, from any model: they become tables, which are mined like those of a run."""
+"""Import vectors of any model from files as tables, which are then mined like the tables of a run."""

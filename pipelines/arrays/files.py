@@ -30,7 +30,7 @@ KEY, TEXT, VECTOR = "key", "text", "vector"
 _SUFFIX = re.compile(r"\.(npy|safetensors|parquet|arrow|feather)$")
 _STORED = {"float16": "float16", "float32": "float32", "float64": "float32", "bfloat16": "float32"}
 _TENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
-_MOST_HEADER = 100 << 20  # bytes, as the safetensors library has it
+_MOST_HEADER = 100 << 20  # bytes; the safetensors library has the same limit
 _FLOATS = "Write rows of float16 or float32, as numpy.save(path, array.astype('float32')) does."
 
 Places = Sequence[tuple[int, int]]
@@ -38,7 +38,7 @@ Places = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Names:
-    """Name of each field in files with columns; that of vectors also applies to tensors, and may be empty."""
+    """Name of each field in files with columns. The name of the vectors also applies to tensors, and may be empty."""
 
     key: str = KEY
     text: str = TEXT
@@ -47,9 +47,9 @@ class Names:
 
 @dataclass(frozen=True)
 class RowFile:
-    """File of `rows` rows: `columns` maps key, text and vector, as far as it has them, to names among all `names`.
+    """File of `rows` rows: `columns` maps key, text and vector, if the file has them, to names among all `names`.
 
-    `dtype`, `dimension`: of its vectors. `places`: (first row, byte) of a matrix, or of each batch of an Arrow file.
+    `dtype` and `dimension` describe its vectors. `places`: (first row, byte) of a matrix, or of each Arrow batch.
     """
 
     url: str
@@ -58,8 +58,8 @@ class RowFile:
     dtype: str
     dimension: int
     places: Places = ()
-    names: tuple[str, ...] = ()  # none: a matrix
-    order: Literal["<", ">"] = "<"  # of bytes
+    names: tuple[str, ...] = ()  # empty for a matrix
+    order: Literal["<", ">"] = "<"  # byte order
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
         """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked, in the stored types."""
@@ -68,7 +68,7 @@ class RowFile:
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
 
     def fault(self, row: int, what: str) -> InputError:
-        """Return the error over row `row` of the file."""
+        """Return an error that names row `row` of the file."""
         return InputError(f"{self.url}, row {row:,}: {what}")
 
     def _matrices(self, start: int, stop: int, step: int, columns: list[str]) -> Iterator[tuple[int, Any]]:
@@ -104,7 +104,7 @@ class RowFile:
                     yield first, _next_batch(stream, schema)
 
     def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
-        """Return a column of rows from `first` on as it is stored. Raises InputError that names a row."""
+        """Return the column of `values`, rows from `first` on, as stored. Raises InputError that names a row."""
         if role == VECTOR:
             return self._vectors(
                 first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine
@@ -144,7 +144,7 @@ class RowFile:
 
 @dataclass(frozen=True)
 class RowFiles:
-    """Files at `source`, of the same columns, dtype and dimension: rows count on from file to file."""
+    """Files at `source` with the same columns, dtype and dimension. Row numbers continue from file to file."""
 
     source: str
     files: tuple[RowFile, ...]
@@ -156,17 +156,17 @@ class RowFiles:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number of rows N."""
         return int(self.first[-1])
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """Dimension D of the vectors."""
         return self.files[0].dimension
 
     @property
     def stored(self) -> str:
-        """Numbers of the vectors in tables: float16 stays, all others become float32."""
+        """Number type of the vectors in tables: float16 stays, all other types become float32."""
         return _STORED[self.files[0].dtype]
 
     def has(self, role: str) -> bool:
@@ -176,7 +176,7 @@ class RowFiles:
     def read(
         self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool = False
     ) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) in tables of exactly `step` rows, the last may be shorter."""
+        """Yield rows [start, stop) in tables of exactly `step` rows (the last may be shorter)."""
         parts = (
             file.read(max(0, start - low), min(file.rows, stop - low), step, wanted, cosine)
             for file, low in zip(self.files, self.first.tolist(), strict=False)
@@ -185,13 +185,13 @@ class RowFiles:
         return rechunk(itertools.chain.from_iterable(parts), step)
 
     def place(self, row: int) -> tuple[RowFile, int]:
-        """Return the file of row `row`, and its number there."""
+        """Return the file that contains row `row`, and the row's number in that file."""
         number = int(np.searchsorted(self.first, row, side="right")) - 1
         return self.files[number], row - int(self.first[number])
 
 
 def urls_of(source: str) -> list[str]:
-    """List the files of vectors at `source`, by the ends of their names: a file, a prefix, or a pattern."""
+    """List the files of vectors at `source` (a file, a prefix, or a pattern), which their name endings identify."""
     wild = "*" in source or "?" in source
     root, names = listing(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
@@ -225,7 +225,7 @@ def open_files(source: str, names: Names) -> RowFiles:
 
 
 def _open(url: str, names: Names) -> RowFile:
-    """Open one file. Raises InputError if the format is not that of its name, or fields are missing."""
+    """Open one file. Raises InputError if its format does not match its name, or fields are missing."""
     form = url.rpartition(".")[2]
     try:
         if form == "parquet":
@@ -305,7 +305,7 @@ def _next_batch(stream: IO[bytes], schema: pa.Schema) -> pa.RecordBatch:
 def _of_columns(
     url: str, schema: pa.Schema, rows: int, some: pa.RecordBatch | None, names: Names, places: Places = ()
 ) -> RowFile:
-    """Describe a file with columns; `some` of its rows tell the dimension. Raises InputError: no column of vectors."""
+    """Describe a file with columns; the rows `some` show the dimension. Raises InputError: no column of vectors."""
     columns = {role: name for role, name in vars(names).items() if name in schema.names and role != VECTOR}
     if not names.vector:
         return RowFile(url, rows, columns, "", 0, places, tuple(schema.names))

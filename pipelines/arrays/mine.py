@@ -1,8 +1,8 @@
 """`extremis mine QUERIES VECTORS`: hard negatives from vectors in files, of any model.
 
-    ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then they are mined as any tables)
+    ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then the tables are mined)
 
-OUT/data is a data set whose queries and labels have no tokens; OUT/embeddings has their vectors, aligned with them.
+OUT/data is a data set whose queries and labels have no tokens; OUT/embeddings has their vectors, in the same order.
 """
 
 import functools
@@ -38,8 +38,8 @@ from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_array, writing_shard
 from schemas.storage import join
 
-WIDTH = 50  # K, unless it is stated
-_GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # of vectors; a text counts as _TEXT_BYTES
+WIDTH = 50  # default of K
+_GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
 _TEXT_BYTES = 256
 _STEP = "import vectors"
 _REMEDY = "Give another --out, or --overwrite to replace it."
@@ -47,9 +47,9 @@ _REMEDY = "Give another --out, or --overwrite to replace it."
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, or the documents as `labels` (of `of` labels): files of vectors, and of their keys and texts.
+    """Queries, or the documents as `labels` (`of` labels): the files of their vectors, and of their keys and texts.
 
-    Below OUT, `table` has its rows and `embeddings` their vectors.
+    Below OUT, the rows are in `table` and their vectors in `embeddings`.
     """
 
     name: str
@@ -87,19 +87,19 @@ class Side:
 
     @property
     def group_rows(self) -> int:
-        """Rows of a row group, whose size in memory is bounded."""
+        """Number of rows of a row group, chosen so that its size in memory is bounded."""
         return max(1, min(default_row_group_rows(self.vectors.rows), _GROUP_BYTES // self.vector_bytes))
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Rows [start, stop) of each shard: whole row groups, but for the last."""
+        """Rows [start, stop) of each shard: whole row groups, except in the last shard."""
         rows = self.vectors.rows
         shards = default_shards(rows, rows * (self.vector_bytes + _TEXT_BYTES * self.keyed.has(TEXT)), _SHARD_BYTES)
         step = -(-rows // (shards * self.group_rows)) * self.group_rows
         return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def read(self, start: int, stop: int, cosine: bool) -> Iterator[dict[str, pa.Array]]:
-        """Yield the columns of rows [start, stop), a row group at a time; a row without a key has its number."""
+        """Yield the columns of rows [start, stop), a row group at a time; the row number replaces a missing key."""
         keyed = self.keyed.read(start, stop, self.group_rows, {KEY, TEXT}) if self.beside else None
         for rows in self.vectors.read(start, stop, self.group_rows, {KEY, TEXT, VECTOR}, cosine):
             ids = pa.array(np.arange(start, start + rows.num_rows))
@@ -127,7 +127,7 @@ def mine_arrays(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Manifest]:
-    """Mine negatives of each vector at `queries` among those at `documents`: the manifest of the table at OUT/queries.
+    """Mine negatives of each vector at `queries` among `documents`. Returns the manifest of the table at OUT/queries.
 
     Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT with the
     same content and options is returned; an interrupted run resumes. Raises InputError (bad input: file, row and
@@ -164,7 +164,7 @@ def mine_arrays(
     if find() is not None:
         return go_on()
     with claimed(out, "mined", say):
-        if find() is None:  # else the last owner has made it
+        if find() is None:  # else the previous owner of the claim has made it
             _import(out, sides, stated, options, beam_options, say)
         return go_on()
 
@@ -189,7 +189,7 @@ def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFi
 
 
 def _identity(urls: Sequence[str]) -> dict[str, Any]:
-    """Return number, bytes and digest of the files, wherever they are."""
+    """Return the number, bytes and digest of the files, independent of their location."""
     with ThreadPoolExecutor() as pool:
         known = list(pool.map(lines.identify, urls))
     digest = storage.sha256(json.dumps([sha256 for _, sha256 in known]).encode())
@@ -228,7 +228,7 @@ def _import(
 
 
 def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Yield ((side, shard), column): positives of the queries, and how often each document is one."""
+    """Yield ((side, shard), column): the positives of each query, and how often each document is a positive."""
     labels = sides[1]
     for shard, (start, stop) in enumerate(sides[0].bounds):
         column = list_array(*pairs.slice(start, stop), arrow.label_type(labels.of))

@@ -1,6 +1,6 @@
-"""Positives as pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
+"""Read positives as pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
 
-A pair names its rows by key, or by number if there is no such key. Keys and pairs are held as 64-bit numbers.
+A pair names its rows by key, or by row number if that key does not exist. Keys and pairs are 64-bit numbers in memory.
 """
 
 import csv
@@ -24,7 +24,7 @@ from schemas.ragged import Ragged
 from schemas.storage import join
 
 _BLOCK_ROWS = 1 << 16
-# Usual names of a query, a document and a score.
+# Usual column names of a query, a document and a score.
 _USUAL = (
     ("query", "query_key", "query-id", "query_id", "qid", "anchor"),
     ("document", "label_key", "label", "corpus-id", "corpus_id", "doc_id", "docid", "pid", "positive"),
@@ -37,7 +37,7 @@ _ROW = r"^(0|[1-9]\d{0,17})$"
 
 @dataclass(frozen=True)
 class Keys:
-    """Rows of `files` by key: `hashes` uint64 [N] ascending, of the rows `order` int64 [N]; without them by number."""
+    """Look-up of rows of `files` by hash of key: `hashes` uint64 [N] ascending, their rows `order` int64 [N]; or by number."""
 
     files: RowFiles
     hashes: np.ndarray | None = None
@@ -46,7 +46,7 @@ class Keys:
 
     @classmethod
     def of(cls, files: RowFiles, seed: int = 0) -> "Keys":
-        """Read all keys, if there are any. Raises InputError that names both rows of a repeated key."""
+        """Read all keys, if the files have keys. Raises InputError that names both rows of a repeated key."""
         if not files.has(KEY):
             return cls(files)
         parts = [hash_strings(rows.column(KEY), seed) for rows in files.read(0, files.rows, _BLOCK_ROWS, {KEY})]
@@ -55,7 +55,7 @@ class Keys:
         for place in np.flatnonzero(hashes[1:] == hashes[:-1])[:1]:
             rows = order[place : place + 2].tolist()
             a, b = (next(files.read(row, row + 1, 1, {KEY})).column(KEY)[0].as_py() for row in rows)
-            if a != b:  # different keys of one hash
+            if a != b:  # different keys with the same hash
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.place, rows)
             raise file.fault(
@@ -64,7 +64,7 @@ class Keys:
         return cls(files, hashes, order, seed)
 
     def find(self, named: pa.Array) -> np.ndarray:
-        """Return the row of each of `named` [B] strings, int64; -1: unknown."""
+        """Return the row of each string in `named` [B], int64; -1 for an unknown string."""
         if self.hashes is None or self.order is None:
             is_row = pc.fill_null(pc.match_substring_regex(named, _ROW), False)
             rows = pc.if_else(is_row, named, "-1").cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -74,13 +74,13 @@ class Keys:
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
     def for_names(self, named: pa.Array) -> "Keys":
-        """Return these rows, or row numbers if none of `named` is a key and all are numbers."""
+        """Return these keys, or a look-up by row number if no string in `named` is a key and all are numbers."""
         numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 
 
 def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -> Ragged:
-    """Return the documents of each query, ascending and each once: rows int64 of N lists.
+    """Return the documents of each query as N lists of rows int64, ascending and without duplicates.
 
     Pairs with a score of 0 or less are left out. Raises InputError: an unknown key, no pairs, or an unknown format.
     """
@@ -111,12 +111,12 @@ def read_positives(source: str, queries: Keys, documents: Keys, say: Progress) -
 
 
 def files_of(source: str) -> list[str]:
-    """List the files of pairs at `source`: a file, or all of a folder, sorted by name."""
+    """List the files of pairs at `source`: the file, or all files in the folder, sorted by name."""
     return [join(source, name) for name in storage.list_names(source)] or [source]
 
 
 def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int, list[pa.Array]]]:
-    """Yield (first row, columns of strings: query, document, and a score if there is one)."""
+    """Yield (first row, columns of strings: query, document, and the score if the file has scores)."""
     if url.endswith(".parquet"):
         row, chosen = 0, _choose(url, column_names(url) or [])
         for batch in read_parquet(url, _BLOCK_ROWS, chosen):
@@ -145,7 +145,7 @@ def _read_pairs(url: str, queries: Keys, documents: Keys) -> Iterator[tuple[int,
 
 
 def _choose(url: str, names: Sequence[str]) -> list[str]:
-    """Return the columns of query, document and score: by their usual names, or by position."""
+    """Return the names of the columns of query, document and score, found by their usual names or by position."""
     usual = [next((name for name in names if name.lower() in some), "") for some in _USUAL]
     if usual[0] and usual[1]:
         return [name for name in usual if name]

@@ -1,12 +1,12 @@
-"""Balanced hierarchical k-means: points halved again and again, into clusters of equal size (NGAME, appendix C).
+"""Balanced hierarchical k-means: halve the points repeatedly, into clusters of equal size (NGAME, appendix C).
 
-All parts of one level are halved together: a pass over the points for each of a few rounds, and log2(N / C) levels, so
-O(N D log(N / C)). No sum depends on threads.
+All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so it costs
+O(N D log(N / C)). No sum depends on the number of threads.
 
 More points than fit into memory are divided into parts first, by a tree that is grown on a sample. The part of a point
-depends on nothing but the point, so shards are divided in any order and anywhere. Parts are equal in the sample and
-about equal in all rows; the clusters within are equal all the same, because any number of points n >= C (C - 1) is a
-sum of C and C - 1.
+depends only on the point, so workers divide the shards in any order. Parts are equal in the sample and about equal in
+all rows. The clusters of a part are still equal within one, because any number of points n >= C (C - 1) is a sum of
+terms C and C - 1.
 """
 
 import itertools
@@ -16,15 +16,15 @@ import numpy as np
 
 from schemas.randomness import Purpose, generator
 
-_ROUNDS = 8  # of 2-means a level; most parts settle in fewer
+_ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer
 _ROWS = 1 << 15  # points whose scores are computed at a time
 
 
 def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
     """Return the cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
 
-    Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: 2 i and its neighbours are near.
-    Depends on (vectors, size, seed) only. Raises ValueError for a size below 1.
+    Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: adjacent numbers are near in space.
+    The result depends on (vectors, size, seed) only. Raises ValueError for a size below 1.
     """
     order, starts = balanced_order(vectors, size, size, seed, rounds)
     clusters = np.empty(len(vectors), np.int64)
@@ -35,27 +35,27 @@ def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int
 def balanced_order(
     vectors: np.ndarray, size: int, smallest: int, seed: int = 0, rounds: int = _ROUNDS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return points cluster after cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
+    """Return the points ordered by cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
 
     Clusters of ceil(N / K) points come before smaller clusters. Within each, halves are laid out as the tree would
-    divide it further, down to `smallest` points: part i of m equal ones is [i n // m, (i + 1) n // m) of its n points.
+    divide it further, down to `smallest` points: part i of m equal parts is [i n // m, (i + 1) n // m) of its n points.
     """
     if size < 1 or smallest < 1:
         raise ValueError(f"clusters of {size} points, and parts of {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
-    order = np.arange(count)  # points, part after part
-    # Parts: where each starts, and how many clusters it is to become.
+    order = np.arange(count)  # points, ordered by part
+    # The start of each part, and the number of clusters that it is divided into.
     starts, clusters = np.array([0, count]), np.array([-(-count // size)])
     while clusters.max(initial=0) > 1:
         left = (clusters + 1) // 2
-        base, larger = np.divmod(np.diff(starts), clusters)  # all leaves of a part are equal within one
+        base, larger = np.divmod(np.diff(starts), clusters)  # all leaves of a part are equal within one point
         sizes = base * left + np.minimum(larger, left)
         order = order[halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
         counts = np.stack([left, clusters - left], axis=1).reshape(-1)
-        kept = counts > 0  # a part that is one cluster already has no right half
+        kept = counts > 0  # a part that is already one cluster has no right half
         starts, clusters = np.concatenate([[0], halves[kept]]), counts[kept]
     parts, edges = 2, starts
     while parts * smallest <= size and count:
@@ -71,26 +71,26 @@ def balanced_order(
 def halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order [N] that lays each part's left half before its right one: balanced 2-means within every part.
+    """Return the order [N] that puts each part's left half before its right half: balanced 2-means within every part.
 
-    `vectors` [N, D] part after part. A point's rank along the line through both centroids decides, which is the best
+    `vectors` [N, D] are ordered by part. A point's rank along the line through both centroids decides: this is the best
     assignment with these sizes: the sum of squared distances to c1 or c2 is least where x.(c1 - c2) is largest.
-    Returns these lines [P, D], too.
+    Also returns these lines [P, D].
     """
     sizes = np.diff(starts)
     part = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(part)) - starts[:-1][part]
     goes_left = within < left[part]
-    # Two of a part's points, drawn: their difference is the first line.
+    # The difference of two points drawn from a part is the first line.
     draw = generator(seed, Purpose.CLUSTER_LINES, len(sizes))
     two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
-    two = np.minimum(two, max(0, len(part) - 1))  # of a part without points
+    two = np.minimum(two, max(0, len(part) - 1))  # for a part without points
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
     order, scores = np.arange(len(part)), np.empty(len(part), np.float32)
     for last in range(rounds - 1, -1, -1):
         for number, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
             np.einsum("nd,d->n", vectors[low:high], lines[number], out=scores[low:high])
-        # Ties stay in their order, and so does all of a part that is not divided.
+        # Ties keep their order, and so do all points of a part that is not divided.
         scores[~divided[part]] = 0
         new = np.lexsort((-scores, part))
         moved = np.zeros(len(part), bool)
@@ -119,7 +119,7 @@ def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.
 class PartTree:
     """A binary tree of `depth` levels with 2**depth parts.
 
-    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32, node after node, level by level: a point
+    `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 list the nodes level by level: a point
     goes left where its product with the node's line is above the threshold.
     """
 
@@ -133,9 +133,9 @@ class PartTree:
 
 
 def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
-    """Grow the tree with `parts` leaves, a power of two, whose parts of `sample` [S, D] are equal within one.
+    """Grow a tree with `parts` leaves, a power of two, that divides `sample` [S, D] into parts equal within one point.
 
-    Each node is balanced 2-means, as the levels below are. Raises ValueError if `parts` is not a power of two.
+    Each node is split by balanced 2-means. Raises ValueError if `parts` is not a power of two.
     """
     if parts < 1 or parts & (parts - 1):
         raise ValueError(f"{parts} parts; expected a power of two")
@@ -159,9 +159,9 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
 
 
 def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
-    """Find the part of each of `vectors` [n, D], which are points [first, first + n) of all: [0, parts), int64 [n].
+    """Return the part [0, parts) of each vector of `vectors` [n, D], int64 [n]. They are points [first, first + n).
 
-    On the border, a bit of the point's number decides, so equal points spread over the parts.
+    On the border, a bit of the point's number decides, so equal points are distributed over the parts.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
     node = np.zeros(len(vectors), np.int64)

@@ -9,14 +9,14 @@ from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
 from schemas.manifest import is_published
 from schemas.table import Table
 
-SOURCE = "queries"  # of a run: one split, which is what clusters are made of
+SOURCE = "queries"  # a run clusters one split only
 
 
 @dataclass(frozen=True)
 class ClusterInputs:
-    """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's own table of them.
+    """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's table of these rows.
 
-    `epoch`: the epoch of the dump, or None; `out`: the place of the table.
+    `epoch`: the epoch of the dump, or None. `out`: the URL of the table.
     """
 
     source: Source
@@ -38,7 +38,7 @@ class ClusterInputs:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Parents by digest; `order` is the digest of the table in another cluster order, if rows come from one."""
+        """Digests of the parents; `order` is the table in an earlier cluster order, if the rows come from it."""
         rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
         return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
@@ -69,7 +69,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:
-    """Map epoch to digest of the embeddings, for every dump of `run` that has to be clustered, oldest first."""
+    """Map the epoch to the digest of the embeddings, for every dump of `run` that has to be clustered, oldest first."""
     layout = RunLayout(run)
     digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
@@ -92,9 +92,9 @@ def _newest(run: str) -> int:
 
 
 def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
-    """Return the rows of `embeddings`, DATA's or the run's in cluster order; and the digest of DATA's.
+    """Return the table of the `embeddings`' rows, DATA's or the run's in cluster order; and the digest of DATA's table.
 
-    Raises TableError if they are neither.
+    Raises TableError if they belong to neither table.
     """
     rows = Table.open(DataLayout(data).queries(str(embeddings.parameters.get("split", "train"))), "queries")
     embedded = embeddings.parents.get("queries")

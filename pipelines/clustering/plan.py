@@ -1,9 +1,9 @@
-"""Plan of one clustering, made once in the launching process, so that all workers agree, and the place of every row.
+"""Plan of one clustering and place of every row. The launching process makes it once, so that all workers agree.
 
-The layout is pure arithmetic. Clusters are shuffled, because a row group of near ones would be a large cluster itself.
-Every row group holds whole clusters of one size: those of C rows fill row groups of a multiple of C; the few of C - 1,
-fewer than C to each part, stand in shards of one row group each at the end, with fewer than C clusters, so that the
-rows of a row group tell what is in it: there are ceil(rows / C).
+The layout is pure arithmetic. Clusters are shuffled, because a row group of near clusters would be one large cluster.
+Every row group holds whole clusters of one size. Clusters of C rows fill row groups of a multiple of C rows. Clusters
+of C - 1 rows (fewer than C per part) fill shards of one row group at the end, with fewer than C clusters each. So the
+number of rows of a row group gives its number of clusters: ceil(rows / C).
 """
 
 import functools
@@ -32,7 +32,7 @@ _GROUP_CLUSTERS = 16  # in a row group, at least
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a table: `rows` C of a full cluster; the clusters of C and of C - 1 rows of each part, [parts] both.
+    """Layout of a table: `rows` is C of a full cluster; numbers of clusters of C and C - 1 rows by part, both [parts].
 
     Row groups have `row_group_rows` rows, shards of full clusters `shard_rows`, both multiples of C.
     """
@@ -51,14 +51,14 @@ class Layout:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """First row of each shard, shards with clusters of C rows first, and N at the end: int64 [shards + 1]."""
+        """First row of each shard and N at the end, int64 [shards + 1]; shards with clusters of C rows come first."""
         full, short = sum(self.full) * self.rows, sum(self.short) * (self.rows - 1)
-        clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # of C - 1, in a shard
+        clusters = max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))  # clusters of C - 1
         edges = range(0, full, self.shard_rows), range(full, full + short, max(1, clusters * (self.rows - 1)))
         return np.array([*edges[0], *edges[1], full + short])
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (shard, row within it) int64 [n] of a part's rows, cluster after cluster, those of C rows first."""
+        """Return (shard, row within it) int64 [n] of a part's rows, ordered by cluster; clusters of C rows first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         short = sum(self.full) * self.rows + short * (self.rows - 1)
@@ -68,15 +68,15 @@ class Layout:
 
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places of clusters of the same size, part after part: first clusters of C rows, then the others."""
+        """Places of the clusters, ordered by part: first the clusters of C rows, then the clusters of C - 1 rows."""
         draw = generator(self.seed, Purpose.SAMPLE)
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
 
 def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
-    """Lay out parts with so many `points` each, in clusters of at most `size`, equal within one over all parts.
+    """Lay out parts of `points` points each in clusters of at most `size` points, equal within one over all parts.
 
-    `row_group_rows` and `shard_rows` of the table that is reordered: the new one is cut about alike. Raises InputError
+    `row_group_rows` and `shard_rows` describe the old table; the new table has about the same. Raises InputError
     if a part has too few points for clusters as equal as the others.
     """
     counts = [-(-count // size) for count in points]
@@ -94,16 +94,16 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
 
 
 def _runs(starts: np.ndarray, length: int) -> np.ndarray:
-    """Return [start, start + length) of every start, laid end to end."""
+    """Return the concatenated ranges [start, start + length) of all starts."""
     return (starts[:, None] + np.arange(length)).reshape(-1)
 
 
 ROW, VECTOR = "row", "vector"
 _PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
-_UNPACKED = 8  # bytes of a row in memory and on its way, to one of its bytes in the shard
+_UNPACKED = 8  # bytes of a row in memory and in transfer, per byte in the shard
 _SPARE = 1.25  # parts are not quite equal
 _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
-_FEW = 8  # queries: smaller clusters are worth no halving, unless they are asked for
+_FEW = 8  # queries: smaller clusters are not halved, unless the options request it
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ClusterPlan:
         return sum(entry.rows for entry in self.queries.shards[:shard])
 
     def parameters(self) -> dict[str, Any]:
-        """Return the table's parameters, without those that follow from the counts of its parts."""
+        """Return the table's parameters, except the parameters that follow from the counts of its parts."""
         embeddings = self.inputs.source.embeddings.parameters
         kept = {name: value for name, value in self.queries.parameters.items() if name != CLUSTERS}
         clusters = {
@@ -140,14 +140,14 @@ class ClusterPlan:
         return {**kept, CLUSTERS: clusters, "step": embeddings.get("step")}
 
     def finished_table(self, options: ClusterOptions, run: str) -> Manifest | None:
-        """Return the table if it is made; None if it is to be made. Raises InputError if a different table is there."""
+        """Return the manifest of the table if it exists, else None. Raises InputError if a different table exists."""
         epoch = self.inputs.epoch
         return find_reusable(
             self.inputs.out,
             Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
             "Give the same options, another place with --out, or --overwrite to replace it.",
             overwrite=options.overwrite,
-            # The trainer has written the dump anew since.
+            # The trainer has rewritten the dump since then.
             is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
             check_replaceable=functools.partial(require_unused, run),
         )
@@ -163,7 +163,7 @@ class Settled:
 
 
 def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
-    """Plan a clustering. Raises InputError: no size, a wrong size, or a memory that is too small; TableError."""
+    """Plan a clustering. Raises InputError: no size, a wrong size, or too little memory; TableError."""
     size = options.size or inputs.requested.get("size")
     if size is None:
         raise InputError(f"{inputs.source.embeddings.url}: the recipe of this run has no cluster size. Give --size C.")
@@ -187,7 +187,7 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
-    """Estimate a worker's need of `memory` for `queries` of `stored` bytes each on storage, in parts if necessary."""
+    """Estimate the bytes of `memory` that a worker needs for `queries` of `stored` bytes each, in parts if needed."""
     return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
 
 
@@ -203,7 +203,7 @@ def _halved(size: int) -> int:
 
 
 def _fit(inputs: ClusterInputs, memory: int) -> int:
-    """Return the queries of a part that fit into `memory`."""
+    """Return the number of queries of a part that fit into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
     each = _bytes_a_query(inputs.source.embeddings.dimension, stored)

@@ -1,4 +1,4 @@
-"""Work next to a trainer: on each dump as it is completed, until the run is finished."""
+"""Process each dump of a trainer as soon as it is complete, until the run is finished."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from schemas.owners.claim import ClaimedError
 from schemas.storage import join
 from schemas.waits import waiting
 
-RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again
+RETRIES = 5  # attempts after the work on a dump fails; wrong input is not retried
 _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
 
 
@@ -21,10 +21,10 @@ def watch_dumps(
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 
-    `make` tells whether there was anything to make; returns how many times there was. If the trainer takes a dump back
-    meanwhile (it resumed from an earlier checkpoint), the work waits for its completion; dumps of another process are
-    left to it. If storage fails or has no room, it waits; if the work on a dump fails, it retries, RETRIES times in a
-    row. Raises what `make` raises.
+    `make` returns whether it made a table; the result is the number of tables. If the trainer withdraws a dump (it
+    resumed from an earlier checkpoint), the function waits for the new dump; it skips dumps that another process works
+    on. If storage fails or is full, it waits; if the work on a dump fails, it retries up to RETRIES times in a row.
+    Raises the errors of `make`.
     """
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
@@ -35,7 +35,7 @@ def watch_dumps(
                 if storage.exists(layout.finished):
                     return count
                 dumps = complete()
-                seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be made anew
+                seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be started again
                 new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
                 if not new:
                     failures = 0
@@ -62,7 +62,7 @@ def watch_dumps(
 
 
 def require_unused(run: str, url: str, manifest: Manifest) -> None:
-    """Raise InputError if a trainer reads this table: until it adopts the next table, and again when it is resumed."""
+    """Raise InputError if a trainer reads this table: until it adopts the next table, and again when it resumes."""
     layout = RunLayout(run)
     if storage.exists(layout.finished):
         return

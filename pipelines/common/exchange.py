@@ -1,10 +1,10 @@
 """Exchange of bulk data between two stages, so that a runner groups small references, not rows.
 
-The runner of this machine keeps everything it groups in the launching process, and on Flink and Spark a group is one
-element in memory. There a worker writes its messages for all destinations as one file in staging, and sends the place
-of each message. Dataflow, which has its own shuffle service, gets the messages themselves. A message is an Arrow IPC
-stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded. On every runner, data
-for the next flow is in files, and so are its places.
+The local runner keeps everything that it groups in the launching process, and on Flink and Spark a group is one element
+in memory. On these runners a worker writes its messages for all destinations to one file in staging, and sends the
+place of each message. Dataflow has its own shuffle service and gets the messages themselves. A message is an Arrow IPC
+stream of one record batch; its CRC-32 is sent with its place, so a reader decodes exactly this message. On every
+runner, data for the next flow and the places of this data are in files.
 """
 
 import uuid
@@ -38,12 +38,12 @@ def size_of(packet: Packet) -> int:
 
 @dataclass(frozen=True)
 class Files:
-    """Exchange through files under a prefix that every worker reaches. A retried bundle writes another file."""
+    """Exchange through files under a prefix that every worker can read. A retried bundle writes a new file."""
 
     prefix: str
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """Turn (destination, batch) into (destination, packet), which `receive` opens anywhere. Raises StorageError."""
+        """Turn (destination, batch) into (destination, packet), which any worker can `receive`. Raises StorageError."""
         out = pa.BufferOutputStream()
         places: list[tuple[K, int, int]] = []
         for destination, batch in parts:
@@ -61,7 +61,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Exchange through the runner's own shuffle."""
+    """Exchange through the shuffle of the runner."""
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
         for destination, batch in parts:
@@ -74,22 +74,22 @@ Exchange = Files | Shuffle  # of record batches between workers
 
 
 def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-    """Send (destination, batch) held back until there are enough: few long messages, not many short ones.
+    """Buffer pairs (destination, batch) and send few long messages instead of many short messages.
 
     Raises StorageError.
     """
     for held in in_pieces(parts, lambda part: part[1].nbytes, _HELD_BYTES):
         yield from exchange.send((destination, pa.concat_batches(some)) for destination, some in group_by_key(held))
-        del held  # before there are more
+        del held  # frees memory before the next batches arrive
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
-    """Return the exchange called `name`, or the default for a runner that `shuffles`, or does not."""
+    """Return the exchange called `name`, or else the default: it depends on whether the runner `shuffles`."""
     return Shuffle() if (name == "shuffle" if name else shuffles) else Files(prefix)
 
 
 def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (part, its rows in order) for each value of `part` [B] in ascending order."""
+    """Yield (part, rows of this part in order) for each value of `part` [B] in ascending order."""
     if not len(part):
         return
     order = np.argsort(part, kind="stable")
@@ -100,9 +100,9 @@ def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.
 
 
 def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of `packets`, in order; or of each only the columns with the numbers `fields`.
+    """Yield the batches of `packets`, in order; with `fields`, only the columns with these numbers.
 
-    Raises StorageError: gone, or damaged for good.
+    Raises StorageError: the file is missing, or permanently damaged.
     """
     options = pa.ipc.IpcReadOptions(included_fields=fields)
     for packet in packets:
@@ -112,9 +112,9 @@ def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> I
 
 
 def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of all packets in order of arrival; none if there are no packets.
+    """Return the rows of all packets in order of arrival; an empty table if there are no packets.
 
-    columns: columns of `schema` to decode; None: all.
+    columns: names of the columns of `schema` to decode; None: all columns.
     """
     fields = None if columns is None else sorted(schema.get_field_index(name) for name in columns)
     if fields is not None:
@@ -129,13 +129,13 @@ def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
 
 
 def read_places(packet: Packet | None) -> list[Packet]:
-    """Return the packets at the places in `packet`; none without it. Raises StorageError."""
+    """Return the packets at the places in `packet`; an empty list if `packet` is None. Raises StorageError."""
     batches = receive([] if packet is None else [packet])
     return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return all rows of a table as one batch, to be sent."""
+    """Return all rows of a table as one batch, which can be sent."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 

@@ -1,11 +1,11 @@
-"""A flow: stages as plain functions, and the collections that pass between them; a runner carries it out anywhere.
+"""A flow: stages as plain functions, and the collections that pass between them. A runner executes the flow.
 
     flow = Flow()
     raw = flow.create("Parts", range(3)).flat_map("Read", read_part, plan)
     parsed = raw.group("By block").map("Parse", parse_block, plan)
 
-A function and its arguments are sent to workers, so it stands at the top of a module. Its results are small elements,
-such as places of bulk data (`pipelines.common.exchange`), not rows. Collections are added up with `+`.
+Workers receive a function by name, so it is defined at the top level of a module. Its results are small elements, such
+as places of bulk data (`pipelines.common.exchange`), not rows. The operator `+` joins collections.
 """
 
 from collections import defaultdict
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-MAIN = "main"  # tag of what is yielded without one
+MAIN = "main"  # tag of elements that are yielded without a tag
 
 Elements = list[Any]
-Outputs = dict[str, Elements]  # of a stage, by tag
+Outputs = dict[str, Elements]  # outputs of a stage, by tag
 Way = Literal["map", "flat_map", "over"]  # how a function gets elements: see `Work`
 
 
 class Tagged(NamedTuple):
-    """An element for another collection than the main one."""
+    """An element for a collection other than the main collection."""
 
     tag: str
     value: Any
@@ -36,9 +36,9 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A function over elements: called with each (`map`: returns one, `flat_map`: yields some), or with all (`over`).
+    """A function over elements, called with each element (`map`: returns one, `flat_map`: yields some) or all (`over`).
 
-    arguments: arguments after the element.
+    arguments: further arguments, after the element.
     """
 
     way: Way
@@ -60,16 +60,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a flow: given elements, a function over the elements of `reads`, or their grouping by key.
+    """A stage of a flow: given elements, a function over the elements of `reads`, or a grouping of them by key.
 
-    sides: positions among the work's arguments, and the outputs of pairs (key, value) that are passed there as a
-    dictionary.
+    sides: positions among the work's arguments, and outputs of pairs (key, value), which become dictionaries at these
+    positions.
     """
 
     name: str
     reads: tuple[Output, ...] = ()
     given: Sequence[Any] | None = None
-    work: Work | None = None  # neither given nor work: a grouping
+    work: Work | None = None  # a stage with neither given elements nor work is a grouping
     tags: tuple[str, ...] = (MAIN,)
     sides: Mapping[int, tuple[Output, ...]] = field(default_factory=dict)
 
@@ -79,24 +79,24 @@ class Stage:
         return (*self.reads, *(output for outputs in self.sides.values() for output in outputs))
 
     def with_sides(self, dictionaries: Mapping[int, Mapping[Any, Any]]) -> Work:
-        """Return the work with what stands in the places of `sides`."""
+        """Return the work with `dictionaries` as the arguments at the positions of `sides`."""
         assert self.work is not None
         arguments = [dictionaries.get(place, argument) for place, argument in enumerate(self.work.arguments)]
         return Work(self.work.way, self.work.function, tuple(arguments))
 
 
 class Flow:
-    """Stages in an order in which they can be run."""
+    """Stages in an order in which they can run."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
 
     def create(self, name: str, elements: Iterable[Any]) -> "Collection":
-        """Add elements that are known beforehand; they are spread over the workers."""
+        """Add elements that are known beforehand; the runner distributes them over the workers."""
         return self.add(Stage(name, given=list(elements)))[MAIN]
 
     def add(self, stage: Stage) -> "dict[str, Collection]":
-        """Add a stage; its collections by tag."""
+        """Add a stage. Returns its collections by tag."""
         self.stages.append(stage)
         return {tag: Collection(self, (Output(len(self.stages) - 1, tag),)) for tag in stage.tags}
 
@@ -108,7 +108,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Collection:
-    """Elements that stages of a flow put out, in no order."""
+    """Elements that stages of a flow produce, in no order."""
 
     flow: Flow
     outputs: tuple[Output, ...]
@@ -117,7 +117,7 @@ class Collection:
         return Collection(self.flow, self.outputs + other.outputs)
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(element, *arguments)`, which returns one element; a Collection becomes a dictionary."""
+        """Call `function(element, *arguments)`, which returns one element; a Collection is passed as a dictionary."""
         return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
@@ -131,7 +131,7 @@ class Collection:
     def split(
         self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
     ) -> "dict[str, Collection]":
-        """Do as `flat_map`, or `over`, of a function that yields `Tagged` elements: collections of `tags`, and MAIN."""
+        """Like `flat_map` or `over`, but `function` yields `Tagged` elements; return collections `tags` and MAIN."""
         return self._add(name, "over" if over else "flat_map", function, arguments, tags)
 
     def group(self, name: str) -> "Collection":
@@ -152,7 +152,7 @@ def sum_of(collections: Sequence[Collection]) -> Collection:
 
 
 def by_tag(made: Iterable[Any], tags: Iterable[str]) -> Outputs:
-    """Sort the results of a stage's work by tag."""
+    """Group the results of a stage's work by tag."""
     outputs: Outputs = {tag: [] for tag in tags}
     for element in made:
         if isinstance(element, Tagged):

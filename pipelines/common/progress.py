@@ -1,8 +1,8 @@
-"""Progress of a pipeline: rows and bytes by step, counted on the workers, shown by the launching process.
+"""Progress of a pipeline: workers count rows and bytes by step, and the launching process shows them.
 
 A worker writes its counts to a file in staging from time to time, because the job servers of Flink and Spark report
-Beam's metrics only at the end of a job. The last word has the runner: what its workers answer, or Beam's metrics, in
-which work that was done again counts once.
+Beam's metrics only at the end of a job. The final counts come from the runner: from its workers' answers, or from
+Beam's metrics, which count repeated work once.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from schemas.storage import join
 
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file, and between looks at the files
 _LOCK = threading.Lock()
-_TOLD: list[Callable[[str, int, int, float], None]] = []  # step, rows, bytes, seconds: who counts besides, as Beam does
+_TOLD: list[Callable[[str, int, int, float], None]] = []  # (step, rows, bytes, seconds): other counters, such as Beam's
 also_tell = _TOLD.append
 K = TypeVar("K")
 
@@ -38,7 +38,7 @@ class Count(NamedTuple):
     last: float = 0.0
 
     def add(self, other: "Count") -> "Count":
-        """Return both as one."""
+        """Return the sum of both counts."""
         return Count(
             self.rows + other.rows, self.bytes + other.bytes, min(self.first, other.first), max(self.last, other.last)
         )
@@ -48,7 +48,7 @@ class Count(NamedTuple):
 class _Counts:
     """Counts of this process, by step."""
 
-    written: float = 0.0  # monotonic seconds; infinite in the launching process, which reads them where they are
+    written: float = 0.0  # monotonic seconds; infinite in the launching process, which reads its counts from memory
     steps: dict[str, Count] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ _COUNTS: dict[str, _Counts] = {}  # by the meter's URL
 
 @dataclass(frozen=True)
 class Meter:
-    """Counter of the steps of one command; its files are below `url`. `began`: seconds since 1970, there.
+    """Counter of the steps of one command; its files are below `url`. `began`: start, seconds since 1970.
 
     Without a URL nothing is counted.
     """
@@ -67,16 +67,16 @@ class Meter:
 
     @classmethod
     def here(cls, url: str) -> "Meter":
-        """Return a meter that this process is to `read`: it writes no file itself."""
+        """Return a meter for the process that will `read` it, which writes no file itself."""
         _COUNTS[url] = _Counts(float("inf"))
         return cls(url, time.time())
 
     def start(self, step: str) -> None:
-        """Note that `step` is at work, before its first rows are done."""
+        """Record that `step` has started, before its first rows are done."""
         self.count(step, 0)
 
     def count(self, step: str, rows: int, size: int = 0) -> None:
-        """Count `rows` that a worker has done, and `size` bytes that it has written."""
+        """Count `rows` that a worker has finished, and `size` bytes that it has written."""
         if not self.url:
             return
         now = max(0.0, time.time() - self.began)
@@ -90,13 +90,13 @@ class Meter:
         for tell in _TOLD:
             tell(step, rows, size, now)
         if due:
-            # What is not told is not seen; the work goes on.
+            # Counts that cannot be written are not shown; the work continues.
             with contextlib.suppress(ExtremisError, OSError):
                 name = f"{socket.gethostname()}-{os.getpid()}.json"
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
     def count_bytes(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
-        """Pass on what `step` sends, and count its bytes, all at once: there may be thousands of packets."""
+        """Yield the packets that `step` sends, and count their bytes once at the end: packets may be thousands."""
         size = 0
         for key, packet in sent:
             size += size_of(packet)
@@ -133,10 +133,10 @@ def counted_here() -> dict[str, Count]:
         return sum_counts(counts.steps for counts in _COUNTS.values())
 
 
-# A receiver of lines. One that has `display()` besides, a context manager, shows steps by itself: see `Watch`.
+# A receiver of lines. A receiver with a context manager `display()` shows steps by itself: see `Watch`.
 Progress = Callable[[str], None]
 
-_FIRST_LINE, _LINES = 0.5, 30.0  # seconds before the first line, and between lines, where nothing else is shown
+_FIRST_LINE, _LINES = 0.5, 30.0  # seconds before the first line, and between lines, without a display
 
 
 def silent(line: str) -> None:
@@ -150,7 +150,7 @@ def say_use(use_from: int | None) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """State of a step that has begun: rows done of `total` (None: not known), by how many processes, for how long."""
+    """State of a step that has begun: rows done of `total` (None: unknown), the number of processes, and the time."""
 
     name: str
     rows: int
@@ -158,7 +158,7 @@ class Step:
     bytes: int
     seconds: float
     workers: int
-    last: float  # when something of it was done, by the meter's clock
+    last: float  # time of its latest progress, by the meter's clock
     over: bool = False
 
     @property
@@ -185,10 +185,10 @@ def say_seconds(seconds: float) -> str:
 
 
 class Watch:
-    """Watch over the steps of one command's flows, whose workers count by `meter`.
+    """Display of the steps of one command's flows, whose workers count with `meter`.
 
-    `progress` gets a line a while. Where it has `display()`, a context manager that gives a function, that function
-    gets the steps that have begun, twice a second, and tells whether it shows them: then no lines are said.
+    `progress` gets a line from time to time. If it has `display()`, a context manager that returns a function, this
+    function gets the steps that have begun, twice a second, and returns whether it shows them: then no lines are sent.
     """
 
     def __init__(self, staging: str, progress: Progress) -> None:
@@ -202,7 +202,7 @@ class Watch:
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
-        """Name the steps of the next flow in their order, and the rows of each, about; None: not known.
+        """Set the steps of the next flow in their order, and the approximate rows of each; None: unknown.
 
         A step of the same name in an earlier flow continues: its rows are summed over all flows.
         """
@@ -211,7 +211,7 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
-        """Show the steps until the block ends, which hands the runner's counts of all its flows to the function."""
+        """Show the steps until the block ends. The block passes the runner's counts of all flows to the function."""
         ended = threading.Event()
         with self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
@@ -227,7 +227,7 @@ class Watch:
         return self._states(self._merged())
 
     def summarize(self) -> None:
-        """Say rows, seconds and bytes of each step that was done."""
+        """Report rows, seconds and bytes of each finished step."""
         parts = [
             f"{step.name} {step.rows:,} rows in {step.seconds:.1f} s"
             + (f" ({say_bytes(step.bytes)})" if step.bytes else "")
@@ -242,7 +242,7 @@ class Watch:
 
     def _step(self, name: str, count: Count, now: float) -> Step:
         over, total = name in self._over, self._totals[name]
-        rows = count.rows if over or total is None else min(count.rows, total)  # work may be done again
+        rows = count.rows if over or total is None else min(count.rows, total)  # work may be repeated
         done = over or (total is not None and rows == total)
         seconds = (count.last if done else now) - count.first
         total = rows if over else total
@@ -254,7 +254,7 @@ class Watch:
         return sum_counts(processes) | self._over
 
     def _settle(self, counts: Mapping[str, Count]) -> None:
-        """Keep the counts of a finished flow: from the runner, or from the workers if the runner has none."""
+        """Keep the counts of a finished flow: from the runner, or from the workers if the runner does not count."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
         self._over |= counts

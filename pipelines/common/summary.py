@@ -1,4 +1,4 @@
-"""Summaries: reports of the workers to the launching process, merged in any order."""
+"""Reports of the workers to the launching process, which can be merged in any order."""
 
 import heapq
 from collections import Counter
@@ -19,15 +19,15 @@ from schemas.reuse import Request
 from schemas.shard_files.parquet import open_shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
-INPUT, REJECTED = "input/", "rejected/"  # begin the names of input tables among the counters: of rows, of reasons
-SHOWN = 5  # rejects in a message
+INPUT, REJECTED = "input/", "rejected/"  # prefixes of input tables' counters: of rows, of reasons
+SHOWN = 5  # number of rejects that a message shows
 
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """Rows of one raw block in staging: `sampled` holds the candidates of a sample, `rest` the others.
+    """Rows of one raw block in staging: `sampled` holds the candidates for a sample, `rest` the other rows.
 
-    mentions: the label keys of the block's points, each once (formats with keys only).
+    mentions: the distinct label keys of the block's points (formats with keys only).
     """
 
     table: str
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Patched:
-    """A patch over shard `number` of the labels or points before: which of the view's, and the shard's row groups."""
+    """A patch over shard `number` (in the view) of the earlier labels or points, and the shard's row groups."""
 
     table: str
     number: int
@@ -60,8 +60,8 @@ class Summary:
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: changes to rows
-    of earlier versions. kept: by collection and key, the places of packets for a later flow. label_sizes: labels of
-    each shard.
+    of earlier versions. kept: by collection and key, the places of packets for a later flow. label_sizes: number of
+    labels of each shard.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Summary:
 
     @classmethod
     def sum_of(cls, summaries: Iterable["Summary"]) -> "Summary":
-        """Return all as one, independent of order and grouping."""
+        """Merge the summaries into one; the result does not depend on order and grouping."""
         many = list(summaries)
         kept: dict[str, dict[int, Packet]] = {}
         shards: dict[str, tuple[Shard, ...]] = {}
@@ -115,7 +115,7 @@ class Summary:
         return int(self.counters.get(table, Counter())[name])
 
     def count_input(self, table: str, name: str) -> int:
-        """Return a counter of an input table, which the first flow counted."""
+        """Return a counter of an input table from the first flow."""
         return self.count(INPUT + table, name)
 
     def reasons(self, table: str) -> dict[str, int]:
@@ -127,7 +127,7 @@ _AS_JSON = TypeAdapter(Summary)
 
 
 def write_sum(summaries: Collection, url: str) -> None:
-    """End a flow: one small file at `url` that the launching process reads, wherever the workers are."""
+    """End a flow: write one small file at `url`, which the launching process reads from any worker."""
     summaries.over("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
 
 
@@ -156,7 +156,7 @@ def describe(
     table: str = "",
     **more: Any,
 ) -> Manifest:
-    """Return the manifest of the table of `request`; `summary` has its shards and counters under `table`, or its kind.
+    """Return the manifest of the table of `request`; `summary` has shards and counters under `table` or its kind.
 
     more: other fields of the manifest.
     """
@@ -174,6 +174,6 @@ def describe(
 
 
 def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:
-    """Return the columns of the first shard of `table` at `out`: only its workers know the dimension."""
+    """Return the columns of the first shard of `table` at `out`; only the workers know the dimension."""
     with open_shard(out, summary.shards_of(table)[0]) as first:
         return first.schema_arrow

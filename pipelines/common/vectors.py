@@ -1,6 +1,6 @@
-"""Vectors of tables, as search reads them: blocks of labels, and points with their embeddings.
+"""Read vectors of tables for search: blocks of labels, and points with their embeddings.
 
-A block is labels [start, stop) of [0, L), the unit that is indexed, searched and discarded.
+A block is a range of labels [start, stop) in [0, L). Each block is indexed, searched and discarded as a unit.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from search.exclusions import Exclusions
 
 
 class Batch(NamedTuple):
-    """Rows [first, first + B) of a shard: their `ids`, `queries` float32 [B, D] and the labels to drop for each."""
+    """Rows [first, first + B) of a shard: their `ids`, `queries` float32 [B, D] and the labels to drop for each row."""
 
     first: int
     ids: pa.Array
@@ -31,15 +31,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Points that get negatives: `queries`, or `labels` if label texts are training points."""
+    """Points for which negatives are mined: `queries`, or `labels` if label texts are training points."""
 
     name: str
     queries: Table
     embeddings: Table
-    ids_of: str = "labels"  # that are searched; of "points" none finds itself
+    ids_of: str = "labels"  # the ids that are searched; a point of "points" does not find itself
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
-        """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
+        """Read shard `shard` in batches of `rows` rows (the last may be shorter), padded with zeros to `dimension`.
 
         Raises TableError: damaged, not finite, or embeddings of other rows.
         """
@@ -54,7 +54,7 @@ class Source:
             within += table.num_rows
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
-        """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
+        """Read about `rows` embeddings float32 [S, D] from a few row groups, which depend only on the seed."""
         picked = sample_rows(len(self.embeddings.groups), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
@@ -64,7 +64,7 @@ class Source:
         return np.concatenate(parts)
 
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Read row groups of shard `shard` with a column `vector`, and `columns` of the points, or all.
+        """Read row groups of shard `shard` with a column `vector`, and `columns` of the points (None: all columns).
 
         Raises TableError: damaged, or embeddings of other rows.
         """
@@ -74,22 +74,22 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Return `embeddings` with their rows. Raises TableError: of other data, or not aligned."""
+    """Return `embeddings` with their rows. Raises TableError: they come from other data, or are not aligned."""
     embeddings.require_aligned(queries, "Make the embeddings again.")
     return Source(name, queries, embeddings)
 
 
-_READERS = 2  # threads: each holds a row group, before there is an index and queries
+_READERS = 2  # threads: each holds a row group, before the index and queries are in memory
 
 
 def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) into `count` half-open ranges in order, sizes equal to within one: range g of G for rank g."""
+    """Cut [start, stop) into `count` half-open ranges in order, equal in size within one: range g of G for rank g."""
     edges = [start + (stop - start) * part // count for part in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
 def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[int, int]]]:
-    """Cut each of `ranges` equal label ranges into as few blocks as `block_rows` allows, equal to within one."""
+    """Cut each of `ranges` equal label ranges into as few blocks as `block_rows` allows, equal in size within one."""
     return [
         equal_ranges(start, stop, -(-(stop - start) // block_rows)) for start, stop in equal_ranges(0, labels, ranges)
     ]
@@ -98,8 +98,8 @@ def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[i
 def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: bool = False) -> np.ndarray:
     """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], two row groups at a time.
 
-    Columns after the table's D are zeros; with `drop_bias` also its last column, which multiplies a constant 1. Raises
-    TableError: damaged, or vectors that are not finite.
+    Columns after the table's D are zeros; with `drop_bias` also its last column, which is multiplied by a constant 1.
+    Raises TableError: damaged, or vectors that are not finite.
     """
     block = np.zeros((stop - start, dimension), np.float32)
     begin = int(table.groups.of_rows(np.array(start)))

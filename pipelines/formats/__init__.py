@@ -1,4 +1,4 @@
-"""Input forms of `extremis shard`, and which one is at a source."""
+"""Input formats of `extremis shard`, and detection of the format of a source."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from pipelines.formats.xc import XC_RAW, XC_SPARSE, XC_TEXT, XcSingle
 from schemas import storage
 from schemas.errors import InputError
 
-# In the order in which they are tried.
+# Formats, in the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
     XC_RAW,
     XC_SPARSE,
@@ -28,10 +28,10 @@ _TEXTS = (
 
 
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
-    """Return the format called `name`, or the format that fits the names at `source`.
+    """Return the format called `name`, or the format that matches the file names at `source`.
 
-    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError. Two forms
-    at one source are refused, not guessed at.
+    fields: names of fields in the data, as in `key=id,text=query`; None: the usual names. Raises InputError, also if
+    `source` matches two formats.
     """
     form = by_name(name) if name is not None else _recognise(source)
     if fields is None:
@@ -61,7 +61,7 @@ def _recognise(source: str) -> Format:
 
 
 def by_name(name: str) -> Format:
-    """Return the form called `name`. Raises InputError."""
+    """Return the format called `name`. Raises InputError."""
     for form in FORMATS:
         if form.name == name:
             return form

@@ -1,7 +1,7 @@
-"""Interface of every input format: its files, raw blocks of them, and normalised columns with their rejects.
+"""Interface of every input format: its files, raw blocks of their rows, and normalised columns with rejects.
 
-Parsers never raise over a bad row: it becomes a Reject. They raise InputError only if a file is unusable.
-Rejects have an order that does not depend on the workers.
+Parsers never raise an error for a bad row: it becomes a Reject. They raise InputError only if a file is unusable.
+The order of rejects does not depend on the workers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ class Reason(str, Enum):
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
     NOT_UNICODE = "not_unicode"
-    MALFORMED = "malformed"  # a text line that is not of its form
+    MALFORMED = "malformed"  # a text line that does not have the form of its format
     LABEL_OUT_OF_RANGE = "label_out_of_range"
     FEATURE_OUT_OF_RANGE = "feature_out_of_range"
     NO_LABELS = "no_labels"
-    DUPLICATE_KEY = "duplicate_key"  # the key is that of another row with another content
-    UNKNOWN_LABEL = "unknown_label"  # one mention of a label that is not there
+    DUPLICATE_KEY = "duplicate_key"  # another row has the same key and different content
+    UNKNOWN_LABEL = "unknown_label"  # one mention of a label that does not exist
     UNKNOWN_QUERY = "unknown_query"
 
 
@@ -47,12 +47,12 @@ class Reject:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes in the place of control characters and other marks that nobody sees."""
+    """Return `text` with control characters and other invisible characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
-    """Return rows of the rejects table."""
+    """Return the rejects as rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
     return pa.record_batch([*columns, [r.detail for r in rejects]], schema=arrow.rejects())
 
@@ -67,8 +67,8 @@ class Holds:
     """Content of the rows of a part with string keys.
 
     keys: a row has a key, else the key is a hash of its text. labels: a row has labels, else a file of pairs has them.
-    single: a row names one label. derived: for a part of labels, its labels come from the points. dense: numbers of a
-    row's vector; 0: none.
+    single: a row names one label. derived: for a part of labels, its labels come from the points. dense: length of a
+    row's vector; 0: no vector.
     """
 
     features: bool = False
@@ -81,10 +81,10 @@ class Holds:
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are read together, line n of one with line n of the others; `files` maps a role to a URL.
+    """Files that are read together, line n of each file with line n of the others; `files` maps a role to a URL.
 
-    A table (a split, `labels`, `pairs/<split>`) may have many parts. `name` is what messages and rejects call it.
-    `rows` is for a part without files: the number of its rows, which nothing but a header states.
+    A table (a split, `labels`, `pairs/<split>`) may have many parts. `name` is the name in messages and rejects.
+    `rows` is the number of rows of a part without files, which only a header states.
     """
 
     table: str
@@ -98,9 +98,9 @@ class Part:
 class Inputs:
     """Files of one data set at a source.
 
-    keyed: string keys name labels and the pipeline makes the ids; else a label is its 0-based line, as in XC.
+    keyed: string keys name labels and the pipeline makes the ids; else a label's id is its 0-based line, as in XC.
     shared_points: the splits share their files of points, and a point without a pair belongs to another split. labels,
-    features: their numbers if a header states them; None: counted (labels), or there are no features. filters: by
+    features: their numbers if a header states them; None: labels are counted, or there are no features. filters: by
     split, URL of a file of pairs `row label` (0-based lines of the split's only part).
     """
 
@@ -124,7 +124,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Good rows, with the columns of `*_schema` below; rejects; and how many are neither: pairs of no weight."""
+    """Good rows, with the columns of `*_schema` below; rejects; and the number of pairs left out for their weight."""
 
     batch: pa.RecordBatch
     rejects: list[Reject]
@@ -132,7 +132,7 @@ class Parsed:
 
 
 class RawRows:
-    """Rows of a raw block on their way to columns; rejected rows are noted with their first reason."""
+    """Rows of a raw block while they are parsed to columns; each rejected row is recorded with its first reason."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         self.raw, self.first_row, self.file = raw, first_row, file
@@ -145,11 +145,11 @@ class RawRows:
         return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
     def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
-        """Reject the 0-based `row` of the block, because of `file`, whose header has so many lines."""
+        """Reject the 0-based `row` of the block, because of `file`, whose header has `header` lines."""
         self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
 
     def skip(self, rows: np.ndarray) -> None:
-        """Leave out `rows` that hold nothing, which is no fault."""
+        """Leave out empty `rows`, which are not rejects."""
         self._left_out |= dict.fromkeys(rows.tolist())
 
     def good(self, rows: np.ndarray) -> pa.BooleanArray:
@@ -165,30 +165,30 @@ class RawRows:
 
 
 class Format(Protocol):
-    """One input form; instances are importable, picklable and frozen."""
+    """One input format; instances are importable, picklable and frozen."""
 
     @property
     def name(self) -> str:
-        """Name of the form, as in `--format`."""
+        """Name of the format, as in `--format`."""
 
     @property
     def expects(self) -> str:
-        """Line for messages: the files that make this form."""
+        """Line for messages: the files of this format."""
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        """Tell whether the `names` under `source` look like this form; opens a file only if names decide nothing."""
+        """Return whether the `names` under `source` match this format; opens a file only if names do not decide it."""
 
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield raw blocks of exactly `block_rows` rows (the last may be shorter): cheap, in the one reader of a part.
+        """Yield raw blocks of exactly `block_rows` rows (the last may be shorter); cheap, as a part has one reader.
 
         Raises InputError (unusable file), StorageError.
         """
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
-        """Parse a raw block that starts at 0-based row `first_row` of its part: points, labels or pairs, as its table.
+        """Parse a raw block that starts at 0-based row `first_row` of its part, to points, labels or pairs.
 
         In a format without keys every label must be valid, or the data set is refused; such a format has no pairs.
         """
@@ -198,9 +198,9 @@ def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Sche
     """Return the columns of normalised points.
 
     row: 0-based row in the part. key: unique within the data set if rows are not duplicates. text: empty if the format
-    has none. labels is `label_ids` (>= 0; the upper end is checked later, when the labels are counted) or `label_keys`,
-    both sorted and unique, or None: labels come from pairs. merged: labels that the point repeats. features:
-    feature_ids sorted and unique, with feature_values. dense: numbers of the column of vectors, or 0.
+    has no texts. labels is `label_ids` (>= 0; the upper bound is checked later, when the labels are counted) or
+    `label_keys`, both sorted and unique, or None: labels come from pairs. merged: number of labels that the point
+    repeats. features: feature_ids sorted and unique, with feature_values. dense: length of the vectors, or 0.
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
     of_labels = [] if labels is None else [pa.field(labels, named)]
@@ -208,7 +208,7 @@ def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Sche
 
 
 def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
-    """Return the columns of normalised labels, as for points."""
+    """Return the columns of normalised labels, which mean the same as in `points_schema`."""
     kinds = {"row": pa.int64(), "key": pa.string(), "text": pa.string()}
     if features:
         kinds |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
@@ -218,12 +218,12 @@ def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
 
 
 def pairs_schema() -> pa.Schema:
-    """Return the columns of normalised pairs; pairs of weight <= 0 are left out (that is no reject)."""
+    """Return the columns of normalised pairs; pairs of weight <= 0 are left out, not rejected."""
     return pa.schema([("row", pa.int64()), ("query_key", pa.string()), ("label_key", pa.string())])
 
 
 def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.StringArray:
-    """Return a binary column without nulls as text; for a value that is not UTF-8, "" and `note(row, byte)`."""
+    """Return a binary column without nulls as text; a value that is not UTF-8 becomes "", with `note(row, byte)`."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

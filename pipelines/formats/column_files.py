@@ -1,6 +1,6 @@
-"""Files of columns as record batches: CSV and TSV, Parquet, and the Arrow streams that Hugging Face `datasets` saves.
+"""Read files of columns as record batches: CSV and TSV, Parquet, and Arrow streams that Hugging Face `datasets` saves.
 
-CSV and TSV have a header, fields in quotes that may hold line ends, and one row a record; their columns are of text.
+CSV and TSV have a header and one row per record; quoted fields may contain line ends. All their columns are text.
 """
 
 import codecs
@@ -24,15 +24,15 @@ PARQUET = "parquet"
 ARROW = "arrow"
 CSV = rf"(?:csv|tsv){lines.CODEC}"
 COUNT = "\x01fields"  # column with the number of fields of each row
-_DELIMITERS = ",;\t|"  # of a .csv; a .tsv has tabs
+_DELIMITERS = ",;\t|"  # delimiters of a .csv; a .tsv has tabs
 
 csv.field_size_limit(lines.MAX_LINE_BYTES)
 
 
 def column_names(url: str) -> list[str] | None:
-    """Return the names of the columns of a file, if its name shows a format with columns; else None.
+    """Return the column names of a file, or None if its name does not end like a format with columns.
 
-    Raises InputError: not such a file, or a column twice in a header; StorageError.
+    Raises InputError: not a file of this format, or a duplicate column in a header; StorageError.
     """
     if url.endswith(f".{PARQUET}"):
         with open_parquet(url) as file:
@@ -46,7 +46,7 @@ def column_names(url: str) -> list[str] | None:
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
     """Raise InputError if a file lacks all columns of one of the groups `required`; types are checked later.
 
-    example: of --fields, for the message.
+    example: a value of --fields, for the message.
     """
     names = column_names(url)
     for group in required:
@@ -61,7 +61,7 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
 def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter) of the existing columns among `columns`.
 
-    Class labels are their names. Raises InputError: no Arrow stream, or a damaged one; StorageError.
+    Class labels are returned as their names. Raises InputError: not an Arrow stream, or damaged; StorageError.
     """
     with _open_arrow(url) as stream:
         present = [name for name in columns if name in stream.schema.names]
@@ -74,7 +74,7 @@ def read_arrow(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names of each column whose numbers are class labels."""
+    """Return the class names of each column that contains class labels."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -97,7 +97,7 @@ def _with_names(column: pa.Array, names: list[str] | None) -> pa.Array:
 
 @contextlib.contextmanager
 def _open_arrow(url: str) -> Iterator[pa.RecordBatchStreamReader]:
-    """Open an Arrow stream. Raises InputError, from within the block too: none, or a damaged one; StorageError."""
+    """Open an Arrow stream. Raises InputError, also within the block: not a stream, or damaged; StorageError."""
     with lines.open_file(url) as file:
         try:
             with pa.ipc.open_stream(pa.PythonFile(file, mode="r")) as stream:
@@ -115,17 +115,17 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
     rows = min(block_rows, 1 << 16)
     with open_parquet(url) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
-        # Row groups one at a time: Arrow joins no dictionaries within lists.
+        # Row groups are read one at a time: Arrow cannot join dictionaries within lists.
         groups = (file.iter_batches(rows, [n], present, use_threads=False) for n in range(file.num_row_groups))
         try:
             yield from _in_blocks(chain.from_iterable(groups), block_rows)
-        except MemoryError:  # Arrow's own is one, too
+        except MemoryError:  # also Arrow's own error
             raise too_large(url, rows) from None
 
 
 @contextlib.contextmanager
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; with a `buffer_size` no column chunk is in memory whole.
+    """Open a Parquet file; with a `buffer_size`, no whole column chunk is in memory.
 
     Raises InputError, also within the block: a missing or damaged file; StorageError.
     """
@@ -150,14 +150,14 @@ def too_large(url: str, rows: int) -> InputError:
 
 
 def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of exactly `block_rows` rows (the last may be shorter)."""
+    """Yield the rows again in batches of exactly `block_rows` rows (the last may be shorter)."""
     for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
         (block,) = table.to_batches()
         yield block
 
 
 def is_csv(url: str) -> bool:
-    """Return whether the name of a file is that of a CSV or TSV."""
+    """Return whether the file name ends like a CSV or TSV."""
     return re.search(rf"\.{CSV}$", url) is not None
 
 
@@ -168,7 +168,7 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
     """
     records = _records(url)
     names = _header(url, records)
-    pending: list[list[str]] = [[]]  # a header is a row of nothing, so that rows are counted as lines are
+    pending: list[list[str]] = [[]]  # the header is an empty row, so that row numbers agree with lines
     while True:
         rows = [*pending, *islice(records, block_rows - len(pending))]
         if not rows:
@@ -181,7 +181,7 @@ def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def split_lists(column: pa.Array) -> pa.ListArray:
-    """Read a column of texts as lists: `["a", "b"]`, or values with | or ; between them."""
+    """Read a column of texts as lists: `["a", "b"]`, or values separated by | or ;."""
     return pa.array([_listed(text) for text in column.to_pylist()], pa.list_(pa.string()))
 
 
@@ -222,7 +222,7 @@ def _records(url: str) -> Iterator[list[str]]:
 
 
 def _text_lines(url: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text with their ends (CR alone is also an end), and without a byte order mark."""
+    """Yield the lines of a UTF-8 text with their line ends (CR alone is also a line end), without a byte order mark."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=False)
     pending = ""
     for chunk in lines.content(url):

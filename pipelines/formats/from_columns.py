@@ -1,4 +1,4 @@
-"""Points, labels and pairs from columns, checked and normalised without a loop over rows."""
+"""Parse points, labels and pairs from columns: check and normalise them without a loop over rows."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
-_MOST_TEXT = (1 << 31) - 1  # bytes of a column of one batch
+_MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
@@ -46,7 +46,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file; of a CSV those with other fields than its header are rejects, but for empty ones."""
+    """Rows of one file. Rows of a CSV with another number of fields than its header are rejects, except empty rows."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         super().__init__(raw, first_row, file)
@@ -57,13 +57,13 @@ class _Rows(RawRows):
                 self.reject(row, Reason.MALFORMED, f"expected {width} fields, as in the header, got {counts[row]}")
 
     def key(self, name: str) -> pa.Array:
-        """Return a column of keys: strings that are not empty, or whole numbers as their digits."""
+        """Return a column of keys: non-empty strings, or whole numbers as their digits."""
         column = self._strings(name, "a string or a whole number", numbers=True)
         self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} contains an empty key")
         return column
 
     def text(self, shape: Shape) -> pa.Array:
-        """Return the title, and then text or else content, as far as there are any."""
+        """Return the title followed by the text, or by the content if there is no text; each part may be missing."""
         fields = shape.fields
         absent = pa.array(np.zeros(self.raw.num_rows, bool)), pa.array([""] * self.raw.num_rows, pa.string())
         (has_title, title), (has_body, body), (has_content, content) = (
@@ -82,7 +82,7 @@ class _Rows(RawRows):
         return pc.binary_join_element_wise(title, gap, rest, "")
 
     def label(self, name: str) -> tuple[pa.Array, pa.Array]:
-        """Return the columns label_keys and merged of rows that name one label each."""
+        """Return the columns label_keys and merged of rows with one label each."""
         offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
         merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
         return pa.ListArray.from_arrays(offsets, self.key(name)), merged
@@ -99,7 +99,7 @@ class _Rows(RawRows):
         return unite_keys(keys, offsets)
 
     def features(self, fields: Fields) -> list[pa.Array]:
-        """Return the columns feature_ids and feature_values; a row without any is empty."""
+        """Return the columns feature_ids and feature_values; a row without features is empty."""
         if fields.feature_ids not in self.raw.schema.names:
             none = pa.array([[]] * self.raw.num_rows)
             return [none.cast(pa.list_(pa.int32())), none.cast(pa.list_(pa.float32()))]
@@ -128,7 +128,7 @@ class _Rows(RawRows):
         return feature_columns(SparseRows(*safe, offsets))
 
     def vector(self, name: str, dense: int) -> pa.Array:
-        """Return the column of vectors [dense], one for each row."""
+        """Return the column of vectors [dense], one vector per row."""
         vectors, counts = np.zeros((self.raw.num_rows, dense), np.float64), np.zeros(self.raw.num_rows, np.int64)
         missing = pa.array(np.ones(self.raw.num_rows, bool))
         if name in self.raw.schema.names:
@@ -144,7 +144,7 @@ class _Rows(RawRows):
         return vector_column(vectors)
 
     def is_positive(self, name: str) -> np.ndarray:
-        """Tell which numbers of a column are above 0: bool [B]."""
+        """Return which numbers of a column are above 0: bool [B]."""
         values = self._numbers(self.raw[name], name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
         return values > 0
@@ -179,7 +179,7 @@ class _Rows(RawRows):
         return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
 
     def _numbers(self, column: pa.Array, name: str, whole: bool) -> np.ndarray:
-        """Return whole numbers as int64, others as float64; null is -1 or NaN."""
+        """Return whole numbers as int64, other numbers as float64; null becomes -1 or NaN."""
         integer = pa.types.is_integer(column.type)
         if not (integer or (not whole and pa.types.is_floating(column.type))):
             kind = "whole numbers" if whole else "numbers"

@@ -1,7 +1,7 @@
-"""Points, labels and pairs from lines: one JSON object a line, or pairs between tabs; blank lines are nothing.
+"""Parse points, labels and pairs from lines: one JSON object per line, or tab-separated pairs. Blank lines are ignored.
 
-Points in their plainest shape are read by Arrow, several times as fast as record by record. Whatever is not of that
-shape (another type, a missing field, two objects in a line, bytes that are no text) is read by itself, and explained.
+Arrow reads points of the simplest shape, several times as fast as a loop over records. Any other line (another type, a
+missing field, two objects in a line, bytes that are not text) is read by itself, so that its reject explains the fault.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files.parquet import string_bytes
 
-_ROW = "\x01row"  # put into each object: Arrow itself would not mind an object that ends in another line
-# First fields of a header: ours, BEIR's, and those of others.
+_ROW = "\x01row"  # added to each object: Arrow alone would accept an object that ends in another line
+# First fields of a header: Extremis's, BEIR's, and other usual names.
 _HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
 _NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _LARGEST = float(np.finfo(np.float32).max)
@@ -134,7 +134,7 @@ def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
 
 
 def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Read raw lines [B] to points of only key, text and labels; None unless every line is valid."""
+    """Parse raw lines [B] to points that have only key, text and labels; None unless every line is valid."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
@@ -208,13 +208,13 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
 
 
 def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
-    """Read the number in each field, NaN if it is not a number: float64 [B]."""
+    """Parse each field as a number, NaN if it is not a number: float64 [B]."""
     values = np.full(len(fields), np.nan)
     good = pc.match_substring_regex(fields, _NUMBER)
     numbers = fields.filter(good).cast(pa.string())
     places = good.to_numpy(zero_copy_only=False)
     try:
         values[places] = numbers.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # Python reads what Arrow may not: a plus sign, a number beyond the largest
+    except pa.ArrowInvalid:  # Python reads numbers that Arrow may refuse: with a plus sign, or beyond the largest
         values[places] = [float(number) for number in numbers.to_pylist()]
     return values

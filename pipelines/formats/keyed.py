@@ -1,7 +1,7 @@
-"""Forms with string keys: which files at a source hold which table, how a file is read, and how its rows become points.
+"""Formats with string keys: which files at a source contain which table, how they are read and become points.
 
-A reader turns a file into blocks of lines or columns (`lines`, `column_files`), by the end of its name; a mapping turns
-a block into points, labels or pairs (`from_lines`, `from_columns`), by the names of fields. The formats differ only in
+The end of a file's name chooses the reader, which yields blocks of lines or columns (`lines`, `column_files`). A mapping
+by names of fields turns a block into points, labels or pairs (`from_lines`, `from_columns`). The formats differ only in
 the kind of their files, and in whether labels may come from the points.
 """
 
@@ -23,7 +23,7 @@ from schemas.manifest import MOST_DENSE
 from schemas.storage import join
 
 ROWS = "rows"  # the role of a part's only file
-_FIRST_ROWS = 1 << 10  # that show how long vectors are
+_FIRST_ROWS = 1 << 10  # rows that show the length of vectors
 JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
@@ -31,11 +31,11 @@ _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 @dataclass(frozen=True)
 class Keyed:
-    """Reader of parts of one file each, by the end of its name; `fields` are the names of the fields in it."""
+    """Reader of parts of one file each, chosen by the end of the file's name; `fields` are the names of its fields."""
 
     fields: Fields = field(default_factory=Fields)
-    label_fields: Fields | None = None  # in the table of labels; None: the same
-    labels_needed: bool = True  # False: points may name labels that are known from elsewhere
+    label_fields: Fields | None = None  # names in the table of labels; None: the same names
+    labels_needed: bool = True  # False: points may name labels that another source defines
 
     def fields_of(self, part: Part) -> Fields:
         """Return the names of the fields in `part`."""
@@ -61,7 +61,7 @@ class Keyed:
             if re.search(rf"\.{TSV}$", url):
                 return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
             return parser.parse_pairs(raw, first_row, part.name, fields)
-        # Labels are points that name none.
+        # Labels are points without labels.
         labels = part.table == LABELS
         named = holds.labels and (holds.derived or not labels)
         shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single, holds.dense)
@@ -78,17 +78,17 @@ class Keyed:
 
 @dataclass(frozen=True)
 class KeyedFiles(Keyed):
-    """Form of files called `train`, `test`, `val`, `labels` that end in `kind`; each may be many files
-    (`train-00000-of-00016.parquet`, `train/*.parquet`), and data may be a single one.
+    """Format of files called `train`, `test`, `val`, `labels` that end in `kind`; each may be many files
+    (`train-00000-of-00016.parquet`, `train/*.parquet`), and a data set may be a single file.
 
     Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
     `queries` file. derives: without a file of labels, labels come from the points. alone: names of train files in a
-    folder without splits. not_beside: a name that shows another format.
+    folder without splits. not_beside: a name that indicates another format.
     """
 
     name: str = ""
     expects: str = ""
-    kind: str = ""  # pattern of the files of points; labels and pairs may be of another kind
+    kind: str = ""  # pattern of the files of points; labels and pairs may have another kind
     derives: bool = False
     alone: str | None = None
     not_beside: str | None = None
@@ -102,7 +102,7 @@ class KeyedFiles(Keyed):
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`.
 
-        Raises InputError: no points or labels, one file in two dresses, or columns that are missing.
+        Raises InputError: no points or labels, the same file in two formats, or missing columns.
         """
         if single_file(source, self.kind):
             root, slash, name = source.rpartition("/")
@@ -147,7 +147,7 @@ class KeyedFiles(Keyed):
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
         """Find a data set in `files` by split; its labels come from `of_labels`, or from the points.
 
-        Raises InputError: columns that are missing.
+        Raises InputError: missing columns.
         """
         parts, derived = list[Part](), list[Part]()
         for split, names in files.items():
@@ -171,7 +171,7 @@ class Beir(Keyed):
     """`corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`), `qrels/train.tsv`, and optionally
     `qrels/dev.tsv`, `qrels/test.tsv` (query-id, corpus-id, score).
 
-    The points of a split are the queries that its qrels name; a score that is not above 0 is no relevance.
+    The points of a split are the queries that its qrels name; a score of 0 or less means that the pair is not relevant.
     """
 
     name: str = "beir"
@@ -219,7 +219,7 @@ CSV_FILES = KeyedFiles(
     kind=CSV,
     derives=True,
 )
-# A data set of Hugging Face `datasets`, as `save_to_disk` writes it; columns as of CSV, class labels are their names.
+# A data set of Hugging Face `datasets`, as `save_to_disk` writes it; the columns of CSV, class labels as their names.
 DATASETS = KeyedFiles(
     name="datasets",
     expects="dataset_dict.json and train/data-00000-of-00001.arrow (text, label or labels), as save_to_disk writes",
@@ -230,7 +230,7 @@ DATASETS = KeyedFiles(
 
 
 def _labels_of(points: Parsed) -> Parsed:
-    """Return the labels that parsed points name, each once, in the order of their first row; the points' rejects go."""
+    """Return the distinct labels that parsed points name, in the order of their first row, and no rejects."""
     named = points.batch["label_keys"]
     owner = np.repeat(np.arange(len(named)), pc.list_value_length(named).to_numpy())
     coded = named.flatten().dictionary_encode()
@@ -241,12 +241,12 @@ def _labels_of(points: Parsed) -> Parsed:
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Tell whether the rows of any file have features, as its first rows or its columns show. Raises InputError."""
+    """Return whether any file has features, according to its first rows or its columns. Raises InputError."""
     return any(fields.feature_ids in field_names(url) for url in urls)
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector among the first rows of files; 0 if there is none. Raises InputError."""
+    """Return the length of the first vector in the first rows of files; 0 if they have no vector. Raises InputError."""
     name = fields.vector
     for url in urls:
         if is_csv(url) or name not in field_names(url):
@@ -256,7 +256,7 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
             if name not in first.schema.names:
                 _, found, _ = records.each(first["line"].to_pylist(), 0, url, lambda record, _: record.get(name))
                 lengths = [len(value) for value in found if isinstance(value, list)]
-            elif getattr(first[name].type, "value_type", None):  # of a list
+            elif getattr(first[name].type, "value_type", None):  # the type of a list
                 lengths = pc.list_value_length(first[name]).drop_null().to_pylist()
         if (length := next(filter(None, lengths), 0)) > MOST_DENSE:
             raise InputError(
@@ -268,13 +268,13 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
 
 
 def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return parts whose vectors are all as long as the first vector."""
+    """Return the parts, which expect vectors of the same length as the first vector."""
     dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
     return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
 
 
 def field_names(url: str) -> Sequence[str]:
-    """Return the field names of a file; for JSON lines, those of its first records.
+    """Return the field names of a file; for JSON lines, the field names of its first records.
 
     First records are those in the first MiB, or the first record after it. Raises InputError, StorageError.
     """
@@ -282,10 +282,10 @@ def field_names(url: str) -> Sequence[str]:
     if columns is not None:
         return columns
     for some in lines.read_lines(url):
-        names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in their order
+        names = dict.fromkeys(name for line in some for name in records.field_names(line))  # in order of appearance
         if names:
             return list(names)
-    return []  # every line is rejected when it is its turn
+    return []  # every line is rejected later, when it is parsed
 
 
 def _require_points(url: str, fields: Fields) -> Holds:
@@ -326,7 +326,7 @@ def _pairs(names: Sequence[str], split: str) -> list[str]:
 def _parts(
     root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], labels: bool = True
 ) -> list[Part]:
-    """Make one part a file, in the order of their names."""
+    """Make one part per file, in the order of the file names."""
     plain: dict[str, str] = {}
     for name in names:
         same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
@@ -339,6 +339,6 @@ def _parts(
     groups = [[name] for name in required] + ([] if pairs or holds.features or dense else [in_use(*fields.texts)])
     example = "labels.key=code,labels.text=name" if table == LABELS else "key=id,text=query"
     for url in urls:
-        if not (pairs and is_csv(url)):  # pairs between tabs need no header
+        if not (pairs and is_csv(url)):  # tab-separated pairs need no header
             column_files.check_columns(url, *groups, example=example)
     return [Part(table, name, {ROWS: url}, holds=holds) for name, url in zip(names, urls, strict=True)]

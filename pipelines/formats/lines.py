@@ -1,4 +1,4 @@
-"""Lines of a plain or compressed file as record batches, in one streaming pass; damaged files are refused here."""
+"""Read lines of a plain or compressed file as record batches, in one streaming pass; refuse damaged files."""
 
 import bz2
 import codecs
@@ -15,11 +15,11 @@ import pyarrow as pa
 from schemas import storage
 from schemas.errors import InputError, StorageError
 
-MAX_LINE_BYTES = 1 << 26  # a longer line is no record, and would not fit beside its neighbours in memory
-MAX_RATIO = 500  # of a compressed file's content to its bytes, once there is more than _UNSUSPECTED: no text is so
+MAX_LINE_BYTES = 1 << 26  # a longer line is not a record, and would not fit into memory next to other lines
+MAX_RATIO = 500  # content to compressed bytes, beyond _UNSUSPECTED bytes: no text compresses so well
 _UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
-# By the end of a name: what such a file is called, and what opens it for one pass.
+# By the end of the file name: the name of the format, and the function that opens a file for one pass.
 _CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ".gz": ("gzip", lambda file: gzip.GzipFile(fileobj=file, mode="rb")),
     ".bz2": ("bzip2", bz2.BZ2File),
@@ -32,10 +32,10 @@ SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
 class Blocks:
-    """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
+    """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) or byte order mark.
 
-    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. `ended`, once they
-    are read: whether the last line had a line end, which an incomplete file seldom has. Raises InputError (wrong format
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. After reading,
+    `ended` is whether the last line had a line end, which incomplete files usually lack. Raises InputError (wrong format
     for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
     """
 
@@ -57,12 +57,12 @@ class Blocks:
 
 
 def read_lines(url: str) -> Generator[list[bytes]]:
-    """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
+    """Yield lists of the lines that each MiB of the file's content completes. Raises the errors of `Blocks`."""
     yield from (lines for lines, _ in _split(url) if lines)
 
 
 def first_line(url: str) -> bytes:
-    """Read the first line of the file, and little more. Raises as `Blocks`."""
+    """Read the first line of the file, and little more. Raises the errors of `Blocks`."""
     with contextlib.closing(read_lines(url)) as some:
         return next(some, [b""])[0]
 
@@ -90,7 +90,7 @@ def open_file(url: str) -> IO[bytes]:
 
 
 def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield (whole lines, as many as each chunk completes; whether they have line ends)."""
+    """Yield (the whole lines that each chunk completes, whether they have line ends)."""
     pending = b""
     empty = True
     for chunk in content(url):
@@ -110,14 +110,14 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
-    """Return a file's first line without UTF-8's byte order mark."""
+    """Return the first line of a file without the UTF-8 byte order mark."""
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`.")
     return line.removeprefix(codecs.BOM_UTF8)
 
 
 def content(url: str) -> Iterator[bytes]:
-    """Yield chunks of the file's content, decompressed as the end of `url` says. Raises as `Blocks`."""
+    """Yield chunks of the file's content, decompressed according to the end of `url`. Raises the errors of `Blocks`."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     with contextlib.ExitStack() as stack:
@@ -138,7 +138,7 @@ def content(url: str) -> Iterator[bytes]:
         except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
             raise _damaged(url, name, error) from None
         except OSError as error:
-            # bzip2 and zstd have no errors of their own.
+            # bzip2 and zstd do not define their own errors.
             if name == "zstd" and "Truncated compressed stream" in str(error):
                 raise _cut_off(url, name, file.tell()) from None
             if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):

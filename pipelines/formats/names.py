@@ -1,4 +1,4 @@
-"""Names in the data: of the usual files at a source, and of the fields in formats with string keys."""
+"""Names of the usual files at a source, and names of the fields in formats with string keys."""
 
 import dataclasses
 import difflib
@@ -28,7 +28,7 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Find which of the `usual` names is at `source`; None if none is. Raises InputError: two, or none `required`."""
+    """Return the one `usual` name at `source`, or None. Raises InputError: there are two, or none though `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(
@@ -40,7 +40,7 @@ def one_of(
 
 
 def one_missing(source: str, names: Sequence[str], usual: Sequence[str], expected: str) -> InputError:
-    """Return the error over a file that has to be there."""
+    """Return the error for a required file that is missing."""
     return InputError(f"{source}: no {' or '.join(usual)} here; found: {listed(names)}. Expected {expected}.")
 
 
@@ -64,8 +64,8 @@ def single_file(source: str, kind: str) -> bool:
 def listing(source: str) -> tuple[str, list[str]]:
     """Return (prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
 
-    For a prefix: the names directly under it and in its folders, as `folder/name`. For a pattern: the matching names,
-    below the fixed folders of the pattern.
+    A prefix gives the names directly under it and in its folders, as `folder/name`. A pattern gives the matching names,
+    relative to its fixed folders.
     """
     parts = source.split("/")
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -84,17 +84,17 @@ def _matching(root: str, patterns: Sequence[str]) -> list[str]:
     return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))
 
 
-OF_LABELS = "labels."  # before a field of the table of labels
-ABSENT = "\x01absent"  # the name of a field whose usual column is another field
-_OF_PAIRS = ("query_key", "label_key", "weight")  # the other fields are of points and labels
+OF_LABELS = "labels."  # prefix of a field of the table of labels
+ABSENT = "\x01absent"  # name of a field whose usual column is used for another field
+_OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to points and labels
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Name of each field in the data. A point: key, text, labels, or one `label`; a label: key, text; a pair: the last
-    three.
+    """Name of each field in the data. A point has key, text, and labels or one `label`; a label has key and text; a pair
+    has the last three fields.
 
-    Where a record has `title`, the text is the title and then `text` or `content`; features and a vector are optional.
+    If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are optional.
     """
 
     key: str = "key"
@@ -112,16 +112,16 @@ class Fields:
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """Fields that a text may be in."""
+        """Fields that may contain the text."""
         return self.title, self.text, self.content
 
     @property
     def body(self) -> str:
-        """Field that a text without any other would be in."""
+        """Field that contains the text if there is no other."""
         return self.text if self.text != ABSENT else self.title
 
 
-Named = TypeVar("Named", bound="DataclassInstance")  # as Fields: names of fields
+Named = TypeVar("Named", bound="DataclassInstance")  # such as Fields: names of fields
 
 
 def in_use(*names: str) -> list[str]:
@@ -130,7 +130,7 @@ def in_use(*names: str) -> list[str]:
 
 
 class Shape(NamedTuple):
-    """Shape of points: the names of fields, the parts of a text, whether there are features and labels, and d."""
+    """Shape of points: names of fields, parts of a text, whether there are features and labels, and length d of vectors."""
 
     fields: Fields
     text: Text
@@ -138,23 +138,23 @@ class Shape(NamedTuple):
     labels: bool
     keyless: bool = False  # a point's key is a hash of its text
     single: bool = False  # a row names one label, in the field `label`
-    dense: int = 0  # numbers of a row's vector; 0: there is none
+    dense: int = 0  # length of a row's vector; 0: no vector
 
     @property
     def needs_text(self) -> bool:
-        """Whether a row without a text has nothing to be read."""
+        """Whether a row without a text would be empty."""
         return not (self.features or self.dense)
 
 
 def text_key(text: str) -> str:
-    """Return the key of a point without a key: a hash of its text, so rows with the same text are one point."""
+    """Return a key for a point without a key: a hash of its text, so rows with the same text are one point."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
-    """Read `key=id,labels.key=code`: the names in points and pairs, and the names in the table of labels.
+    """Parse `key=id,labels.key=code`: names of fields in points and pairs, and names in the table of labels.
 
-    The latter are the former, changed by what begins with `labels.`; None: the same. Raises as `parse_fields`.
+    Entries `labels.` change only the second; None: both are the same. Raises the errors of `parse_fields`.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
     of_labels = [item.removeprefix(OF_LABELS) for item in items if item.startswith(OF_LABELS)]
@@ -163,10 +163,10 @@ def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Na
 
 
 def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
-    """Read `key=id,text=query`, the names that differ from the usual ones.
+    """Parse `key=id,text=query`: names of fields that differ from the usual names.
 
-    A column is one field: a stated name takes the column away from the field that usually has this name. Only a key may
-    also be the text. Raises InputError: no such field or name, or one name for two fields.
+    A column belongs to one field: a stated name is no longer used for the field that usually has this name. Only a key
+    may also be the text. Raises InputError: no such field or name, or one name for two fields.
     """
     names = [field.name for field in dataclasses.fields(usual)]
     changes = dict[str, str]()

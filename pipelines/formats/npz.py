@@ -1,4 +1,4 @@
-"""A sparse matrix as SciPy's `save_npz` writes it, read block by block: three streams, never the whole matrix.
+"""Read a sparse matrix from SciPy's `save_npz` block by block, as three streams, never the whole matrix.
 
 Nothing is unpickled. Only rows in CSR order can be streamed, so other orders are refused.
 """
@@ -19,8 +19,8 @@ from schemas.errors import InputError, StorageError
 from schemas.ragged import SparseRows
 
 _MEMBERS = ("format", "shape", "indptr", "indices", "data")
-_MOST_ENTRIES = 1 << 28  # of a block of rows, which is held in memory
-_SMALL = 1 << 10  # entries of `format` and `shape`; more is no such array
+_MOST_ENTRIES = 1 << 28  # entries of a block of rows, which is held in memory
+_SMALL = 1 << 10  # entries of `format` and `shape`; a longer array is invalid
 _REMEDY = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
 
@@ -34,7 +34,7 @@ def read_shape(url: str) -> tuple[int, int]:
 def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
     """Yield rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
 
-    Values that a 32-bit float does not hold come out as infinities or NaN. Raises InputError, StorageError.
+    Values out of the range of a 32-bit float become infinities or NaN. Raises InputError, StorageError.
     """
     with _open(url) as arrays:
         rows, columns = _shape(url, arrays)
@@ -102,7 +102,7 @@ class _Array:
         return np.frombuffer(b"".join(parts), self.dtype)
 
     def end(self) -> None:
-        """Read to the end of the stream, which compares its checksum."""
+        """Read to the end of the stream, so that its checksum is compared."""
         with _naming_damage(self.url):
             if self.stream.read(1):
                 raise _damaged(self.url, f"the array {self.name} is too long")
@@ -112,7 +112,7 @@ class _Array:
 def _open(url: str) -> Iterator[dict[str, _Array]]:
     with contextlib.ExitStack() as stack:
         arrays = {}
-        for name in _MEMBERS:  # each with a file of its own, so that each reads ahead for itself
+        for name in _MEMBERS:  # each array opens the file separately, so that it reads ahead independently
             file = stack.enter_context(lines.open_file(url))
             with _naming_damage(url):
                 zipped = stack.enter_context(zipfile.ZipFile(file))
@@ -165,7 +165,7 @@ def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], t
 
 
 def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Read (dtype, shape) from the start of an array; what would need unpickling is refused."""
+    """Read (dtype, shape) from the start of an array; refuse an array that needs unpickling."""
     try:
         dtype, shape, by_column = read_header(stream, _SMALL)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""JSON records, one a line: each is read into a tuple of columns, or rejected with its reason; never an exception."""
+"""Read JSON records, one per line: each becomes a tuple of columns or a reject with a reason, never an exception."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ import orjson
 from pipelines.formats.base import Reason, Reject
 
 _SHOWN = 80
-_WHOLE = {int}  # not bool, which JSON spells `true`
+_WHOLE = {int}  # bool is excluded: JSON `true` is not a number
 
 T = TypeVar("T")
 Record = dict[str, Any]
 
 
 class Bad(Exception):
-    """Error: a row that cannot be used, with its `reason`, and the detail as message."""
+    """Error for an invalid row: `reason` is the reason of its reject, the message is the detail."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -28,7 +28,7 @@ def each(
 ) -> tuple[list[int], list[T], list[Reject]]:
     """Read raw lines [B] from 0-based row `first_row` on: (rows, results of `read`, rejects).
 
-    `read` gets the record and its row, and raises Bad. With `skip_blank` blank lines are nothing, else rejects.
+    `read` gets the record and its row, and may raise Bad. Blank lines are ignored with `skip_blank`, else rejected.
     """
     rows: list[int] = []
     good: list[T] = []
@@ -41,7 +41,7 @@ def each(
             except orjson.JSONDecodeError:
                 if skip_blank and not line.strip():
                     continue
-                record = _explain(line)  # the standard library takes a little more, and says what is wrong
+                record = _explain(line)  # the standard library accepts slightly more, and explains the fault
             if type(record) is not dict:
                 raise Bad(Reason.NOT_OBJECT, f"expected a JSON object, got {shown(record)}")
             good.append(read(record, row))
@@ -52,7 +52,7 @@ def each(
 
 
 def field_names(line: bytes) -> list[str]:
-    """Return the field names of a raw line; empty if it is not a record, or has a number like NaN."""
+    """Return the field names of a raw line; empty if it is not a record, or contains a number like NaN."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -64,7 +64,7 @@ def field_names(line: bytes) -> list[str]:
 
 
 def required(record: Record, name: str) -> Any:
-    """Return the field `name`. Raises Bad."""
+    """Return the field `name`. Raises Bad if it is missing."""
     if name not in record:
         raise Bad(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
     return record[name]
@@ -88,7 +88,7 @@ def key(value: Any, name: str) -> str:
         return string(value, name)
     if type(value) is float or not -(1 << 63) <= value < 1 << 64:
         bits = value.bit_length() if isinstance(value, int) else 0
-        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no very long number
+        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no huge number
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
     return str(value)
 

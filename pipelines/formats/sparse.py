@@ -1,7 +1,7 @@
-"""Sparse text: lines of `index:value` fields, or of indices only, to ragged arrays, without a Python loop over them.
+"""Parse sparse text, lines of `index:value` fields or of indices only, to ragged arrays without a loop over lines.
 
-If a block has a malformed line, a careful pass names it and the fast pass reads the rest, so a good line gives the same
-arrays in any block.
+If a block has a malformed line, a careful pass names the line and the fast pass reads the rest. So the arrays of a good
+line do not depend on the other lines of its block.
 """
 
 import re
@@ -16,7 +16,7 @@ from pipelines.formats import records
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files import parquet
 
-MAX_DIGITS = 18  # of an index: what int64 holds for certain
+MAX_DIGITS = 18  # digits of an index that int64 can always hold
 _SHOWN = 200
 _FIELD, _SPACE, _MARK, _OTHER = 0, 1, 2, 3
 _PAIR = re.compile(rb"[0-9]{1,18}:[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -24,9 +24,9 @@ _INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Read lines [B] of fields `index:value` that spaces or tabs separate: (rows [B], the fault of each bad line).
+    """Parse lines [B] of fields `index:value` separated by spaces or tabs: (rows [B], the fault of each bad line).
 
-    A line that is wrong gives an empty row. Order and repetitions inside a row do not change.
+    A bad line becomes an empty row. Order and repetitions within a row are kept.
     """
     ragged, wrong = _parse(lines, _pairs, _wrong_pair)
     finite, beyond = only_finite(ragged)
@@ -34,12 +34,12 @@ def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]
 
 
 def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Read lines [B] of indices that commas separate: (rows [B] with every value 1, the fault of each bad line)."""
+    """Parse lines [B] of comma-separated indices: (rows [B] with every value 1, the fault of each bad line)."""
     return _parse(lines, _indices, _wrong_index)
 
 
 def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
-    """Empty rows with a value that is not finite: (the rows, the fault of each bad one)."""
+    """Replace rows that have a non-finite value by empty rows: (the rows, the fault of each bad row)."""
     finite = np.isfinite(ragged.values)
     if finite.all():
         return ragged, {}
@@ -58,7 +58,7 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
 
 
 def sort_rows(ragged: SparseRows) -> SparseRows:
-    """Return the same rows with ascending indices; entries of one index keep their order."""
+    """Return the rows with ascending indices; entries of equal index keep their order."""
     rows = ragged.row_of()
     if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
         return ragged
@@ -67,7 +67,7 @@ def sort_rows(ragged: SparseRows) -> SparseRows:
 
 
 def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
-    """Return rows of labels (values > 0), sorted, once each, and how many each row named again: int32 [B]."""
+    """Return rows of distinct labels (values > 0), sorted, and the number of duplicates of each row: int32 [B]."""
     ragged = sort_rows(ragged.keep(ragged.values > 0))
     again = _again(ragged)
     merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
@@ -75,7 +75,7 @@ def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
 
 
 def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray, pa.Array]:
-    """Return the columns label_keys and merged of rows that name `keys` [V]: row i those from `offsets[i]` on."""
+    """Return the columns label_keys and merged of rows that name `keys` [V]; row i begins at `offsets[i]`."""
     coded = keys.dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     rank = np.argsort(order.to_numpy())
@@ -85,7 +85,7 @@ def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray,
 
 
 def merge_features(ragged: SparseRows) -> SparseRows:
-    """Return rows of features, sorted, once each; values of a feature that a row names again are added in order."""
+    """Return rows of distinct features, sorted; the values of a repeated feature are added in order."""
     ragged = sort_rows(ragged)
     again = _again(ragged)
     if not again.any():
@@ -106,7 +106,7 @@ def feature_columns(ragged: SparseRows) -> list[pa.Array]:
     ]
 
 
-MOST_HALF = float(np.finfo(np.float16).max)  # of a dense vector's numbers
+MOST_HALF = float(np.finfo(np.float16).max)  # largest number in a dense vector
 WRONG_LENGTH = "{} has {:,} numbers, expected {:,} as in the other rows"
 NOT_HALF = "{} contains a value that a finite 16-bit float cannot hold"
 
@@ -118,7 +118,7 @@ def vector_column(vectors: np.ndarray) -> pa.FixedSizeListArray:
 
 
 def _again(ragged: SparseRows) -> np.ndarray:
-    """Mark entries of sorted rows [V] that have the index of the one before in their row."""
+    """Mark entries of sorted rows [V] whose index equals the index of the previous entry in their row."""
     again = np.zeros(len(ragged.ids), bool)
     rows = ragged.row_of()
     again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
@@ -155,9 +155,9 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 
 @dataclass(frozen=True)
 class _Fields:
-    """Runs of field bytes: `text` [F] strings, `start` [F] and `lengths` [F] in the data, `first` int64 [B + 1] the
-    first run of each line, `kind` [F] the byte before each (0 at a line's start, else its class), `marks` their
-    number.
+    """Runs of field bytes: `text` [F] strings; `start` [F] and `lengths` [F] in the data; `first` int64 [B + 1] is the
+    first run of each line; `kind` [F] is the class of the byte before each run (0 at the start of a line); `marks` is
+    the number of colons or commas.
     """
 
     text: pa.StringArray
@@ -169,12 +169,12 @@ class _Fields:
 
 
 def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fields | None:
-    """Find the fields of lines; None if a byte belongs to no class."""
+    """Find the fields of lines; None if a byte does not belong to any class."""
     kinds = classes[data]
     if kinds.max(initial=0) == _OTHER:
         return None
     breaks = np.flatnonzero(kinds)
-    # Fields are what lies between breaks: those in the text, one byte wide, and the starts of lines, no byte wide.
+    # Fields lie between breaks: separators in the text, which are one byte wide, and starts of lines, zero bytes wide.
     places = np.searchsorted(breaks, offsets[:-1])
     before = np.insert(breaks, places, offsets[:-1])
     start = np.insert(breaks + 1, places, offsets[:-1])
@@ -190,12 +190,12 @@ def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fiel
 
 def _pairs(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     fields = _fields(data, offsets, _PAIR_BYTES)
-    if fields is None or len(fields.kind) != 2 * fields.marks or (fields.first % 2).any():  # half a pair in a line
+    if fields is None or len(fields.kind) != 2 * fields.marks or (fields.first % 2).any():  # a line has half a pair
         return None
     of_value = fields.kind == _MARK
     if of_value[::2].any() or not of_value[1::2].all() or fields.lengths[::2].max(initial=0) > MAX_DIGITS:
         return None
-    if (fields.start[::2] + fields.lengths[::2] + 1 != fields.start[1::2]).any():  # a space before the colon
+    if (fields.start[::2] + fields.lengths[::2] + 1 != fields.start[1::2]).any():  # there is a space before the colon
         return None
     even = np.arange(0, len(fields.kind), 2)
     try:
@@ -210,7 +210,7 @@ def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     fields = _fields(data, offsets, _INDEX_BYTES)
     if fields is None or (fields.kind == _SPACE).any() or fields.lengths.max(initial=0) > MAX_DIGITS:
         return None
-    # A comma stands between two fields of a line, so there is one less of them than fields in each line that has any.
+    # A comma separates two fields of a line, so each non-empty line has one comma fewer than fields.
     if (
         fields.marks != np.count_nonzero(fields.kind == _MARK)
         or (fields.kind[fields.first[:-1][np.diff(fields.first) > 0]] == _MARK).any()
@@ -237,7 +237,7 @@ def _wrong_index(line: bytes) -> str | None:
 
 
 def whole_numbers(line: bytes) -> list[int]:
-    """Read the whole numbers that spaces separate in `line`; empty if it contains anything else."""
+    """Parse the space-separated whole numbers in `line`; empty if it contains anything else."""
     fields = line.split()
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 

@@ -1,4 +1,4 @@
-"""Texts to embed, or to predict labels for: lines of text, JSON lines, CSV or Parquet, in batches."""
+"""Read texts to embed or to predict labels for, in batches: lines of text, JSON lines, CSV or Parquet."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 STANDARD = "-"  # standard input
-_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # of a copy of standard input
+_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # names of a copy of standard input
 _ENDS = {
     "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$",
     "jsonl": rf"\.{JSONL}$",
@@ -33,7 +33,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files. `form` None: by name; `title_only` as in `extremis shard --text title`."""
+    """Rows from files. `form` is the format, None: by file name. `title_only`: as in `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -41,11 +41,11 @@ class Texts:
     title_only: bool = False
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield `key`, `text`, and with `features` `feature_ids` and `feature_values`, up to `rows` rows at a time.
+        """Yield `key` and `text`, and with `features` also `feature_ids` and `feature_values`; up to `rows` rows at a time.
 
-        `dense`: also the column of vectors, with so many numbers.
+        dense: length of the vectors in a further column; 0: no vectors.
 
-        Raises InputError at the first wrong row, and if there are no rows; StorageError.
+        Raises InputError at the first invalid row, and if there are no rows; StorageError.
         """
         if self.source == STANDARD:
             with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
@@ -63,7 +63,7 @@ class Texts:
             keyless = form == "text" or self.fields.key not in field_names(url)
             holds = Holds(features, keys=not keyless, labels=False, dense=dense)
             for batch in self._read_lines(url, rows) if form == "text" else self._read_records(url, rows, holds):
-                if keyless:  # rows are known by their numbers
+                if keyless:  # row numbers identify rows
                     numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
                     batch = batch.set_column(0, "key", numbers)
                 seen += batch.num_rows
@@ -73,7 +73,7 @@ class Texts:
             raise InputError(f"{self.source}: the input has no rows.")
 
     def places(self) -> list[str]:
-        """List the URLs of all files; standard input by its file descriptor. Raises InputError as `files` does."""
+        """List the URLs of all files; standard input as its file descriptor. Raises InputError like `files`."""
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
@@ -119,7 +119,7 @@ class Texts:
             raise InputError(
                 f"{url}: no column {name}, which this encoder needs. Add it, or give its name with --fields."
             )
-        # As a point whose labels are elsewhere: only key, text, features and vector are read.
+        # Like a point whose labels are in pairs: only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, holds=holds)
         first = 0
         for raw in keyed.read(part, rows):
@@ -133,7 +133,7 @@ class Texts:
 
 
 def _copy_of_standard_input(folder: str, form: str) -> str:
-    """Copy standard input to a file in `folder`, named by its format. Raises InputError: Parquet is no stream."""
+    """Copy standard input to a file in `folder`, named after its format. Raises InputError: Parquet is not a stream."""
     if form not in _NAMES:
         raise InputError(f"--form {form}: standard input can be {', '.join(_NAMES)}. Give a file instead.")
     if sys.stdin is None:

@@ -1,4 +1,4 @@
-"""XC formats, where a label is its 0-based line: raw JSON, files aligned row by row, the old single file."""
+"""XC formats, whose label ids are 0-based lines: raw JSON, files aligned row by row, and the old single file."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,17 +29,17 @@ from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
 from schemas.storage import join
 
-# The roles of files, and LABELS; BOTH is the old form's file of labels and features.
+# Roles of files, in addition to LABELS; BOTH is the old format's file of labels and features.
 FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
 _MATRICES = (LABELS, FEATURES, BOTH)
 _MAX_FEATURES = 1 << 31  # an id is an int32
 _MAX_LABELS = 1 << 31
 _LABELS_A_POINT = 1000
-_MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
-_HEADERS = {"": ("two", "rows columns"), BOTH: ("three", "points features labels")}  # of matrices in text
+_MISSING = 1000  # missing rows that are allowed at the end of a matrix in text with at least as many other rows
+_HEADERS = {"": ("two", "rows columns"), BOTH: ("three", "points features labels")}  # headers of matrices in text
 
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
-# Names that the files of each role may have: those in the first group also end in a codec's suffix.
+# Possible file names for each role; names in the first group may also end in a codec's suffix.
 _OF_LABELS: dict[str, tuple[list[str], list[str]]] = {
     LABELS: ([], []),
     FEATURES: (["lbl_X_Xf.txt", "Yf.txt"], ["lbl_X_Xf.npz"]),
@@ -55,7 +55,7 @@ _OF_SPLITS: dict[str, tuple[list[str], list[str]]] = {
 
 
 def _targets(record: Record, key: str) -> tuple[list[int], int]:
-    """Return the label ids, sorted, once each, and how many were named again. Raises Bad."""
+    """Return the distinct label ids, sorted, and the number of duplicates. Raises Bad."""
     target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
     if not target:
         raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
@@ -67,7 +67,7 @@ def _targets(record: Record, key: str) -> tuple[list[int], int]:
 
 
 def _key(record: Record, row: int) -> str:
-    """Return the uid; a record without uid gets its row number, as `#17`."""
+    """Return the uid; a record without uid gets its row number, such as `#17`."""
     uid = record.get("uid")
     return f"#{row}" if uid is None else records.key(uid, "uid")
 
@@ -98,10 +98,10 @@ class Aligned:
         if self.required == JSON:
             return any(_is_any(names, table, JSON) for table in ("train", LABELS))
         here = [role for role in (FEATURES, TEXT) if _is_any(names, "train", role)]
-        return here[:1] == [self.required]  # with features it is XC_SPARSE
+        return here[:1] == [self.required]  # a source with features is XC_SPARSE
 
     def find(self, source: str) -> Inputs:
-        """Find the data set at `source`, of the sizes that headers state.
+        """Find the data set at `source`, with the sizes that headers state.
 
         Raises InputError: a file is missing or given twice, or headers disagree.
         """
@@ -112,7 +112,7 @@ class Aligned:
             files = {role: join(source, file) for role, file in found if file}
             if table != LABELS:
                 if not files.keys() & {LABELS, self.required} and table != "train":
-                    continue  # texts alone make no split, nor do they make a test split of another form
+                    continue  # texts alone are not a split, nor a test split of another format
                 needed = [self.required] if JSON in files else [LABELS, self.required]
                 for role in [role for role in needed if role in self.roles and role not in files]:
                     one_of(source, names, _usual(table, role), f"{self.expects}, of each split", required=True)
@@ -124,9 +124,9 @@ class Aligned:
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
-        A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
-        columns that each matrix states are in the schema's metadata, by role. A part without files has only its number
-        of rows. Raises InputError, StorageError.
+        A file of lines gives a column `<role>`; an npz matrix gives `<role>.indices` and `<role>.values`. The number of
+        columns that each matrix states is in the schema's metadata, by role. A part without files has only a number of
+        rows. Raises InputError, StorageError.
         """
         if part.rows is not None:
             for first in range(0, part.rows, block_rows):
@@ -153,24 +153,24 @@ class Aligned:
         return rows.parsed([rows.numbers, keys, texts, *features, *labels], schema)
 
 
-# Records, whose labels are in `target_ind`.
+# Records with labels in `target_ind`.
 XC_RAW = Aligned(
     name="xc",
     expects="trn.json.gz, lbl.json.gz, and optionally tst.json.gz, val.json.gz (older: trn.raw.json.gz)",
     roles=(JSON,),
     required=JSON,
 )
-# `trn_X_Y.txt`, `trn_X_Xf.txt`, and where there are any those of `tst` and `val`, `lbl_X_Xf.txt`, and texts: lines
-# (`trn_X.txt`) or the records of the raw form (`trn.json.gz`), whose `target_ind` serves where `trn_X_Y` is missing.
+# `trn_X_Y.txt`, `trn_X_Xf.txt`; optionally the same files of `tst` and `val`, `lbl_X_Xf.txt`, and texts: lines
+# (`trn_X.txt`) or raw records (`trn.json.gz`), whose `target_ind` gives the labels if `trn_X_Y` is missing.
 XC_SPARSE = Aligned(
     name="xc-sparse",
     expects="trn_X_Xf.txt, trn_X_Y.txt, and optionally lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts",
     roles=(LABELS, FEATURES, TEXT, JSON),
     required=FEATURES,
 )
-# `trn_X.txt`, `trn_X_Y.txt`, `Y.txt` (one text a line, one label a line), and where there are any those of `tst` and
-# `val`; texts may be called `trn.raw.txt`, `lbl.raw.txt`, or `raw_data/train.raw.txt`, `raw_data/label.raw.txt`, and
-# lie under `raw/`; the label matrix may be `trn_X_Y.npz` or `Y.trn.npz`.
+# `trn_X.txt`, `trn_X_Y.txt`, `Y.txt` (one text per line, one label per line), and optionally the same files of `tst`
+# and `val`. Texts may be called `trn.raw.txt`, `lbl.raw.txt`, or `raw_data/train.raw.txt`, `raw_data/label.raw.txt`,
+# and may be under `raw/`. The label matrix may be `trn_X_Y.npz` or `Y.trn.npz`.
 XC_TEXT = Aligned(
     name="xc-text",
     expects="trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and the same files of tst",
@@ -191,14 +191,14 @@ class Rows(RawRows):
         self.reject(row, reason, detail, self._part.files[role].rsplit("/", 1)[-1], self._header(role))
 
     def _header(self, role: str) -> int:
-        """Return the lines of the header that stands before the rows of a matrix in text."""
+        """Return the number of header lines before the rows of a matrix in text."""
         return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
         """Return keys and texts [B]: from the JSON records, or from the lines with their row numbers as keys (`#17`).
 
-        A record has `title`, and optionally `uid` (else its row) and `content`. With label_ids and merged at the end,
-        if only the records of points name labels: lines of the labels' file, in `target_ind`.
+        A record has `title`, and optionally `uid` (else its row) and `content`. If only the records of points name
+        labels (lines of the labels' file, in `target_ind`), the result ends with the columns label_ids and merged.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
@@ -224,7 +224,7 @@ class Rows(RawRows):
         self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
 
     def matrix(self, role: str) -> SparseRows:
-        """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
+        """Read the rows of the matrix in the file of `role`. Raises InputError: an index exceeds the columns."""
         if f"{role}.indices" in self.raw.schema.names:
             table = pa.Table.from_batches([self.raw])
             ids, values = (parquet.list_column(table, f"{role}.{part}") for part in ("indices", "values"))
@@ -232,7 +232,7 @@ class Rows(RawRows):
         return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
-        """Reject faulty rows of `ragged`, of the file of `role`, and compare indices with the header's `kind`."""
+        """Reject faulty rows of `ragged`, from the file of `role`, and compare indices with the header's `kind`."""
         for row, detail in faults.items():
             self.reject_in(role, row, Reason.MALFORMED, detail)
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
@@ -256,10 +256,10 @@ class Rows(RawRows):
 
 @dataclass(frozen=True)
 class XcSingle(Aligned):
-    """`train.txt`, and if there are any `test.txt`, `val.txt` (also as `eurlex_train.txt`).
+    """`train.txt`, and optionally `test.txt`, `val.txt` (also with a prefix, as `eurlex_train.txt`).
 
-    First line: numbers of points, features, labels. A line that starts with a space has no labels. Nothing is known of
-    a label but its number.
+    The first line states the numbers of points, features and labels. A line that starts with a space has no labels. A
+    label has only a number.
     """
 
     name: str = "xc-single"
@@ -295,7 +295,7 @@ class XcSingle(Aligned):
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
-    """List the possible names of the file of `split`: alone, or after the data set's name."""
+    """List the matching names of the file of `split`, with or without the name of the data set in front."""
     return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]
 
 
@@ -307,7 +307,7 @@ def _usual(table: str, role: str) -> list[str]:
 
 
 def _is_any(names: Sequence[str], table: str, role: str) -> bool:
-    """Tell whether `names` hold the file of `role` of `table`."""
+    """Return whether `names` contain the file of `role` of `table`."""
     return any(name in names for name in _usual(table, role))
 
 
@@ -334,7 +334,7 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
             )
         labels = rows
     else:
-        labels = None  # a line is a label: they are counted
+        labels = None  # a line is a label: the lines are counted
     return Inputs(form.name, tuple(parts), False, filters_at(source, names), labels, features)
 
 
@@ -367,9 +367,9 @@ def _check_features(features: int, url: str) -> None:
 
 
 def _labels_by_number(labels: int, points: int, url: str) -> Part:
-    """Make the part of `labels` labels, of which the header of `url` states only the number.
+    """Make the part of `labels` labels without files; the header of `url` states only their number.
 
-    Raises InputError if the number is too large: they would all be written.
+    Raises InputError if the number is too large, because all labels would be written.
     """
     limit = min(_MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
     if labels > limit:
@@ -381,7 +381,7 @@ def _labels_by_number(labels: int, points: int, url: str) -> Part:
 
 
 def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
-    """Return the rows that headers state, None without headers, and columns by role. Raises InputError: they differ."""
+    """Return the rows that headers state (None without headers), and columns by role. Raises InputError: they differ."""
     if BOTH in part.files:
         rows, features, labels = _read_header(part.files[BOTH], BOTH)
         return rows, {FEATURES: features, LABELS: labels}
@@ -407,8 +407,8 @@ def _npz_rows(role: str, url: str, block_rows: int) -> Iterator[dict[str, pa.Arr
 def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
     """Yield blocks of exactly `block_rows` lines up to `rows`. Raises InputError: there are fewer, or more.
 
-    A header may state more rows than a matrix has lines: they are empty. But a file that stops within a line, or far
-    from its end, is cut off.
+    A header may state more rows than a matrix has lines: these rows are empty. But a file that stops within a line, or
+    far before the stated end, is cut off.
     """
     matrix = role in _MATRICES
     source = lines.Blocks(url, block_rows, skip=int(matrix))
