@@ -1,4 +1,4 @@
-"""Making of a table: an existing table is returned, else flows build it aside and it is published."""
+"""Make a table: return an existing table, or else build it in a temporary place with flows and publish it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ REMEDY = "Give another OUT, or remove it first."
 
 @dataclass(frozen=True)
 class Job:
-    """Making of one output: its place, the runner of its flows, and the watch over their steps."""
+    """Job that makes one output: its place, the runner of its flows, and the display of their steps."""
 
     build: Build
     runner: Runner
     watch: Watch
 
     def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow], Collection]) -> Summary:
-        """Run the flow whose summaries `wire(flow)` returns; return one. `steps`: their rows, as `Watch.expect`."""
+        """Run the flow whose summaries `wire(flow)` returns; return their sum. `steps`: see `Watch.expect`."""
         flow, url = Flow(), join(self.watch.staging, f"{name.replace(' ', '-')}.json")
         write_sum(wire(flow), url)
         self.watch.expect(steps)
@@ -34,7 +34,7 @@ class Job:
         return read_summary(url)
 
     def run_step(self, step: str, rows: int | None, elements: Iterable[Any], *work: Any) -> Summary:
-        """Run one step over `rows` rows. work: a function of each element, which returns a Summary, and arguments."""
+        """Run one step over `rows` rows. work: a function from element to Summary, and its further arguments."""
         return self.run(step, {step: rows}, lambda flow: flow.create(f"Elements of {step}", elements).map(step, *work))
 
 
@@ -52,17 +52,17 @@ def make_table(
     reads: Sequence[str] = (),
     in_phases: bool = False,
 ) -> Manifest:
-    """Return the table at `out` that `find` finds, or else what `make` publishes there, which takes `needs` bytes.
+    """Return the table that `find` finds at `out`, or else the table that `make` publishes there, with `needs` bytes.
 
-    It works on `urls`, and reads some, `reads`. Raises RoomError, which ends with `remedy`, ClaimedError, StorageError,
-    and as `find` and `make` do.
+    The job uses `urls`, and reads `reads` among them. Raises RoomError with `remedy` at its end, ClaimedError,
+    StorageError, and the errors of `find` and `make`.
     """
     if (finished := find()) is not None:
         clean_up(out, doing)
         return finished
     require_room(out, needs, remedy)
     with choose_runner(beam_options, urls) as runner, building(out, doing, say, in_phases) as build:
-        if (finished := find()) is not None:  # the last owner may have made it
+        if (finished := find()) is not None:  # the previous owner of the claim may have made it
             return finished
         job = Job(build, runner, Watch(staging(build.url), say))
         runner.check(reads, build.url, say)

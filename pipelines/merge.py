@@ -1,6 +1,6 @@
-"""`extremis merge`: tables of hard negatives of the same rows, which several miners made, as one.
+"""`extremis merge`: merge tables of hard negatives of the same rows, from several miners, into one table.
 
-Memory is bounded by one row group of each table, and the labels of equal text.
+Memory is bounded by one row group of each table, and the labels with equal texts.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from search.exclusions import Exclusions, drop_excluded
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan(Derived):
-    """Plan of one run. `aliased`: there are labels of equal text."""
+    """Plan of one run. `aliased`: whether there are labels with equal texts."""
 
     by: str
     aliased: bool
@@ -41,10 +41,10 @@ def merge(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Manifest:
-    """Merge tables of hard negatives of rows of DATA into one at OUT, each label once a row, positives never.
+    """Merge tables of hard negatives of rows of DATA into one at OUT, without duplicates or positives in a row.
 
-    A finished OUT of the same tables and options is returned. Raises InputError (fewer than two tables, too
-    large a width, OUT holds something else), TableError (of other rows or labels, by label ranges, damaged),
+    A finished OUT of the same tables and options is returned. Raises InputError (fewer than two tables, a width that is
+    too large, OUT contains something else), TableError (other rows or labels, label ranges, damaged),
     StorageError.
     """
     data, out, *urls = (for_workers(beam_options, url) for url in (data, out, *tables))
@@ -83,9 +83,9 @@ def merge_shard(shard: int, plan: MergePlan) -> Summary:
 def merge_rows(
     offered: Sequence[np.ndarray], by: str, exclusions: Exclusions, width: int, counts: Counter[str]
 ) -> np.ndarray:
-    """Return keys [B, width] of keys [B, K] of each table: in turns, best first of each table, or by score.
+    """Merge the keys [B, K] of each table to keys [B, width]: in turns, best first of each table, or by score.
 
-    If several tables have a label, the first entry stays. `counts` gets rows, and candidates by result.
+    If several tables have a label, the first entry stays. `counts` counts rows, and candidates by result.
     """
     if by == "score":
         keys = np.sort(np.concatenate(offered, axis=1), axis=1)

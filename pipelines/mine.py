@@ -1,10 +1,10 @@
-"""`extremis mine`: hard-negative tables from a training run's own embeddings and classifier vectors.
+"""`extremis mine`: mine hard-negative tables from a training run's own embeddings and classifier vectors.
 
     groups of blocks ─▶ search the pass' query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
-Only the candidates of one pass at a time are in storage. Shards that are finished stay there until the tables are
-published, and a mining that was interrupted continues from them. ASTRA's Algorithm 1 (papers: section 3.1), during
-training: `watch` mines each dump as the trainer completes it.
+Only the candidates of one pass at a time are in storage. Finished shards stay in storage until the tables are
+published, and an interrupted run continues from them. ASTRA's Algorithm 1 (papers: section 3.1) mines during training:
+`watch` mines each dump as soon as the trainer completes it.
 """
 
 import contextlib
@@ -49,12 +49,12 @@ def mine(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Manifest]:
-    """Make the negative tables of one dump (the newest complete one by default): manifests by source.
+    """Make the negative tables of one dump (the newest complete dump by default). Returns manifests by source.
 
     A table that was already made from the same queries, embeddings and vectors with the same options is returned.
-    `beam_options` go to Beam; `progress` gets a line a step. Raises InputError (no dump, wrong options, a plan that
-    does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged, or
-    of other data), StorageError.
+    `beam_options` go to Beam; `progress` gets one line per step. Raises InputError (no dump, wrong options, a plan
+    that does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged,
+    or from other data), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
@@ -79,7 +79,7 @@ def mine(
     with contextlib.ExitStack() as held:
         runner = held.enter_context(choose_runner(beam_options))
         build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
-        finished = plan.finished_tables(run)  # the last owner may have made some
+        finished = plan.finished_tables(run)  # the previous owner may have made some
         left = plan.without(finished).below(build.claim.attempt)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if left.sources or index is not None:
@@ -96,10 +96,10 @@ def watch(
 ) -> int:
     """Mine every complete dump that has no table, oldest first, until the run is finished.
 
-    Returns the number of dumps mined. If the trainer takes a dump back while it is mined (it resumed from an earlier
-    checkpoint), mining waits for its completion; dumps of another process are left to it. Existing tables of a dump are
-    kept, with any options. If storage fails, it waits; if mining a dump fails, it retries, RETRIES times in a row.
-    Raises as `mine`.
+    Returns the number of dumps mined. If the trainer withdraws a dump while it is mined (it resumed from an earlier
+    checkpoint), the watch waits for the new dump; it skips dumps that another process mines. Existing tables of a dump
+    are kept, whatever their options. If storage fails, it waits; if mining a dump fails, it retries up to RETRIES times
+    in a row. Raises the errors of `mine`.
     """
     say, options = progress or silent, options or MineOptions()
 
@@ -116,7 +116,7 @@ def watch(
 def _make(
     plan: MinePlan, build: Build, index: Build | None, runner: Runner, here: bool, say: Progress
 ) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and an index if it is to be kept."""
+    """Mine and publish the tables of the plan's sources, and the index if it is kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
@@ -132,7 +132,7 @@ def _make(
     if index is not None:
         index.publish(describe_index(plan))
     summaries = {source.name: summarize(plan, source) for source in plan.sources}
-    # `queries` last: a reader that sees its table sees the others, too.
+    # `queries` is published last: a reader that sees its table also sees the other tables.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
     made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
     for source in ordered:
@@ -150,7 +150,7 @@ def _make(
 
 
 def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: Progress) -> None:
-    """Finish all shards that are not finished, pass by pass; candidates are removed after each."""
+    """Finish all unfinished shards, pass by pass; remove the candidates after each pass."""
     left, _ = find_left(plan)
     if done := len(plan.places) - len(left):
         say(f"{plan.inputs.name}: resuming, {done:,} of {len(plan.places):,} shards are finished")
@@ -172,7 +172,7 @@ def _run_passes(plan: MinePlan, runner: Runner, watch: Watch, here: bool, say: P
 
 
 def _steps(plan: MinePlan, passes: Sequence[Sequence[Place]]) -> dict[str, int | None]:
-    """Name the steps, with their rows: vectors, queries by block, queries."""
+    """Return the steps with their numbers of rows: vectors, queries by block, queries."""
     rows = plan.rows(place for places in passes for place in places)
     groups = [plan.bounds[stop - 1][1] - plan.bounds[first][0] for first, stop in plan.groups]
     indexed = sum(groups[group] for places in passes for group, _, _ in plan.tasks(places))

@@ -1,4 +1,4 @@
-"""Models that workers load once a process, for vectors of texts."""
+"""Models for vectors of texts, which workers load once per process."""
 
 import functools
 import os
@@ -19,11 +19,11 @@ from trainer.device import open_device
 from trainer.encoders.texts import TextFiles, TextModel, choose_compute
 
 T = TypeVar("T")
-_AUTO = "auto"  # device of vectors beside tokens
+_AUTO = "auto"  # device for vectors in addition to tokens
 
 
 def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
-    """Return `load` that loads a model once, however many threads and shards there are; an earlier one is let go."""
+    """Wrap `load` so that a process loads a model once for all threads and shards, and releases the previous model."""
     lock, loaded = threading.Lock(), dict[tuple[Any, ...], T]()
 
     @functools.wraps(load)
@@ -39,7 +39,7 @@ def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
 
 @once_a_process
 def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: str) -> TextModel:
-    """Open a model of texts. Raises InputError: not the one with this digest."""
+    """Open a text model. Raises InputError: the model does not have this digest."""
     files = TextFiles.find(name)
     if files.digest != digest:
         raise InputError(
@@ -50,7 +50,7 @@ def load_texts_model(name: str, digest: str, device: str, compute: str, prompt: 
 
 
 def find_dense_model(name: str, beam_options: Sequence[str] = ()) -> DenseModel:
-    """Return the model of texts `name` as a data set states it, with its own prompts. Raises InputError."""
+    """Return the text model `name` in the form that a data set records, with its own prompts. Raises InputError."""
     name = for_workers(beam_options, name) if os.path.isdir(name) else name
     files = TextFiles.find(name)
     queries, labels = (files.prompt(what, None) for what in ("queries", "documents"))
@@ -58,12 +58,12 @@ def find_dense_model(name: str, beam_options: Sequence[str] = ()) -> DenseModel:
 
 
 def dimension_of(model: DenseModel) -> int:
-    """Return d of its vectors. Raises InputError."""
+    """Return d, the dimension of the model's vectors. Raises InputError."""
     return int(_embed(model.embedder("queries"), [""]).shape[1])
 
 
 def dense_column(embedder: TextEmbedder, texts: pa.Array, dimension: int, threads: int = 0) -> pa.Array:
-    """Return the column of dense vectors [d] of `texts`, on `threads` threads (0: a core each). Raises InputError."""
+    """Return the column of dense vectors [d] of `texts`, on `threads` threads (0: one per core). Raises InputError."""
     x = _embed(embedder, texts.to_pylist(), threads or cores()) if len(texts) else np.empty((0, dimension), np.float32)
     vectors = narrow(x, "float16", f"{embedder.name}: the vector of a text", "Choose another model.")
     return matrix_array(vectors, dense_type(dimension).value_type)

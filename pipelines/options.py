@@ -1,6 +1,6 @@
-"""Options of the pipelines: types, defaults, bounds and meaning of what their commands take.
+"""Options of the pipelines: their types, defaults, bounds and meanings.
 
-A field's description is the option's help, here and in Python.
+The description of a field is the help of the option, on the command line and in Python.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Text = Literal["title+content", "title"]
-# Without effect, or recorded with the version, or by its content.
+# Options without effect on the content, or recorded with the version or by their content.
 _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
 
-MIN_SHARDS = 4  # of small data, so that it spreads over readers
+MIN_SHARDS = 4  # of small data, so that all readers get some
 
 
 def _unset(description: str, **bounds: Any) -> Any:
-    """Return the field of a value that is None if nobody states it."""
+    """Return a field whose default is None."""
     return Field(default=None, description=description, **bounds)
 
 
 def _positive(description: str) -> Any:
-    """Return the field of a number from 1 on, or None."""
+    """Return a field for a number of at least 1, or None."""
     return _unset(description, ge=1)
 
 
@@ -97,7 +97,7 @@ class ShardOptions(Options):
     @field_validator("part")
     @classmethod
     def _names_a_part(cls, name: str | None) -> str | None:
-        from schemas.layout import check_name  # heavier than the help needs
+        from schemas.layout import check_name  # imported late: the help does not need it
 
         return name if name is None else check_name("--part", name)
 
@@ -126,11 +126,11 @@ class ShardOptions(Options):
         return self
 
     def recorded(self, tokenizer_identity: str, embed: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return the options as the manifest keeps them, without paths: the same input gives the same manifest.
+        """Return the options for the manifest, without paths, so that the same input gives the same manifest.
 
-        embed: facts of the model of dense vectors, but for its name.
+        embed: facts of the model of dense vectors, except its name.
         """
-        unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions have no such option
+        unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions lack this option
         stated = {} if embed is None else {"embed": dict(embed)}
         return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity, **stated}
 
@@ -163,14 +163,14 @@ class DumpOptions(Options):
         return parse_bytes(value) if isinstance(value, str) else value
 
     def for_workers(self, place: Callable[[str], str]) -> "Self":
-        """Return these options with `place` of each URL that is sent to workers."""
+        """Return these options, with `place(url)` for each URL that is sent to workers."""
         places = ("queries", "out", "vectors", "keep_index", "positives", "query_texts", "document_texts")
         urls = {name: getattr(self, name, None) for name in places}
         return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
 
 
 class TextOptions(Options):
-    """Options on the labels' texts."""
+    """Options about the labels' texts."""
 
     equal_texts: Literal["off", "equal", "near"] = Field(
         "equal",
@@ -179,14 +179,14 @@ class TextOptions(Options):
 
 
 class MarginOptions(Options):
-    """Options on the scores of a row's positives."""
+    """Options about the scores of a row's positives."""
 
     margin: float | None = _unset("Keep negatives that score below the weakest positive minus this margin.", ge=0)
     relative_margin: float | None = _unset("The same margin, as a share of the positive's score.", ge=0)
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
-    """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
+    """Options of `extremis mine`. None: the trainer's request in the dump, or a default from the sizes."""
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = _unset(
@@ -261,7 +261,7 @@ class TeachOptions(MarginOptions):
 
 
 class ArrayOptions(MineOptions):
-    """Options of `extremis mine` of vectors in files."""
+    """Options of `extremis mine` for vectors in files."""
 
     positives: str | None = _unset("Pairs of a query and a document, by key or row: CSV, TSV, Parquet, qrels.")
     metric: Literal["inner", "cosine"] | None = _unset(
@@ -277,7 +277,7 @@ class ArrayOptions(MineOptions):
 
 
 class ClusterOptions(DumpOptions):
-    """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
+    """Options of `extremis cluster`. None: the trainer's request in the dump, or a default from the sizes."""
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
@@ -295,7 +295,7 @@ class EmbedOptions(Options):
 
 
 class EmbedTextsOptions(Options):
-    """Options of `extremis embed` with any model of texts; of DATA `what` are its labels, or else its queries."""
+    """Options of `extremis embed` with any text model; `what` selects the labels or the queries of DATA."""
 
     what: Literal["queries", "labels", "documents"] | None = _unset(
         "Texts to embed; chooses the prompt if the model has prompts. Default: queries of DATA."
@@ -311,10 +311,10 @@ class EmbedTextsOptions(Options):
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
-    """Choose how many shards of about `shard_bytes`: at least 4 of small data, so that it spreads over readers."""
+    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that all readers get some."""
     return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
 
 
 def default_row_group_rows(rows: int) -> int:
-    """Choose the rows of a row group: small data still has many to permute; large data reads longer ones at a time."""
+    """Return the rows of a row group: small enough that small data has many to permute, larger for large data."""
     return 1024 if rows < 1_000_000 else 8192

@@ -1,11 +1,11 @@
-"""`extremis shard`: raw data to a data set.
+"""`extremis shard`: turn raw data into a data set.
 
 files ─▶ read and parse by block                                                             (then the plan)
 labels ─▶ order ─▶ ids ─▶ resolve the points' labels
 blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
-Each line is a flow, and a phase: its output is kept until the next phase is done, also for a resumed run.
+Each line is a flow, and a phase: its output is kept until the next phase is done, so that a run can resume.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
 from schemas.version import open_whole
 
 __all__ = ["ShardOptions", "shard"]
-_WORTH_A_JOB = 32 << 20  # bytes of a phase: fewer are done here before a job elsewhere has started
+_WORTH_A_JOB = 32 << 20  # bytes of a phase: a smaller phase is done here before a remote job would start
 
 
 def shard(
@@ -59,10 +59,10 @@ def shard(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Shard the input at `source` (any form of `formats`) to the prefix `data`; the data set's manifest.
+    """Shard the input at `source` (any of `formats`) to the prefix `data`. Returns the data set's manifest.
 
     A finished data set of the same input and options is returned; an interrupted run resumes.
-    `overwrite` removes any finished data set first, and begins again. `progress` gets a line a step.
+    `overwrite` first removes any finished data set, and begins again. `progress` gets one line per step.
     Raises InputError (bad input, or `data` contains something else) and StorageError; a table is complete or absent.
     """
     say = progress or silent
@@ -81,7 +81,7 @@ def shard(
     least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     dense = _find_dense_model(options, inputs, base, beam_options)
-    # A directory's tokenizer is known by its content, a version's as its base has it.
+    # The content identifies a directory's tokenizer; a version has the tokenizer of its base.
     name = f"directory:{frozen.sha256}" if frozen else options.tokenizer
     name = name if base is None else str(base.manifest.parameters["options"]["tokenizer"])
     recorded = options.recorded(name, None if dense is None else dense.identity())
@@ -108,7 +108,7 @@ def shard(
         return manifest
 
     files = resume.files_of(inputs)
-    # The first step writes all that it reads; how densely, and how much of it, is not known before.
+    # The first step writes everything that it reads; the size on storage is not known before.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
     manifest = make_table(
         data,
@@ -130,7 +130,7 @@ def shard(
 
 @contextlib.contextmanager
 def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
-    """Remove the files of a phase that an error of the block interrupts, and say which earlier phases are kept."""
+    """If an error interrupts the block, remove the files of the current phase and report the earlier phases kept."""
     try:
         yield
     except BaseException as error:
@@ -147,9 +147,9 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
 def _find_dense_model(
     options: ShardOptions, inputs: Inputs, base: EarlierData | None, beam_options: Sequence[str]
 ) -> DenseModel | None:
-    """Return the model that makes dense vectors of texts: of the earlier data, or of the options, or None.
+    """Return the model that makes dense vectors of texts, from the earlier data or the options, or None.
 
-    Raises InputError: INPUT has its own vectors, or vectors unlike those of the earlier data.
+    Raises InputError: INPUT has its own vectors, or vectors that do not match the earlier data.
     """
     given = next((part for part in inputs.parts if part.holds.dense and not part.holds.derived), None)
     if options.embed and given:
@@ -169,7 +169,7 @@ def _find_dense_model(
             )
     if name is None:
         return None
-    from pipelines.models import find_dense_model  # the trainer's packages, which others need not have
+    from pipelines.models import find_dense_model  # needs the trainer's packages, which may be missing
 
     found = find_dense_model(name, beam_options)
     if before is not None:
@@ -184,7 +184,7 @@ def _find_dense_model(
 
 @dataclass(frozen=True)
 class Attempt(Job):
-    """One attempt at a data set: the input, the options, and what finished phases left."""
+    """One attempt to make a data set: the input, the options, and the output of finished phases."""
 
     source: str
     data: str
@@ -194,27 +194,27 @@ class Attempt(Job):
     recorded: Mapping[str, Any]
     say: Progress
     phases: Phases
-    anew: bool  # whatever an earlier run left
-    base: EarlierData | None = None  # of a version
-    dense: DenseModel | None = None  # that makes dense vectors of texts
+    anew: bool  # ignore the files of an earlier run
+    base: EarlierData | None = None  # only for a version
+    dense: DenseModel | None = None  # model for dense vectors of texts
 
     @property
     def tables(self) -> str:
-        """Prefix of the new tables: of the data set, or of the part that a version adds."""
+        """Prefix of the new tables: the data set, or the part that a version adds."""
         return self.build.url if self.base is None else join(self.build.url, parts_prefix(self.base.part))
 
     def files(self, kind: str) -> Files:
-        """Return the files of one kind that phases leave."""
+        """Return the files of one kind that phases write."""
         return Files(self.phases.folder(kind))
 
     @property
     def bulk(self) -> Exchange:
-        """Exchange within a flow."""
+        """Exchange of data within a flow."""
         return choose_exchange(self.runner.shuffles, self.phases.folder("bulk"), self.options.exchange)
 
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
-    """Read, plan, shard, publish. Raises InputError, StorageError."""
+    """Read, plan, shard and publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.build.url, attempt.say
     base, phases = attempt.base, attempt.phases
     finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
@@ -276,7 +276,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 
 
 def _read(attempt: Attempt) -> Summary:
-    """Run the first flow: rows to blocks in staging."""
+    """Run the first flow, which writes rows as blocks to staging."""
     options, meter = attempt.options, attempt.watch.meter
     channels = attempt.bulk, attempt.files(resume.BLOCKS), attempt.files(resume.REJECTS)
     reading = ReadPlan(attempt.form, attempt.inputs, options.text, *channels, options.seed, read.BLOCK_ROWS, meter)
@@ -290,13 +290,13 @@ class TablePlans(NamedTuple):
     labels: LabelsPlan
 
     def groups(self, raw: Summary) -> dict[str, list[tuple[int, label_steps.Blocks]]]:
-        """Return the blocks of points and pairs in groups, by input table."""
+        """Return groups of the blocks of points and pairs, by input table."""
         sources = dict.fromkeys(table for plan in self.queries for table in (plan.source, PAIRS + plan.source))
         return {table: label_steps.group_blocks(raw.blocks_of(table), self.labels.shards) for table in sources}
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Put the labels in order, and find the ids of the points' labels; both are kept for later. Summary.
+    """Order the labels, and find the ids of the points' labels; keep both for later. Returns Summary.
 
     raw: the first flow's blocks.
     """
@@ -324,7 +324,7 @@ def _size_of_join(raw: Summary) -> int:
 
 
 def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> Collection:
-    """Send every split's rows, tokenized and with label ids, to the files of their shards. Summary."""
+    """Send every split's rows, tokenized and with label ids, to the files of their shards. Returns Summary."""
     groups = {
         table: [Group(blocks, joined.kept.get(label_steps.ids_of_table(table), {}).get(n)) for n, blocks in some]
         for table, some in tables.groups(raw).items()
@@ -333,7 +333,7 @@ def tokenize(flow: Flow, tables: TablePlans, raw: Summary, joined: Summary) -> C
 
 
 def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) -> Collection:
-    """Write all tables from what `tokenize` left, with training counts for the labels. Summary."""
+    """Write all tables from the output of `tokenize`, with training counts for the labels. Returns Summary."""
     base, labels, built = attempt.base, tables.labels, attempt.build.url
     written = {plan.split: query_steps.write_queries(flow, plan, assembled) for plan in tables.queries}
     summaries = [outputs[SUMMARY] for outputs in written.values()]
@@ -354,13 +354,13 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
-    """Pass counts of a shard of labels that are new, or not new."""
+    """Yield the counts of a shard if its labels are new, or if they are not new."""
     if (element[0] >= before) == new:
         yield element
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the input; shared queries are counted once, and belong to the splits whose pairs name them."""
+    """Describe the input. Shared queries are counted once; they belong to the splits whose pairs name them."""
     labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
@@ -369,20 +369,20 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Name the steps of the later flows, with their rows: splits that are cut out of a table share its rows."""
+    """Return the steps of the later flows, with their rows. Splits that are cut out of a table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
     joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # of keys, each once a block
+    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # rows are keys, each once per block
     return joining, {query_steps.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
-    """Return `frozen`, the tokenizer of the hub, or one that learns from a sample of the texts; None without texts.
+    """Return `frozen`, the hub's tokenizer, or a tokenizer trained on a sample of the texts; None without texts.
 
-    Unless the options say so, the texts decide the length limit.
+    The length limit comes from the options, or else from the texts.
     """
     options, tables = attempt.options, ("train", LABELS)
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
@@ -407,7 +407,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
 
 
 def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
-    """Load the model of dense vectors, and return it with their numbers. Raises InputError: nothing has a text."""
+    """Load the model of dense vectors, and return it with their dimension. Raises InputError: no row has a text."""
     model = attempt.dense
     if model is None:
         return None
@@ -421,7 +421,7 @@ def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:
-    """Say what the version adds to `base`, and what it changes there."""
+    """Describe the rows that the version adds to `base`, and its changes to `base`."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]

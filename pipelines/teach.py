@@ -1,6 +1,6 @@
-"""`extremis teach`: the negatives of a table scored by a cross-encoder, which keeps, drops or weighs them.
+"""`extremis teach`: score the negatives of a table with a cross-encoder, to keep, drop or weigh them.
 
-Beside `embed` the only pipeline that loads a model. Memory is bounded by the model and the texts of one row group.
+Only this pipeline and `embed` load a model. Memory is bounded by the model and the texts of one row group.
 """
 
 from collections import Counter
@@ -54,16 +54,16 @@ def teach(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> Manifest:
-    """Score the negatives of a table by the cross-encoder in the directory `teacher`: the table at OUT.
+    """Score the negatives of a table with the cross-encoder in the directory `teacher`, and write the table OUT.
 
-    It has a column `teacher` (float16 [K], as `label_ids`). With a margin, negatives whose score reaches the margin are
-    dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains something else), TableError
+    OUT has a column `teacher` (float16 [K], like `label_ids`). With a margin, negatives whose score reaches the margin
+    are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains something else), TableError
     (other rows or labels, no texts, damaged), StorageError.
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
     options = options or TeachOptions()
     require_place(out, "mined", [data, table, teacher])
-    if not beam_options:  # workers elsewhere may have what this machine has not
+    if not beam_options:  # remote workers may have packages or devices that this machine lacks
         open_device(device)
     rows, (opened,), labels = open_tables(data, [table])
     if "text" not in rows.columns:

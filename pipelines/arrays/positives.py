@@ -37,7 +37,7 @@ _ROW = r"^(0|[1-9]\d{0,17})$"
 
 @dataclass(frozen=True)
 class Keys:
-    """Look-up of rows of `files` by hash of key: `hashes` uint64 [N] ascending, their rows `order` int64 [N]; or by number."""
+    """Look-up of rows by hash of key: `hashes` uint64 [N] ascending, and their rows `order` int64 [N]; or by number."""
 
     files: RowFiles
     hashes: np.ndarray | None = None

@@ -1,7 +1,7 @@
 """Formats with string keys: which files at a source contain which table, how they are read and become points.
 
-The end of a file's name chooses the reader, which yields blocks of lines or columns (`lines`, `column_files`). A mapping
-by names of fields turns a block into points, labels or pairs (`from_lines`, `from_columns`). The formats differ only in
+The end of a file's name chooses its reader, which yields blocks of lines or columns (`lines`, `column_files`). Names of
+fields tell how a block becomes points, labels or pairs (`from_lines`, `from_columns`). The formats differ only in
 the kind of their files, and in whether labels may come from the points.
 """
 

@@ -35,7 +35,7 @@ class Blocks:
     """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) or byte order mark.
 
     Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. After reading,
-    `ended` is whether the last line had a line end, which incomplete files usually lack. Raises InputError (wrong format
+    `ended` is whether the last line had a line end; incomplete files usually lack it. Raises InputError (wrong format
     for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
     """
 

@@ -91,7 +91,7 @@ _OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to p
 
 @dataclass(frozen=True)
 class Fields:
-    """Name of each field in the data. A point has key, text, and labels or one `label`; a label has key and text; a pair
+    """Name of each field in the data. A point has key, text, and labels or one `label`; a label key and text; a pair
     has the last three fields.
 
     If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are optional.
@@ -130,7 +130,7 @@ def in_use(*names: str) -> list[str]:
 
 
 class Shape(NamedTuple):
-    """Shape of points: names of fields, parts of a text, whether there are features and labels, and length d of vectors."""
+    """Shape of points: names of fields, parts of a text, whether there are features and labels, and d of vectors."""
 
     fields: Fields
     text: Text

@@ -41,7 +41,7 @@ class Texts:
     title_only: bool = False
 
     def batches(self, rows: int, features: bool, dense: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield `key` and `text`, and with `features` also `feature_ids` and `feature_values`; up to `rows` rows at a time.
+        """Yield `key`, `text`, and with `features` also `feature_ids`, `feature_values`, up to `rows` rows at a time.
 
         dense: length of the vectors in a further column; 0: no vectors.
 

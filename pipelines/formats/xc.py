@@ -381,7 +381,7 @@ def _labels_by_number(labels: int, points: int, url: str) -> Part:
 
 
 def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
-    """Return the rows that headers state (None without headers), and columns by role. Raises InputError: they differ."""
+    """Return the rows in headers, or None without headers, and columns by role. Raises InputError: headers differ."""
     if BOTH in part.files:
         rows, features, labels = _read_header(part.files[BOTH], BOTH)
         return rows, {FEATURES: features, LABELS: labels}

@@ -1,1 +1,1 @@
-"""Hard-negative tables: blocks of vectors indexed, searched, merged and aligned."""
+"""Mine hard-negative tables: index blocks of vectors, search them, merge and align the candidates."""

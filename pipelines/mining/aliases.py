@@ -1,7 +1,7 @@
-"""Labels of equal text: if one of them is a positive of a row, the others are not negatives of the row.
+"""Labels with equal texts: if one of them is a positive of a row, the others are not negatives of this row.
 
-The launching process hashes the normalised text of each label to 64 bits: 16 bytes a label while it searches for
-repeated hashes. The file for workers has only labels with repeated texts, 12 bytes each and 4 a text.
+The launching process hashes the normalised text of each label to 64 bits, and needs 16 bytes per label to search for
+repeated hashes. The file for workers has only labels with repeated texts: 12 bytes per label and 4 per text.
 """
 
 import functools
@@ -20,14 +20,14 @@ from schemas.table import Table
 from search.exclusions import Exclusions
 
 _AT_ONCE = 1 << 20
-_OF_NAMES = "#%&*@"  # C# is not C
+_OF_NAMES = "#%&*@"  # characters that stay: C# is not C
 
 
 class Aliases(NamedTuple):
-    """M labels that share their text, G texts; all uint32.
+    """M labels with shared texts, and their G texts; all arrays are uint32.
 
-    `labels` [M] ascending, with texts `texts` [M] in [0, G); `members` [M] are the labels by text, ascending within it,
-    text g at [edges[g], edges[g + 1]).
+    `labels` [M] ascending, with texts `texts` [M] in [0, G). `members` [M] are the labels ordered by (text, label): the
+    labels of text g are at [edges[g], edges[g + 1]).
     """
 
     labels: np.ndarray
@@ -36,7 +36,7 @@ class Aliases(NamedTuple):
     edges: np.ndarray
 
     def add_to(self, exclusions: Exclusions) -> Exclusions:
-        """Return the exclusions with every label whose text equals a positive's, including the positive."""
+        """Return the exclusions with every label whose text equals the text of a positive, including the positive."""
         positives, ids = exclusions.positives, exclusions.positives.entries
         at = np.minimum(np.searchsorted(self.labels, ids.astype(np.uint32)), len(self.labels) - 1)
         hits = self.labels[at] == ids
@@ -48,18 +48,18 @@ class Aliases(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory while a worker reads them: the content of the file twice."""
+        """Bytes in memory while a worker reads the file: twice its content."""
         return 2 * sum(part.nbytes for part in self)
 
     def write(self, url: str) -> None:
-        """Write them for `read_aliases`. Raises StorageError."""
+        """Write the aliases for `read_aliases`. Raises StorageError."""
         sizes = np.array([len(self.labels), len(self.edges)], "<u4")
         storage.write_sealed(url, np.concatenate([sizes, *self]).astype("<u4").tobytes())
 
 
 @functools.lru_cache(maxsize=1)
 def read_aliases(url: str) -> Aliases:
-    """Read what `Aliases.write` wrote, once a process. Raises StorageError."""
+    """Read the file of `Aliases.write`, once per process. Raises StorageError."""
     try:
         content = np.frombuffer(storage.read_sealed(url), "<u4")
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_aliases(url: str) -> Aliases:
 
 
 def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
-    """Return the labels of a labels table whose texts are equal by `rule`: equal, near or off; None if there are none.
+    """Return the labels of a labels table whose texts are equal by `rule` (equal, near or off), or None.
 
     Raises TableError, StorageError.
     """
@@ -79,7 +79,7 @@ def find_aliases(labels: Table | None, rule: str) -> Aliases | None:
 
 @functools.lru_cache(maxsize=1)
 def _find(url: str, digest: str, rule: str) -> Aliases | None:
-    """Find them once a process: a miner next to a training asks for each dump."""
+    """Find the aliases once per process: a miner next to a training asks for them at each dump."""
     table, normal = Table.open(url, "labels"), near if rule == "near" else normalized
     hashes = np.zeros(table.rows, np.uint64)
     for rows in table.batches(["label_id", "text"]):
@@ -87,7 +87,7 @@ def _find(url: str, digest: str, rule: str) -> Aliases | None:
         hashes[rows.column("label_id").to_numpy()] = hash_strings(texts, 0)
     ordered = np.sort(hashes)
     twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    twice = twice[twice != hash_strings(pa.array([""]), 0)[0]]  # no text
+    twice = twice[twice != hash_strings(pa.array([""]), 0)[0]]  # except the empty text
     del ordered
     if not len(twice):
         return None
@@ -115,7 +115,7 @@ def normalized(text: str) -> str:
 
 
 def near(text: str) -> str:
-    """Return the set of words of a text, in order; a word is of letters and digits."""
+    """Return the distinct words of a text, sorted; a word consists of letters and digits."""
     text = normalized(text)
     return " ".join(sorted({*re.findall(r"[^\W_]+", text)})) or text
 

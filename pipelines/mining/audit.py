@@ -1,7 +1,7 @@
-"""Figures of a mining run, kept with its tables.
+"""Measurements of a mining run, kept with its tables.
 
-On a sample of rows: recall against exact search, how hard the negatives are, and how many are in the table before,
-which tells how fast they go stale. Seconds by stage and peak memory of the work.
+A sample of rows gives recall against exact search, the hardness of the negatives, and the share of them that is also in
+the previous table, which shows how fast they become stale. Also seconds by stage, and peak memory.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
 
 
 def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
-    """Return the lowest score among the positives of each sampled row: float32 [rows], infinity without any."""
+    """Return the lowest score among the positives of each sampled row: float32 [rows], infinity without positives."""
     weakest = np.full(rows, np.inf, np.float32)
     np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
     return weakest
@@ -101,7 +101,7 @@ def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
 
 
 def find_previous(run: str, source: Source, use_from: int | None) -> Table | None:
-    """Return the newest table of `source` in the run made for an epoch before `use_from`; None if there is none."""
+    """Return the run's newest table of `source` for an epoch before `use_from`, or None."""
     newest = next(run_tables(RunLayout(run), source.name, before=use_from), None)
     if newest is None:
         return None
@@ -112,9 +112,9 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Table | Non
 
 
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
-    """Return the share [S] of each row's negatives (keys [S, K]) that `previous` holds: `rows` int64 [S] of the shard.
+    """Return the share [S] of each row's negatives (keys [S, K]) in `previous`, for `rows` int64 [S] of the shard.
 
-    Rows without negatives are left out. None if the table before is no longer whole: it may be replaced any time.
+    Rows without negatives are left out. None if the previous table is incomplete: it may be replaced at any time.
     """
     label_ids, _ = unpack(keys)
     shares, first = [np.empty(0)], 0
@@ -134,14 +134,14 @@ def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) ->
 
 @dataclass
 class Profile:
-    """Profile of one or several work items: seconds add up over workers, the peak is of the largest process."""
+    """Profile of one or several work items: seconds are summed over workers, the peak is the maximum over processes."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time the body of the `with` statement."""
+        """Measure the time of the body of the `with` statement."""
         started = time.perf_counter()
         try:
             yield
@@ -150,14 +150,14 @@ class Profile:
             self.peak_bytes = max(self.peak_bytes, peak_bytes())
 
     def add(self, other: "Profile") -> "Profile":
-        """Count another one in."""
+        """Add another profile to this profile."""
         for name, seconds in other.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         return self
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the profile as JSON values."""
         return {
             "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
             "peak_bytes": self.peak_bytes,
@@ -165,7 +165,7 @@ class Profile:
 
 
 def release() -> None:
-    """Give the memory of a discarded block back, so that the next one does not come on top of its fragments."""
+    """Return the memory of a discarded block to the system, so that the next block can use it."""
     pa.default_memory_pool().release_unused()
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,17 +1,17 @@
-"""Candidates of a row: in storage from the search of a group of blocks until the merge of all groups, then filtered.
+"""Candidates of rows: stored after the search of a group of blocks, until all groups are merged, and then filtered.
 
-A file holds the candidates of one group for one shard, written and read in chunks of one query batch, laid end to end.
-A chunk has keys [R, n, F], R label ranges of n rows, as byte planes that are compressed separately: four of the label
-minus the group's first label, four of the half score minus the previous candidate's. The ranks of a row are close, and
-all labels are in the group, so a plane has few bits of information, and nothing is lost. With a margin float32 [n]
-follow: the lowest score among the row's positives in this group, infinity without any. Numbers are little-endian, as on
-every machine that Faiss runs on.
+A file holds the candidates of one group for one shard as consecutive chunks, one per query batch. A chunk has keys
+[R, n, F] of R label ranges of n rows, as byte planes that are compressed separately without loss: four planes of the
+label minus the group's first label, four of the half score minus the previous candidate's half score. Successive scores
+of a row are close, and all labels are in the group, so a plane has few bits of information. With a margin, float32 [n]
+follow: the lowest score among the row's positives in this group, or infinity without positives. Numbers are
+little-endian, as on every machine that Faiss supports.
 
 Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos, TopK-PercPos):
-ranks [skip_top, window) are counted over all labels that are not excluded, best first. With a margin a negative is kept
-if its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives; rows without positives
-keep all. Absolute bounds are of every row, and inclusive. K of the passing candidates are kept: the best, or drawn
-without replacement, by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
+ranks [skip_top, window) are counted over all labels that are not excluded, best first. With a margin, a negative stays
+if its score < p - margin - relative_margin · |p|, where p is the lowest score among the row's positives; rows without
+positives keep all. Absolute bounds apply to every row, and are inclusive. A row keeps the best K passing candidates, or
+K drawn without replacement by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of a file: keys [R, n, F] of each, the first byte of each and the end, and the CRC-32 of each."""
+    """Chunks of a file: shape [R, n, F] of the keys of each, first byte of each and the end, and CRC-32 of each."""
 
     shapes: tuple[tuple[int, int, int], ...]
     edges: tuple[int, ...]
@@ -46,8 +46,8 @@ class Chunks:
 
 
 def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) -> bytes:
-    """Return keys uint64 [R, n, F], whose labels begin at `start`, and float32 [n] in few bytes for `unpack_chunk`."""
-    labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, as all that follows
+    """Pack keys uint64 [R, n, F], whose labels begin at `start`, and float32 [n] into few bytes for `unpack_chunk`."""
+    labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, like all the following arithmetic
     scores = (keys >> np.uint64(32)).astype("<u4")
     scores[..., 1:] -= scores[..., :-1].copy()
     planes = [np.ascontiguousarray(half.reshape(-1, 1).view(np.uint8).T) for half in (labels, scores)]
@@ -57,7 +57,7 @@ def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) 
 
 
 def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return what `pack_chunk` was given: keys uint64 `shape`, and float32 [n] or None."""
+    """Return the input of `pack_chunk`: keys uint64 of shape `shape`, and float32 [n] or None."""
     sizes = np.frombuffer(data, "<u4", _PLANES)
     edges = np.cumsum([sizes.nbytes, *sizes])
     count, view = int(np.prod(shape)), memoryview(data)
@@ -72,7 +72,7 @@ def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[
 
 
 def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]]) -> Chunks:
-    """Write chunks (keys uint64 [R, n, F], weakest float32 [n] or None) to `url`, whole or not at all.
+    """Write chunks (keys uint64 [R, n, F], weakest float32 [n] or None) to `url` atomically.
 
     Raises StorageError.
     """
@@ -88,9 +88,9 @@ def write_chunks(url: str, start: int, chunks: Iterable[tuple[np.ndarray, np.nda
 
 
 def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read chunk `number` of a file, as it was written. Damaged bytes are read again.
+    """Read chunk `number` of a file. Damaged bytes are read again.
 
-    Raises StorageError: gone, or damaged for good.
+    Raises StorageError: the file is missing, or permanently damaged.
     """
     try:
         start_byte, stop_byte = chunks.edges[number : number + 2]
@@ -101,18 +101,18 @@ def read_chunk(url: str, chunks: Chunks, number: int, start: int) -> tuple[np.nd
 
 
 def has_margin(options: MarginOptions) -> bool:
-    """Tell whether the scores of positives matter."""
+    """Return whether the options compare negatives with the scores of positives."""
     return options.margin is not None or options.relative_margin is not None
 
 
 def fetched(options: MineOptions, width: int) -> int:
-    """Return how many candidates of each label range let a row keep `width`, unless bounds drop more."""
+    """Return how many candidates per label range a row needs to keep `width` of them, unless bounds drop more."""
     bounded = has_margin(options) or options.max_score is not None
     return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
 def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
-    """Bound scores float32 [B] by the weakest positive's score [B], which is infinity if there is none."""
+    """Return upper bounds of scores, float32 [B], from the weakest positive's score [B], infinity without positives."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
     highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
@@ -127,10 +127,10 @@ def select(
     width: int,
     counts: Counter[str] | None = None,
 ) -> np.ndarray:
-    """Return `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
+    """Select `width` passing keys of each label range: G sorted arrays [B, F] and weakest [B] give [B, G · width].
 
-    Each range's columns are best first, with EMPTY at the end. `ids` int64 [B] of the queries are the key of the draw.
-    `counts` gets each dropped candidate under the first rule that drops it, and the number of kept candidates.
+    The columns of each range are best first, with EMPTY at the end. The query ids `ids` int64 [B] seed the draw.
+    `counts` counts each dropped candidate under the first rule that drops it, and the kept candidates.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
@@ -159,7 +159,7 @@ def select(
 
 
 def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
-    """Mark the `width` drawn keys [B, F] of each row; the draw depends only on seed, query and label."""
+    """Draw `width` keys of each row, marked in [B, F]; the draw depends only on seed, query and label."""
     label_ids, scores = unpack(keys)
     key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))
     hashes = combine(combine(key, ids.astype(np.uint64))[:, None], label_ids.astype(np.uint64))
@@ -175,7 +175,7 @@ def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) 
 
 
 def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
-    """Return rows of a table of negatives from keys [B, K] of queries [B], and `more` scores [B, K]."""
+    """Return rows of a table of negatives from the queries [B], their keys [B, K], and `more` scores [B, K]."""
     label_ids, scores = unpack(keys)
     columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
     for each in (scores, *more):
@@ -185,7 +185,7 @@ def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *mor
 
 
 def _key_at(ranked: np.ndarray, rank: int) -> np.ndarray:
-    """Return the key of that rank [B], or the last key if a row has fewer."""
+    """Return the key at rank `rank` [B], or the last key if a row has fewer keys."""
     if rank >= ranked.shape[1]:
         return np.full(len(ranked), EMPTY - np.uint64(1))
     return np.minimum(ranked[:, rank], EMPTY - np.uint64(1))

@@ -1,4 +1,4 @@
-"""Tables of negatives made from other tables of the same rows: shard by shard, a row group of each at a time."""
+"""Make tables of negatives from other tables of the same rows: shard by shard, one row group of each at a time."""
 
 import functools
 from collections import Counter
@@ -28,7 +28,7 @@ STEP = "write"
 
 @dataclass(frozen=True)
 class Derived:
-    """Plan of a table at `out`, aligned with `rows`, from `tables` of their negatives; `labels` is the labels table."""
+    """Plan of a table at `out`, aligned with `rows`, from `tables` of their negatives. `labels`: the labels table."""
 
     rows: Table
     tables: tuple[Table, ...]
@@ -44,7 +44,7 @@ class Derived:
 
     @property
     def aliases(self) -> str:
-        """URL of the labels of equal text, if there are any."""
+        """URL of the labels with equal texts, if there are any."""
         return join(staging(self.out), "aliases")
 
 
@@ -60,14 +60,14 @@ def make_derived(
     say: Progress | None,
     aliases: Aliases | None = None,
 ) -> Manifest:
-    """Make the table of `plan`, or return the existing table; workers find `aliases`.
+    """Make the table of `plan`, or return the existing table. Workers read `aliases`.
 
-    `parents` and `parameters` are recorded in addition to those of any such table. Raises InputError, TableError,
+    The manifest records `parents` and `parameters` in addition to the usual facts. Raises InputError, TableError,
     StorageError.
     """
     rows, before = plan.rows, plan.tables[0].parameters
     tables = {f"table-{number}": table.digest for number, table in enumerate(plan.tables)}
-    taken = {name: before.get(name) for name in ("by", "epoch", "step", "use_from")}  # which run and epoch it is for
+    taken = {name: before.get(name) for name in ("by", "epoch", "step", "use_from")}  # the run and epoch of the table
     recorded = {**taken, **parameters, "width": plan.width, "labels": plan.labels.rows}
     request = Request("negatives", {"queries": rows.digest, **tables, **parents}, recorded)
 
@@ -95,10 +95,10 @@ Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
 
 
 def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make) -> Summary:
-    """Write shard `shard` of the table, a row group at a time, with what `make` counts.
+    """Write shard `shard` of the table, one row group at a time, and return it with the counts of `make`.
 
-    `make` gets `columns` of the rows, as far as they have them, their ids [B], keys [B, K] of each table, and the
-    counter. Raises TableError, StorageError.
+    `make` gets those of `columns` that the rows have, their ids [B], the keys [B, K] of each table, and the counter.
+    Raises TableError, StorageError.
     """
     plan.meter.start(STEP)
     rows, counts = plan.rows, Counter[str]()
@@ -116,7 +116,7 @@ def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make)
 
 
 def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
-    """Return the places [B, width] of the first `width` keys of each row, and then of EMPTY; `counts` gets the rows."""
+    """Return the places [B, width] of the first `width` keys of each row, then of EMPTY; `counts` counts the rows."""
     gone = np.pad(keys == EMPTY, ((0, 0), (0, max(0, width - keys.shape[1]))), constant_values=True)
     places = np.argsort(gone, axis=1, kind="stable")[:, :width]
     left, kept = int((~gone).sum()), ~np.take_along_axis(gone, places, axis=1)
@@ -126,7 +126,7 @@ def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray
 
 
 def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
-    """Return keys [B, K] of a row group. Raises TableError: rows, labels or scores that cannot be."""
+    """Return keys [B, K] of a row group. Raises TableError: impossible rows, labels or scores."""
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
@@ -141,7 +141,7 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 
 
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
-    """Open the rows of DATA that all tables at `urls` belong to, the tables, and the labels.
+    """Open the rows of DATA to which all tables at `urls` belong, the tables, and the labels.
 
     Raises TableError: other rows, other labels, points instead of labels, or label ranges.
     """

@@ -1,4 +1,4 @@
-"""Inputs of one mining run, every lineage checked: a training run's dump, tables of `extremis embed`, or both."""
+"""Inputs of one mining run with checked lineage: a training run's dump, tables of `extremis embed`, or both."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,18 +12,18 @@ from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
 
-_FIRST = -2  # the dump that a run makes of the run before, for epoch 0
-_UNLISTED = 8  # epochs after the last dump that is listed
+_FIRST = -2  # the dump that a run makes from the previous run, for epoch 0
+_UNLISTED = 8  # number of epochs to check after the last listed dump
 
 
 @dataclass(frozen=True)
 class MineInputs:
-    """Points and vectors of one run. `epoch`: epoch of the dump, or None; `root`: place of the tables by source.
+    """Points and vectors of one run. `epoch`: epoch of the dump, or None. `root`: URL of the tables of all sources.
 
-    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, like that of the queries; their
-    product adds 1 to every score without information, so it is left out. `requested`: the trainer's request in the
-    dump. `attempt`: the name below which all is written until it is put in place. `texts`: the labels table; None if
-    points are searched.
+    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as in the queries. The column only
+    adds 1 to every score, so it is left out. `requested`: the trainer's request in the dump. `attempt`: name of the
+    folder in which all files are written before they are moved into place. `texts`: the labels table; None if points
+    are searched.
     """
 
     by: str
@@ -39,12 +39,12 @@ class MineInputs:
 
     @property
     def labels(self) -> int:
-        """L; N of points."""
+        """Number of labels L, or of points N."""
         return self.vectors.rows
 
     @property
     def dimension(self) -> int:
-        """D."""
+        """Dimension D of the vectors."""
         return self.vectors.dimension
 
     @property
@@ -107,9 +107,9 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
 
 
 def complete_dumps(run: str) -> dict[int, str]:
-    """Map epoch to digest of the vectors, for every complete dump of `run`, oldest first.
+    """Map the epoch to the digest of the vectors, for every complete dump of `run`, oldest first.
 
-    A dump is complete when its vectors, which are written last, and every source that they name are published. A store
+    A dump is complete when its vectors, which are written last, and all sources named in them are published. A store
     may list new files late, so the next few epochs are also checked by name.
     """
     layout = RunLayout(run)
@@ -164,9 +164,9 @@ def _sources(
 
 
 def _rows_of(data: DataLayout, name: str) -> Table:
-    """Open the rows of a source, as the trainer calls it.
+    """Open the rows of the source `name` of the trainer.
 
-    `queries`, `labels`, a part of either if rows are dealt by parts, or a split if splits are mixed.
+    The name is `queries`, `labels`, a part of either if rows are dealt by parts, or a split if splits are mixed.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -181,7 +181,7 @@ def _rows_of(data: DataLayout, name: str) -> Table:
 def _vectors(
     data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
 ) -> tuple[Table, str]:
-    """Return the vectors to search, and whether they are of the `classifier`, of `labels` or of the `points`."""
+    """Return the vectors to search, and their origin: `classifier`, `labels` or `points`."""
     by = options.by or (dump.parameters.get("by") if dump and options.vectors is None else None) or "classifier"
     if by == "points":
         names = [] if dump is None else _source_names(dump)
@@ -221,7 +221,7 @@ def _vectors(
 
 
 def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
-    """Raise TableError if embeddings and vectors do not come from the same space."""
+    """Raise TableError if embeddings and vectors are not in the same space."""
     got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:
         raise TableError(

@@ -1,7 +1,7 @@
-"""Blocks of labels, indexes and a batch of queries that fit into the memory of one worker process; bytes on storage.
+"""Fit blocks of labels, indexes and a batch of queries into the memory of one worker; estimate bytes on storage.
 
-Memory is estimated before the run: one group of blocks, its indexes, one batch of queries; neither N nor L enters.
-Bytes on storage are estimated by the same sizes. The constants are measured (docs/mining.md), with a small reserve.
+The estimate of memory is made before the run: one group of blocks, its indexes and one batch of queries, independent of
+N and L. Bytes on storage follow from the same sizes. The constants are measured (docs/mining.md), with a small reserve.
 """
 
 import math
@@ -20,18 +20,18 @@ from search.index import MOST_REFINE
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
-_PAIR_BYTES = 96  # of a candidate while it is fetched, scored, filtered and sorted
-LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
+_PAIR_BYTES = 96  # bytes per candidate while it is fetched, scored, filtered and sorted
+LABELS_A_ROW = 64  # assumed positives and filtered labels per row; the manifest does not state their number
 LARGEST_BATCH = 4096
 SMALLEST_BATCH = 64
 SMALLEST_BLOCK = 4096
-# Bytes on storage of a score beside its label's bits: 1.8 to 2.3 of a packed candidate, 1.3 to 1.9 of a table.
+# Bytes on storage of a score, without the bits of its label: 1.8 to 2.3 in a packed candidate, 1.3 to 1.9 in a table.
 _PACKED_SCORE, _TABLE_SCORE = 2.4, 1.5
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that an estimate depends on. `fetch` candidates a row and block, `columns` in a finished row."""
+    """Sizes that determine an estimate: `fetch` candidates per row and block, `columns` in a finished row."""
 
     dimension: int
     fetch: int
@@ -40,9 +40,9 @@ class Sizes:
     vector_group: int  # bytes of a row group of vectors, as read
     query_group: int  # bytes of a row group of queries and embeddings, as read
     table_group: int  # bytes of a row group of the finished table
-    ranges: int = 1  # label ranges, of `fetch` candidates each
-    weakest: int = 0  # bytes that a margin needs of each row and group
-    aliases: int = 0  # bytes of labels of equal text
+    ranges: int = 1  # label ranges with `fetch` candidates each
+    weakest: int = 0  # bytes that a margin needs per row and group
+    aliases: int = 0  # bytes of labels with equal texts
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
+    """Division of [0, L) into blocks that fit a memory: `bounds` are P blocks [start, stop), ordered by label range.
 
-    `groups` are the blocks [first, stop) that are in memory together. `range_of` names the range of each block,
-    `block_rows` is the most vectors of any, `batch` the queries searched at a time. `estimate` is of the largest group.
-    `by_cost`: the index was chosen by its estimated cost, and is used for a block only if it saves time there.
+    `groups` are ranges [first, stop) of blocks in memory together. `range_of` is the label range of each block,
+    `block_rows` the most vectors in a block, `batch` the number of queries per search. `estimate` is for the largest
+    group. `by_cost`: the index was chosen by its estimated cost; a block uses it only if it saves time.
     """
 
     factory: Factory
@@ -87,11 +87,11 @@ class Blocks:
 
     @property
     def sole(self) -> bool:
-        """Return whether one group has all labels, so its result is the table, without a merge."""
+        """Whether one group has all labels, so that its result is the table, without a merge."""
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
-        """Estimate the bytes of one row's candidates of a group in storage."""
+        """Estimate the bytes of one row's candidates from one group in storage."""
         first, stop = self.groups[group]
         labels = self.bounds[stop - 1][1] - self.bounds[first][0]
         kept = len({*self.range_of[first:stop]}) * min(self.sizes.fetch, labels)
@@ -99,7 +99,7 @@ class Blocks:
 
     @property
     def row_bytes(self) -> float:
-        """Estimate the bytes of one row's candidates of all groups in storage; 0 for a single group."""
+        """Bytes of one row's candidates from all groups in storage; 0 for a single group."""
         return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
 
     def table_bytes(self, rows: int) -> int:
@@ -107,7 +107,7 @@ class Blocks:
         return int(rows * self.sizes.columns * (math.log2(max(2, self.bounds[-1][1])) / 8 + _TABLE_SCORE))
 
     def index_bytes(self, flat: bool = False) -> int:
-        """Estimate the bytes of all blocks' indexes in storage; of exact search none, or with `flat` the vectors."""
+        """Estimate the bytes of all blocks' indexes in storage; for exact search 0, or with `flat` the vectors."""
         if self.factory.exact:
             return 4 * self.sizes.dimension * self.bounds[-1][1] * flat
         dimension = self.factory.dimension(self.sizes.dimension)
@@ -116,8 +116,8 @@ class Blocks:
     def pass_rows(self, rows: int) -> int:
         """Return the most rows of a pass whose candidates and kept indexes take no more bytes than all tables.
 
-        If indexes alone take more than half of the tables, candidates may take half. All `rows` if they are few, or if
-        their candidates take an eighth of the vectors, which each pass reads again.
+        If the indexes alone take more than half of the tables' bytes, candidates may take half. Returns all `rows` if
+        they are few, or if their candidates take an eighth of the vectors' bytes, which each pass reads again.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
         vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
@@ -126,9 +126,9 @@ class Blocks:
         return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
 
     def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
-        """Estimate the bytes on storage, by use, while the tables of `rows` rows are made; without zeros.
+        """Estimate the bytes on storage, by use and without zeros, while the tables of `rows` rows are made.
 
-        Tables; candidates of a pass of `at_once` rows (None: the largest pass); indexes kept between passes.
+        Uses: tables; candidates of a pass of `at_once` rows (None: the largest pass); indexes kept between passes.
         """
         at_once = min(rows, self.pass_rows(rows)) if at_once is None else at_once
         needs = {
@@ -140,12 +140,12 @@ class Blocks:
 
 
 def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int = 1) -> Estimate:
-    """Estimate the peak of a worker that searches `blocks` blocks of `rows` vectors, `batch` queries at a time."""
+    """Estimate the peak of a worker that searches `blocks` blocks of `rows` vectors with `batch` queries at a time."""
     dimension = factory.dimension(sizes.dimension)
     trained = 0 if factory.exact else min(rows, factory.training_rows())
-    # A block that is trained on whole is not copied for it.
+    # A block is not copied for training if training uses all of it.
     sample = trained if trained < rows else 0
-    # Faiss takes its own sample of these, and residuals of as many for a product quantizer.
+    # Faiss draws its own sample of these vectors, and as many residuals for a product quantizer.
     copies = 2 if factory.lossy else 1
     return Estimate(
         process=_PROCESS,
@@ -159,27 +159,27 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int 
 
 
 def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
-    """Estimate the bytes of one batch: queries, and their fetched, ranked and merged candidates."""
+    """Estimate the bytes of one batch: its queries, and their fetched, ranked and merged candidates."""
     fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
     pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns, sizes.ranges * sizes.fetch)
     return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * LABELS_A_ROW)
 
 
 def fit_batch(factory: Factory, memory: int, sizes: Sizes) -> int:
-    """Fit the queries at a time into an eighth of what `memory` leaves: between 64 and 4,096."""
+    """Return the number of queries per batch that fit into an eighth of the free `memory`: between 64 and 4,096."""
     query_bytes = batch_bytes(factory, 1, sizes)
     return max(SMALLEST_BATCH, min(LARGEST_BATCH, max(0, memory - _PROCESS) // 8 // query_bytes))
 
 
 def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes) -> int:
-    """Return the largest number of vectors of a block within `memory`, at most `most`; 0 if none fits."""
+    """Return the largest number of vectors in a block that fits into `memory`, at most `most`; 0 if no block fits."""
     if estimate(factory, most, batch, sizes).total <= memory:
         return most
     return bisect_right(range(1, most), memory, key=lambda rows: estimate(factory, rows, batch, sizes).total)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """Return the estimate of a plan. Raises InputError, with the necessary memory, if it exceeds `memory`."""
+    """Return the estimate of a plan. Raises InputError that states the necessary memory, if it exceeds `memory`."""
     need = estimate(factory, rows, batch, sizes)
     if need.total > memory:
         raise InputError(
@@ -192,7 +192,7 @@ def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Siz
 
 
 def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
-    """Return the memory with which the plan fits, the larger batches that come with more memory included."""
+    """Return the memory with which the plan fits, including the larger batches that more memory implies."""
     memory = estimate(factory, rows, batch, sizes).total
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
         memory = total
@@ -200,22 +200,22 @@ def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
 
 
 def group_bytes(table: Manifest, row_bytes: float) -> int:
-    """Estimate the bytes of one row group of `table`, held about twice while it is decoded."""
+    """Estimate the bytes of one row group of `table`, which is about twice in memory while it is decoded."""
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
     """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
 
-    Raises InputError: it is too little, or `spec` is no index.
+    Raises InputError: the memory is too small, or `spec` is not an index.
     """
     most = min(options.block_rows or labels, -(-labels // options.ranges))
     largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))
 
     def price(factory: Factory) -> float | None:
-        """Cost of an index with blocks as large as the memory allows; None if it does not fit."""
+        """Return the cost of an index with blocks as large as the memory allows; None if it does not fit."""
         if (options.nprobe or options.refine) and not factory.lists:
-            return math.inf  # these options are for inverted lists
+            return math.inf  # these options apply to inverted lists only
         batch = options.query_batch or fit_batch(factory, options.memory, sizes)
         fits = options.block_rows or fit_rows(factory, most, batch, options.memory, sizes)
         if fits < min(most, SMALLEST_BLOCK) and not factory.exact:
@@ -235,7 +235,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     longest = max(stop - start for start, stop in bounds)
     require_fit(factory, longest, batch, options.memory, sizes)
     one, two = (estimate(factory, longest, batch, sizes, blocks).total for blocks in (1, 2))
-    together = min(len(bounds), 1 + (options.memory - one) // max(1, two - one))  # blocks that fit
+    together = min(len(bounds), 1 + (options.memory - one) // max(1, two - one))  # number of blocks that fit
     groups = tuple(equal_ranges(0, len(bounds), -(-len(bounds) // together)))
     need = estimate(factory, longest, batch, sizes, max(stop - first for first, stop in groups))
     return Blocks(factory, spec == AUTO, batch, rows, bounds, range_of, groups, need, sizes)

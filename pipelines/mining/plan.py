@@ -32,7 +32,7 @@ from search.index import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
-# Options that decide the content of a table as they are; those of a search decide that of a kept index, too.
+# Options that determine the content of a table; the options of a search also determine the content of a kept index.
 SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
 _RANK_OPTIONS = (
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
@@ -43,7 +43,7 @@ REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
     "The same command resumes after the finished shards."
 )
-RECORD = "record"  # extension of the files that say what is finished
+RECORD = "record"  # extension of the files that record finished work
 _INDEXES = "indexes"
 
 Place = tuple[int, int]  # source, shard
@@ -52,10 +52,10 @@ Task = tuple[int, bool, Sequence[Place]]
 
 @dataclass(frozen=True)
 class MinePlan(Blocks):
-    """The search of one run, and the places of its tables.
+    """Plan of the search of one run, and of the places of its tables.
 
-    `width` is K of one range, `fetch` the candidates that a row needs of each block. `aliases` is the number of labels
-    that share their text. `index_url`: the place of a permanent copy of every block's index; None: no copy.
+    `width` is K of one range, `fetch` the number of candidates that a row needs from each block. `aliases` counts the
+    labels with shared texts. `index_url`: the place of a permanent copy of every block's index; None: no copy.
     """
 
     inputs: MineInputs
@@ -71,12 +71,12 @@ class MinePlan(Blocks):
 
     @property
     def columns(self) -> int:
-        """Columns of the finished table."""
+        """Number of columns of the finished table."""
         return self.width * self.options.ranges
 
     @property
     def dimension(self) -> int:
-        """Columns of vectors and queries in memory."""
+        """Number of columns of vectors and queries in memory."""
         return self.factory.dimension(self.inputs.dimension)
 
     @property
@@ -85,11 +85,11 @@ class MinePlan(Blocks):
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
     def without(self, finished: Container[str]) -> "MinePlan":
-        """Return the plan for the other sources: a table does not depend on the tables made with it."""
+        """Return the plan without the sources `finished`: a table does not depend on the other tables of its plan."""
         return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
     def below(self, attempt: str) -> "MinePlan":
-        """Return the plan of an attempt of this name."""
+        """Return the plan of the attempt with this name."""
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
     def audited(self, source: Source) -> int:
@@ -100,7 +100,7 @@ class MinePlan(Blocks):
 
     @functools.cached_property
     def work(self) -> str:
-        """Digest of all that decides the content of shards and indexes."""
+        """Digest of everything that determines the content of shards and indexes."""
         parents = [self.inputs.parents(source) for source in self.inputs.sources]
         before = {name: table.digest for name, table in self.previous.items()}
         facts = [code_version(), self.parameters(), self.by_cost, parents, before]
@@ -108,7 +108,7 @@ class MinePlan(Blocks):
 
     @property
     def finished(self) -> str:
-        """Prefix of finished shards and indexes, which a later attempt at the same work takes over."""
+        """Prefix of finished shards and indexes, which a later attempt at the same work reuses."""
         return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
 
     def candidates(self, place: Place, group: int) -> str:
@@ -118,7 +118,7 @@ class MinePlan(Blocks):
 
     @property
     def alias_url(self) -> str:
-        """URL of the labels of equal text, if there are any."""
+        """URL of the labels with equal texts, if there are any."""
         return join(self.inputs.scratch, "aliases")
 
     def _named(self, place: Place, extension: str) -> str:
@@ -139,16 +139,16 @@ class MinePlan(Blocks):
         return join("tables", self._named(place, RECORD))
 
     def index_record(self, block: int) -> str:
-        """Return the path of the record of a block's index that is kept."""
+        """Return the path of the record of a block's kept index."""
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     def note(self, block: int) -> str:
-        """Return the URL of the record of a block's index; a permanent index is made again by each attempt."""
+        """Return the URL of the record of a block's index; each attempt makes a permanent index again."""
         return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
 
     @property
     def indexes(self) -> str:
-        """Prefix of the indexes that are kept, for good or from pass to pass."""
+        """Prefix of the indexes that are kept permanently or between passes."""
         return self.index_url or join(self.finished, _INDEXES)
 
     @property
@@ -157,7 +157,7 @@ class MinePlan(Blocks):
         return [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
 
     def rows(self, places: Iterable[Place]) -> int:
-        """Count the rows of these shards."""
+        """Return the number of rows of these shards."""
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
 
     def passes(self, places: Iterable[Place]) -> list[list[Place]]:
@@ -172,7 +172,7 @@ class MinePlan(Blocks):
         return passes
 
     def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
-        """List (group of blocks, whether to keep its indexes, shards): each group with every one of `places`.
+        """List (group of blocks, whether to keep its indexes, shards); each group is paired with all of `places`.
 
         A group has `tasks` work items, or fewer if there are fewer shards.
         """
@@ -184,11 +184,11 @@ class MinePlan(Blocks):
         ]
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters of a table's manifest: all that decides its content, besides its parents."""
+        """Return the parameters of a table's manifest: everything that determines its content, except its parents."""
         options, inputs = self.options, self.inputs
         return {
             **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
-            # None for "top", as in tables that were made before there was another.
+            # None for "top", as in tables from before other draws existed.
             "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,
             "width": self.width,
@@ -201,16 +201,16 @@ class MinePlan(Blocks):
             "step": inputs.requested.get("step"),
             "use_from": inputs.use_from,
             "labels": inputs.labels,
-            # None where no text is another's, as of tables that were made before texts were compared.
+            # None if no texts are equal, as in tables from before texts were compared.
             "equal_texts": {"rule": options.equal_texts, "labels": inputs.texts.digest}
             if self.aliases and inputs.texts
             else None,
         }
 
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
-        """Estimate the bytes that mining these shards writes next to the tables, by use, as `needs` does.
+        """Estimate the bytes, by use, that mining these shards writes to the storage of the tables, like `needs`.
 
-        indexed: blocks whose indexes exist already. Indexes that are kept for good are elsewhere.
+        indexed: number of blocks whose indexes already exist. Permanent indexes are elsewhere.
         """
         rows = [self.rows(some) for some in self.passes(places)]
         needs = self.needs(sum(rows), max(rows, default=0))
@@ -218,9 +218,9 @@ class MinePlan(Blocks):
         return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
     def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
-        """Refuse to mine these shards if there is no room for `needs_of`.
+        """Refuse to mine these shards if there is not enough room for `needs_of`.
 
-        here: workers run on this machine, whose TMPDIR holds files on their way to other storage. Raises RoomError.
+        here: workers run on this machine; its TMPDIR holds files before they go to other storage. Raises RoomError.
         """
         require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
@@ -231,8 +231,8 @@ class MinePlan(Blocks):
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the tables that need not be made, by source.
 
-        A table is made again if the trainer has written its dump again. One that an epoch trains on is never
-        replaced while the run continues: see docs/decisions/0003. Raises InputError for any other table.
+        A table is made again if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
+        while the run continues: see docs/decisions/0003. Raises InputError for any other table.
         """
         options, inputs = self.options, self.inputs
         from_dump = inputs.epoch is not None and options.queries is None and options.vectors is None
@@ -253,7 +253,7 @@ class MinePlan(Blocks):
         return tables
 
     def describe(self) -> Iterator[str]:
-        """Say what will be done, and what it needs, one fact a line."""
+        """Yield lines that describe the plan and its needs, one fact per line."""
         inputs, rows = self.inputs, self.rows(self.places)
         width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
         yield (
@@ -280,10 +280,10 @@ class MinePlan(Blocks):
 
 
 def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Table]) -> MinePlan:
-    """Plan a run: the user's options win over the trainer's request in the dump; sizes decide the rest.
+    """Plan a run: the user's options override the trainer's request in the dump; sizes determine the rest.
 
-    Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
-    a plan that does not fit into `memory`.
+    Raises InputError: no width in options or dump, contradictory options, more labels than a candidate can name, or a
+    plan that does not fit into `memory`.
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:
@@ -305,12 +305,12 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     aliases = find_aliases(inputs.texts, options.equal_texts)
     sizes = sizes_of(inputs.dimension, inputs.vectors.manifest, queries, options, fetch, columns)
     sizes = replace(sizes, aliases=aliases.bytes if aliases else 0)
-    # Every source counts, made already or not: a table is the same after an attempt that was cut off.
+    # Every source counts, also if its table exists: a table is the same after an interrupted attempt.
     rows = sum(manifest.rows for manifest in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
     index.require_sense(blocks.factory, fixed)
     if not blocks.factory.exact:
-        index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
+        index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # fails here rather than on a worker
     return MinePlan(
         **vars(blocks),
         inputs=inputs,

@@ -1,7 +1,7 @@
-"""Records of finished work: a shard of a table, a block's index; and the summary of a table from its records.
+"""Records of finished work (a shard of a table, a block's index), and the summary of a table from its records.
 
-A worker writes a record when its work is finished. The launching process makes the manifest from the records, and a
-resumed attempt takes over the records of the same work, with their files.
+A worker writes a record when its work is finished. The launching process makes the manifest from the records. A resumed
+attempt reuses the records of the same work, with their files.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from schemas.manifest import Shard
 from schemas.sizes import with_room
 from schemas.storage import join
 
-_READERS = 16  # records at a time
+_READERS = 16  # records read at a time
 _REMEDY = "The record is made again."
 
 
 class Record(NamedTuple):
-    """Entry of a file, if there is one, facts as JSON values, and arrays."""
+    """Record of finished work: the entry of its file if it has one, facts as JSON values, and arrays."""
 
     entry: Shard | None
     facts: dict[str, Any]
@@ -46,7 +46,7 @@ def write_record(url: str, entry: Shard | None, facts: dict[str, Any], **arrays:
 
 
 def read_record(url: str) -> Record:
-    """Read a record. Raises FileNotFoundError; TableError: damaged; StorageError."""
+    """Read a record. Raises FileNotFoundError, TableError (damaged), StorageError."""
     content = storage.read_sealed(url, _REMEDY)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -58,7 +58,7 @@ def read_record(url: str) -> Record:
 
 
 def find_left(plan: MinePlan) -> tuple[list[Place], int]:
-    """List the shards that no attempt at the plan's work has finished, and count the kept indexes; nothing is read."""
+    """List the shards that no attempt at the plan's work has finished, and count the kept indexes. Reads no file."""
     root = phases(plan.inputs.root)
     folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
     there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
@@ -81,7 +81,7 @@ def take_over(plan: MinePlan) -> None:
 
 
 def _move_whole(old: str, new: str) -> None:
-    """Move the files that have a record and their size, then their records: each is whole at any moment."""
+    """Move files of the size in their record, and then their records, so that a record always has a complete file."""
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
     for name in (name for name in sizes if name.endswith(RECORD)):
         with contextlib.suppress(FileNotFoundError, TableError):
@@ -94,7 +94,7 @@ def _move_whole(old: str, new: str) -> None:
 
 
 def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
-    """Return shards in order, counters, quality and profile of the table of a source. Raises as `read_record`."""
+    """Return shards in order, counters, quality and profile of a source's table. Raises the errors of `read_record`."""
     urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
     with ThreadPoolExecutor(_READERS) as readers:
         entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)

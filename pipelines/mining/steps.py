@@ -1,6 +1,6 @@
-"""Steps of a worker: load a group of blocks, search a shard against it, merge a shard and finish it.
+"""Steps of a worker: load a group of blocks, search a shard against the group, merge a shard and finish it.
 
-Candidates between search and merge are in storage, one file a group and shard, not in the runner's memory: a worker
+Between search and merge, candidates are in storage, one file per group and shard, not in the runner's memory. A worker
 holds one group of blocks and one batch of queries, for any number of queries and labels.
 """
 
@@ -48,21 +48,21 @@ from search.index import SearchParams, apply, build, read_index, tune, write_ind
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
-_PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
+_PART = 512  # queries that a thread searches at a time: enough that they share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
     *("above_margin", "above_max_score", "below_min_score", "not_drawn"),
 )
-# Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
+# Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
-Held = tuple[np.ndarray, Exclusions]  # of a batch's audited rows: queries, and what they drop
+Held = tuple[np.ndarray, Exclusions]  # of a batch's audited rows: queries, and labels to drop
 Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
 
 class LoadedBlock(NamedTuple):
-    """A block ready to be searched."""
+    """A block that is ready for search."""
 
     number: int
     block: Block
@@ -71,7 +71,7 @@ class LoadedBlock(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """One shard of a table: its entry, the number of padded rows, and the sampled rows: keys [S, columns], ids [S]."""
+    """One shard of a table: its entry, the number of padded rows, and keys [S, columns] and ids [S] of sampled rows."""
 
     entry: Shard
     padded: int
@@ -83,7 +83,7 @@ class WrittenShard(NamedTuple):
 class GroupCandidates:
     """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
 
-    `content` is their file; for a single group, whose candidates need no merge, the finished shard. `params` by block.
+    `content`: file of the candidates, or the finished shard of a single group. `params`: search parameters by block.
     """
 
     group: int
@@ -95,9 +95,9 @@ class GroupCandidates:
 
 
 def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Yield ((source, shard), candidates): indexes are built or read, searched for all shards of the task, discarded.
+    """Build or read indexes, search them for all shards of the task, discard them; yield ((source, shard), candidates).
 
-    A sole group finishes its shards, and yields nothing. Raises TableError, InputError, StorageError.
+    If there is only one group, it finishes its shards and yields nothing. Raises TableError, InputError, StorageError.
     """
     group, keep, places = task
     with _ONE_ITEM:
@@ -113,13 +113,13 @@ def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandi
 
 
 def merge_shard(element: tuple[Place, Iterable[GroupCandidates]], plan: MinePlan) -> None:
-    """Write a shard of a table, and its record, from ((source, shard), candidates of each group)."""
+    """Write a shard of a table and its record from ((source, shard), candidates of each group)."""
     with _ONE_ITEM:
         _finish(plan, *element)
 
 
 def load_block(plan: MinePlan, number: int, profile: Profile, keep: bool = False) -> LoadedBlock:
-    """Read, index and tune block `number`, or read the index that was kept, or `keep` it.
+    """Read, index and tune block `number`, or read its kept index; with `keep`, keep a new index.
 
     Raises TableError, InputError, StorageError.
     """
@@ -173,10 +173,10 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
 def search_shards(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], places: Iterable[Place], profile: Profile
 ) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Search every row of each (source, shard) against the blocks; write candidates, or a sole group's table.
+    """Search every row of each (source, shard) against the blocks; write candidates, or the table of a single group.
 
-    Each thread searches its own part of a batch: so the work before and after Faiss uses all processors, no thread
-    waits for another, and the parts in progress are one batch at most. A GPU takes a batch whole. Raises TableError,
+    Each thread searches its own part of a batch, so the work before and after Faiss uses all processors, no thread
+    waits for another, and the parts in progress are at most one batch. A GPU searches a whole batch. Raises TableError,
     StorageError.
     """
     with contextlib.ExitStack() as held:
@@ -192,13 +192,13 @@ def search_shards(
             (place, _search_shard(plan, group, blocks, place, spent))
             for place, spent in zip(places, profiles, strict=False)
         )
-        # The rows that are audited are searched while the next shard is.
+        # Audited rows are searched at the same time as the next shard.
         for place, wait in _one_ahead(searches):
             yield place, wait()
 
 
 def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates]) -> None:
-    """Write the best of all groups for every row of the shard, aligned with its queries, and the shard's record."""
+    """Write the best candidates of all groups for every row of the shard, aligned with its queries, and its record."""
     source, shard = plan.sources[place[0]], place[1]
     groups = sorted(candidates, key=lambda offer: offer.group)
     profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
@@ -225,7 +225,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
-    """Return the manifest's counters of candidates: their number less all that are dropped, by rule, is `kept`."""
+    """Return the manifest's counters of candidates: `kept` is their number minus the numbers dropped by each rule."""
     drops = {name: counts[name] for name in DROPS}
     outranked = counts["candidates"] - sum(drops.values()) - counts["kept"]
     return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
@@ -245,7 +245,7 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
 def _search_shard(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
 ) -> Callable[[], GroupCandidates]:
-    """Search the shard of (source, shard); the result waits for its audit."""
+    """Search the shard of (source, shard); the returned function waits for the audit and returns the result."""
     counts: Counter[str] = Counter()
     held: list[Held] = []
     rows = _search_batches(plan, blocks, place, counts, held)
@@ -259,7 +259,7 @@ def _search_shard(
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
             plan.meter.count(SEARCH, 0, content.edges[-1])
-    # Exact search of a handful of rows costs as much as of a hundred.
+    # Exact search of a few rows costs as much as of a hundred rows.
     queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
     exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
@@ -286,7 +286,7 @@ def _search_shard(
 def _search_batches(
     plan: MinePlan, blocks: Sequence[LoadedBlock], place: Place, counts: Counter[str], held: list[Held]
 ) -> Iterator[Rows]:
-    """Search a shard, reading its batches once for all blocks; `held` gets the queries of audited rows."""
+    """Search a shard, reading its batches once for all blocks; append the queries of audited rows to `held`."""
     plan.meter.start(SEARCH)
     audited = _sampled_rows(plan, place)
     searches = (
@@ -309,19 +309,19 @@ def _search_batches(
 
 
 def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
-    """Read a shard in batches, with the labels to drop, including labels with the text of a positive."""
+    """Read a shard in batches with the labels to drop, including labels with the text of a positive."""
     for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
 
 
 def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch: int) -> None:
-    """Merge keys [B, F] of label range `of` into those of `ranges`."""
+    """Merge keys [B, F] of label range `of` into the keys of `ranges`."""
     ranges[of] = merge([ranges[of], keys], fetch) if of in ranges else keys
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items in order, each when it is ready; while the caller waits, the next searches run."""
+    """Yield items in order, one item behind `items`, so that the next search already runs."""
     held: deque[T] = deque()
     for item in items:
         held.append(item)
@@ -359,7 +359,7 @@ def _merge_chunk(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
 
-    Two groups' candidates are held at a time, however many there are.
+    The candidates of at most two groups are in memory at a time.
     """
     ranges: dict[int, np.ndarray] = {}
     weakest = np.array(np.inf, np.float32)
@@ -376,7 +376,7 @@ def _merge_chunk(
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
-    """Return the table's sampled rows, of queries `ids`, as exact search would fill them: `exact` [S, columns]."""
+    """Return the exact search results for the table's sampled rows, of queries `ids`: `exact` [S, columns]."""
     by_range = [
         merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
         for of in range(plan.options.ranges)

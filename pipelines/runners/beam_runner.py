@@ -1,4 +1,4 @@
-"""Flows as Beam pipelines, for engines and services; a worker's failure turned back into the error it was."""
+"""Run flows as Beam pipelines, on engines and services; restore the original error of a worker's failure."""
 
 import contextlib
 import difflib
@@ -26,19 +26,19 @@ from pipelines.runners.engine import Engine
 from pipelines.runners.local import Runner, quiet
 from schemas.errors import ExtremisError, InputError
 
-_NAMESPACE = "extremis"  # of metrics
-_SHUFFLING = ("DataflowRunner",)  # with a shuffle of its own
-_LOGGERS = ("apache_beam", "")  # Beam's portable runners tell the root what the engine says
-# Beam ends a worker's message with the step it was in; the traceback's last line names the class.
+_NAMESPACE = "extremis"  # namespace of metrics
+_SHUFFLING = ("DataflowRunner",)  # runners with their own shuffle
+_LOGGERS = ("apache_beam", "")  # Beam's portable runners log the engine's messages to the root logger
+# Beam ends a worker's message with its step; the last line of the traceback names the error class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 class BeamRunner(Runner):
-    """Runner that gives a flow to Beam with these options. Raises InputError for an unknown runner or option."""
+    """Runner that runs flows with Beam and these options. Raises InputError for an unknown runner or option."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = options.PipelineOptions(list(flags))
-        # Nothing of ours is defined in a main module, so no worker needs a copy of one.
+        # Extremis defines nothing in a main module, so workers do not need a copy of it.
         self._options.view_as(options.SetupOptions).save_main_session = False
         name = self._options.view_as(options.StandardOptions).runner
         if self._options.view_as(options.GoogleCloudOptions).template_location:
@@ -53,20 +53,20 @@ class BeamRunner(Runner):
                 f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
             ) from None
         refuse_unknown(tuple(flags))
-        self._counts: dict[str, Count] = {}  # of all flows so far
+        self._counts: dict[str, Count] = {}  # counts of all flows so far
         self.shuffles = type(self._runner).__name__ in _SHUFFLING
         self.far = True
         portable = self._runner if isinstance(self._runner, PortableRunner) else None
         self._engine = None if portable is None else Engine(portable, self._options, flags)
-        self.pipeline()  # refuses what its own checks refuse
+        self.pipeline()  # fails if the runner's own checks fail
 
     def __exit__(self, *error: object) -> None:
-        """End the servers that were started for an engine."""
+        """Stop the servers that were started for an engine."""
         if self._engine is not None:
             self._engine.close()
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers of an engine. Raises as `Engine.ask`."""
+        """Ask the workers of an engine. Raises the errors of `Engine.ask`."""
         if self._engine is not None:
             self._engine.ask(reads, folder, say)
 
@@ -74,14 +74,14 @@ class BeamRunner(Runner):
         """Make an empty pipeline. Raises InputError: the runner refuses its options."""
         try:
             pipeline = beam.Pipeline(runner=self._runner, options=self._options)
-        except ValueError as error:  # a runner's own checks: a bucket or project that is none
+        except ValueError as error:  # a runner's own checks: an invalid bucket or project
             raise InputError(f"Beam options: {str(error).strip()}") from None
-        # For transforms in other languages, of which there are none; Beam would leave it behind.
+        # For transforms in other languages, which are not used; Beam would not remove it.
         os.rmdir(pipeline.local_tempdir)
         return pipeline
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises a worker's ExtremisError unchanged, and an ExtremisError if an engine failed."""
+        """Run `flow`. Raises the ExtremisError of a worker unchanged, and ExtremisError if an engine failed."""
         engine = self._engine
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
@@ -113,7 +113,7 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
         return tuple(made[output] for output in outputs) | f"{name}: all" >> beam.Flatten()
 
     for number, stage in enumerate(flow.stages):
-        label = f"{stage.name} ({number})"  # of this stage alone
+        label = f"{stage.name} ({number})"  # unique to this stage
         if stage.given is not None:
             made[Output(number, MAIN)] = pipeline | label >> beam.Create(list(stage.given))
             continue
@@ -130,13 +130,13 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
 
 
 class _Step(beam.DoFn):
-    """Work of a stage, on a worker that has answered the question."""
+    """Work of a stage, on a worker that answers the question first."""
 
     def __init__(self, work: Work, question: Question | None) -> None:
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at the first element: if setup fails, Java waits three minutes and hides the reason."""
+        """Answer at the first element. If setup failed instead, Java would wait three minutes and hide the reason."""
         if self._question is not None:
             answer(self._question)
 
@@ -150,7 +150,7 @@ class _Each(_Step):
 
 
 class _Over(_Step):
-    """Work on the elements of a bundle, which are small, at its end."""
+    """Work on all elements of a bundle at its end; the elements are small."""
 
     def start_bundle(self) -> None:
         self._elements: Elements = []
@@ -174,7 +174,7 @@ def _for_beam(made: Any) -> Any:
 def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
     """Return the counts of a finished pipeline from its metrics; empty if the runner keeps none."""
     counts: dict[str, Count] = {}
-    with contextlib.suppress(Exception):  # of any kind: a runner without metrics
+    with contextlib.suppress(Exception):  # any error: the runner has no metrics
         assert metrics is not None
         measured = metrics.query(MetricsFilter().with_namespace(_NAMESPACE))
         for metric in measured["counters"]:
@@ -190,16 +190,16 @@ def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
 
 @also_tell
 def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
-    """Count for Beam, on its workers, which import this module with their DoFns."""
+    """Count in Beam's metrics. Beam workers import this module together with their DoFns."""
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
 
 
 def unwrap(error: BaseException) -> ExtremisError | None:
-    """Return the ExtremisError that a runner wrapped into `error`, or None.
+    """Return the ExtremisError that a runner wrapped in `error`, or None.
 
-    Runners in this process chain or re-raise the exception; the others pass its traceback on as text.
+    Runners in this process chain or re-raise the exception; other runners pass its traceback as text.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -208,7 +208,7 @@ def unwrap(error: BaseException) -> ExtremisError | None:
         seen = seen.__cause__ or seen.__context__
     classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ExtremisError, *_subclasses(ExtremisError))}
     names = "|".join(re.escape(name) for name in classes)
-    # A chain of tracebacks repeats the message; its last copy ends the text, or Java's trace follows, or the step.
+    # A chain of tracebacks repeats the message; the last copy is at the end, or before Java's trace or the step.
     ends = r" \[while running '|^\n(?:During handling|The above)|^\s*\tat |\Z"
     matches = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
     if not matches:
@@ -219,7 +219,7 @@ def unwrap(error: BaseException) -> ExtremisError | None:
 
 @functools.cache
 def refuse_unknown(flags: tuple[str, ...]) -> None:
-    """Refuse options that Beam does not know; it drops them with a warning. Raises InputError."""
+    """Raise InputError for options that Beam does not know; Beam itself would ignore them with a warning."""
     parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
     for kind in _subclasses(options.PipelineOptions):
         with contextlib.suppress(Exception):  # two classes may declare the same option

@@ -1,14 +1,14 @@
-"""`extremis-worker`: the boot program of a worker on a cluster, instead of the one in Beam's container image.
+"""`extremis-worker`: boot program of a worker on a cluster, which replaces the program in Beam's container image.
 
     engine ─▶ extremis-worker --id … (PROCESS, DOCKER) ─┐
     engine ─▶ extremis-worker --worker_pool (EXTERNAL) ─┼─▶ warm parent ─▶ worker
     engine ─▶ the launching process (LOOPBACK) ─────────┘
 
-The engine tells a worker its id and the endpoint of its provision service, which knows the rest. A warm parent has
-imported the worker's packages, and forks a worker in milliseconds; it has no threads and no gRPC, which do not survive
-a fork. It is started by the first who asks, for the same program, modules and environment, and ends soon after its last
-worker. A worker ends with who asked for it. Nothing is installed: the environment has what `--requirements_file` would
-bring.
+The engine tells a worker its id and the endpoint of its provision service, which provides the rest. A warm parent has
+imported the worker's packages, and forks a worker in milliseconds; it uses no threads and no gRPC, because they do not
+survive a fork. The first request starts a warm parent for one program, set of modules and environment; it ends soon
+after its last worker. A worker ends when its requester ends. Nothing is installed: the environment must already contain
+the packages of `--requirements_file`.
 """
 
 import argparse
@@ -35,28 +35,28 @@ from typing import Any, NoReturn
 
 from schemas.processes import end_with_parent, python_command
 
-_PROVISION_SECONDS = 60.0  # for the runner to say what this worker is for
-_IDLE_SECONDS = 10.0  # of a warm parent without workers
-_LOOK_SECONDS = 0.5  # of a warm parent, at its workers
+_PROVISION_SECONDS = 60.0  # timeout for the runner to describe this worker
+_IDLE_SECONDS = 10.0  # until a warm parent without workers ends
+_LOOK_SECONDS = 0.5  # between checks of a warm parent on its workers
 _IMPORTED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "pipelines.shard",
     "pipelines.mine",
     "pipelines.runners.check",
 )
-_PACKAGES = ("schemas", "search", "trainer", "pipelines")  # whose change makes a warm parent stale
-_LONGEST = 60  # characters of a folder for sockets, whose paths end at 107
+_PACKAGES = ("schemas", "search", "trainer", "pipelines")  # a change of these makes a warm parent stale
+_LONGEST = 60  # characters of a folder for sockets, whose paths have at most 107
 _CHUNK = 1 << 16  # bytes of an order
 _FORKED = b"f"
-POOL_PORT = 50000  # as in Beam's image
+POOL_PORT = 50000  # the port of Beam's image
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become a worker, or serve a pool of workers, as `arguments` say; default: the arguments of this process."""
+    """Become a worker or serve a pool of workers, according to `arguments` (default: the arguments of this process)."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser, options = parse(words)
     if options.worker_pool:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # which a container's first process would ignore
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a container's first process would ignore it
         with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
             signal.pause()
     elif not options.id or not options.provision_endpoint:
@@ -78,13 +78,13 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--semi_persist_dir", default="/tmp", help="a folder for files of the worker")
     parser.add_argument("--worker_pool", action="store_true", help="serve runners with EXTERNAL environments")
     parser.add_argument("--service_port", type=int, default=POOL_PORT, help="port of the pool")
-    options, _ = parser.parse_known_args(arguments)  # runners have more, which Beam's own boot program needs
+    options, _ = parser.parse_known_args(arguments)  # runners pass more options, for Beam's own boot program
     options.id = options.id and options.id.strip("'")  # Prism quotes it
     return parser, options
 
 
 def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
-    """Return the environment variables of this worker, then of its neighbours: the answers of the runner.
+    """Ask the runner for the environment variables of this worker, and then of its sibling workers.
 
     Raises grpc.RpcError: the runner does not answer.
     """
@@ -116,7 +116,7 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _run_worker(words: Sequence[str]) -> int:
-    """Have a warm parent fork the worker, and wait for its end; its status. Without a parent, become the worker."""
+    """Let a warm parent fork the worker, and return the status at its end. Without a parent, become the worker."""
     forked = False
     with contextlib.suppress(OSError), _order_worker({"words": words}, (1, 2)) as worker:
         forked = worker.recv(1) == _FORKED
@@ -124,15 +124,15 @@ def _run_worker(words: Sequence[str]) -> int:
             return status[0]
     if not forked:
         _work({"words": words})
-    return int(forked)  # a worker that was killed says nothing
+    return int(forked)  # a worker that was killed sends nothing
 
 
 def _work(order: Mapping[str, Any]) -> None:
-    """Serve the Beam runner that an order names until its end, next to other workers of that runner."""
+    """Serve the Beam runner that an order names until the runner ends, next to its other workers."""
     own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
     beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
     os.environ.update(own)
-    # Beam logs to the runner; without any other handler its first message would open one on standard error.
+    # Beam logs to the runner; without another handler, its first message would open a handler on standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
@@ -145,15 +145,15 @@ def _work(order: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
-    """Serve runners with EXTERNAL environments from threads of this process until the block ends; the port.
+    """Serve runners with EXTERNAL environments from threads of this process until the block ends; yield the port.
 
-    Several runners may share the pool, and use the same names for their workers: a request to stop a name stops nobody,
-    and each worker ends with its runner's connection. `silent`: what workers print is dropped.
+    Several runners may share the pool, and use the same names for their workers. The pool ignores requests to stop a
+    name, and each worker ends with its runner's connection. `silent`: the output of workers is dropped.
     """
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(open(os.devnull, "w")) if silent else None
         places = (output.fileno(), output.fileno()) if output else (1, 2)
-        workers = {stack.enter_context(_order_worker({}, places))}  # which does nothing but keep the warm parent
+        workers = {stack.enter_context(_order_worker({}, places))}  # an idle process that keeps the warm parent alive
 
         import grpc
         from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
@@ -189,15 +189,15 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
 
 def _forget_when_ended(workers: set[socket.socket], worker: socket.socket) -> None:
     with contextlib.suppress(OSError), worker:
-        worker.recv(1)  # its status, at its end
+        worker.recv(1)  # the status that the worker sends at its end
     workers.discard(worker)
 
 
 def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
-    """Order a worker from the warm parent, which is started if there is none; the worker lives while this is open.
+    """Order a worker from the warm parent, started if necessary; the worker lives while the returned socket is open.
 
-    It writes to the files with the descriptors `places`, and sends _FORKED, and in the end its status. An empty order
-    is a process that waits. Raises OSError: there is no place for a socket here.
+    It writes to the file descriptors `places`, sends _FORKED, and at the end its status. An empty order gives a process
+    that only waits. Raises OSError: this machine has no place for a socket.
     """
     place, connection = _socket_place(), socket.socket(socket.AF_UNIX)
     with _locked(place.parent):
@@ -224,7 +224,7 @@ def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.s
 
 
 def _socket_place() -> Path:
-    """Return the socket of the warm parent for this program, its modules, environment and folder. Raises OSError."""
+    """Return the socket path of the warm parent for this program, modules, environment and folder. Raises OSError."""
     modules = (path for name in _PACKAGES for path in (Path(__file__).parents[2] / name).rglob("*.py"))
     newest = max(path.stat().st_mtime_ns for path in modules)
     facts = [sys.executable, sys.path, sorted(os.environ.items()), os.getcwd(), newest]
@@ -239,7 +239,7 @@ def _socket_place() -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep everybody else from starting or ending warm parents."""
+    """Prevent other processes from starting or ending warm parents within the block."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -249,11 +249,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def serve_warm(number: int) -> None:
-    """Run a warm parent, whose listening socket has the file descriptor `number`, until nobody needs it."""
+    """Run a warm parent, whose listening socket has the file descriptor `number`, until no process needs it."""
     listener = socket.socket(fileno=number)
     for name in _IMPORTED:
         importlib.import_module(name)
-    gc.freeze()  # pages that no collection touches stay shared
+    gc.freeze()  # memory pages that garbage collection does not touch stay shared
     needed = time.monotonic()
     while True:
         if _reap():
@@ -273,7 +273,7 @@ def serve_warm(number: int) -> None:
 
 
 def _reap() -> bool:
-    """Forget the workers that have ended; whether there are others."""
+    """Remove the workers that have ended; return whether others remain."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -283,7 +283,7 @@ def _reap() -> bool:
 
 
 def _be_worker(connection: socket.socket) -> NoReturn:
-    """Carry out the order that comes through `connection`; end with it."""
+    """Execute the order from `connection`; end when the connection ends."""
     status = 1
     try:
         order, places, _, _ = socket.recv_fds(connection, _CHUNK, 2)

@@ -1,8 +1,8 @@
-"""Question to the workers of an engine, asked with the first flow: versions, INPUT to read, a place to write.
+"""Question to the workers of an engine with the first flow: their versions, can they read INPUT, can they write?
 
     launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
 
-A problem becomes one message with the worker and the remedy; without the question, a flow would fail late, or wait
+A problem becomes one message with the worker and the remedy. Without the question, a flow would fail late or wait
 forever.
 """
 
@@ -27,13 +27,13 @@ from schemas.manifest import code_version
 from schemas.sizes import say_bytes
 from schemas.storage import join
 
-OPTION = "extremis_question"  # of Beam, by which a worker knows the question before Beam gives it work
+OPTION = "extremis_question"  # Beam option that gives a worker the question before its work
 _ANSWERED: set[str] = set()  # on a worker: questions that it has answered
 _LAUNCHER = "launcher.json"
 
 
 def versions() -> str:
-    """Return what launcher and workers share: versions of Extremis, Beam, and Python without its last part."""
+    """Return the versions that must agree on launcher and workers: Extremis, Beam, and Python without the last part."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Extremis {code_version()}, Beam {apache_beam.version.__version__}, Python {python}"
 
@@ -50,7 +50,7 @@ class Question:
 
     @staticmethod
     def ask(reads: Sequence[str], folder: str) -> "Question":
-        """Return a question, which workers find below `folder`. Raises StorageError."""
+        """Write a question for the workers below `folder`, and return it. Raises StorageError."""
         question = Question(uuid.uuid4().hex, versions(), reads, join(folder, "check"), time.time())
         storage.write_bytes(join(question.folder, _LAUNCHER), str(question).encode(), durable=False)
         return question
@@ -59,7 +59,7 @@ class Question:
         return json.dumps(asdict(self))
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return what workers have answered so far. Raises InputError: a worker says what it lacks; StorageError."""
+        """Return the workers' answers so far. Raises InputError: a worker reports what it lacks; StorageError."""
         answers = []
         for name in storage.list_names(self.folder):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -69,7 +69,7 @@ class Question:
         return sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
 
     def summarize(self, say: Progress) -> None:
-        """Say who has answered. Raises InputError: nobody, though the work is done."""
+        """Report which workers have answered. Raises InputError: no worker has, though the work is done."""
         workers = self.answers()
         if not workers:
             raise InputError(
@@ -83,7 +83,7 @@ class Question:
 
 
 def compare_versions(beam_options: Mapping[str, Any]) -> None:
-    """Compare the versions on a worker, by the options that a runner gives it, before Beam does: it says it in a log.
+    """Compare the versions on a worker, from the options of the runner, before Beam does: Beam reports only in a log.
 
     Raises InputError.
     """
@@ -93,7 +93,7 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
 
 
 def answer(question: Question) -> None:
-    """Answer on a worker, once a process. Raises InputError that names this worker and what it lacks."""
+    """Answer on a worker, once per process. Raises InputError that names this worker and what it lacks."""
     if question.id not in _ANSWERED:
         _answer(question, write=True)
         _ANSWERED.add(question.id)
@@ -117,7 +117,7 @@ def _answer(question: Question, write: bool) -> None:
                 _require_readable(worker, read)
             storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
     except InputError as error:
-        with contextlib.suppress(ExtremisError, OSError):  # the launcher may look here before the engine tells it
+        with contextlib.suppress(ExtremisError, OSError):  # the launcher may read it before the engine's error
             storage.write_bytes(url, json.dumps({"lacks": str(error)}).encode(), durable=False)
         raise
     except (StorageError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Flows on Dask: stage by stage, as on this machine, and each piece of a stage is a task.
+"""Run flows on Dask: stage by stage, as on this machine; each piece of a stage is a Dask task.
 
 Only the options come from Beam: Beam's own Dask runner runs only the last step, and mixes tagged outputs
 (docs/decisions/0006).
@@ -26,12 +26,12 @@ from schemas.waits import Wait, waiting
 PIECES_A_THREAD = 2
 _CONNECT_SECONDS = 30
 _DRAIN_SECONDS = 600
-_STOPPED: set[str] = set()  # on a worker: runs whose pieces should end
-_AT_WORK: Counter[str] = Counter()  # on a worker: pieces at work, by run
+_STOPPED: set[str] = set()  # on a worker: runs whose pieces must stop
+_AT_WORK: Counter[str] = Counter()  # on a worker: number of running pieces, by run
 
 
 class DaskRunner(Runner):
-    """Runner of `--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or its own workers."""
+    """Runner of `--runner=DaskRunner`: uses the scheduler that `--dask_client_address` names, or starts own workers."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = PipelineOptions(list(flags)).view_as(DaskOptions)
@@ -41,7 +41,7 @@ class DaskRunner(Runner):
     def _run(self, flow: Flow) -> Mapping[str, Count]:
         """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or they die.
 
-        When it raises, no task of the flow is at work any more. The workers report the counts.
+        When it raises, no task of the flow is running any more. The workers report the counts.
         """
         with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
@@ -50,7 +50,7 @@ class DaskRunner(Runner):
 
 
 def work_on(run: str, piece: Piece) -> Outputs:
-    """Do a piece of `run` on a worker. Raises the errors of the work."""
+    """Execute a piece of `run` on a worker. Raises the errors of the work."""
     _AT_WORK[run] += 1
     try:
         goes_on = itertools.takewhile(lambda _: run not in _STOPPED, piece.elements)
@@ -60,15 +60,15 @@ def work_on(run: str, piece: Piece) -> Outputs:
 
 
 def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]:
-    """Do the pieces of a stage; their outputs in order."""
-    # Not pure: Dask would name a task by its arguments, and hand out the result of an earlier run of the same name.
+    """Execute the pieces of a stage, and return their outputs in order."""
+    # Not pure: Dask would name a task by its arguments, and return the result of an earlier task of the same name.
     futures = client.map(functools.partial(work_on, run), pieces, pure=False)
     try:
         made = dict(as_completed(futures, with_results=True))
         return [made[future] for future in futures]
     except BaseException as error:
         client.cancel(futures, force=True)
-        # A piece of `run` that went on would write into what is cleared, or made again.
+        # A piece of `run` that continued would write into folders that are cleared or written again.
         for _ in waiting("the Dask workers to finish their tasks", seconds=_DRAIN_SECONDS):
             if not any(client.run(stop, run, on_error="ignore").values()):
                 break
@@ -81,14 +81,14 @@ def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]
 
 
 def stop(run: str) -> int:
-    """Ask the pieces of `run` on this worker to end after their element; return how many are at work."""
+    """Ask the pieces of `run` on this worker to stop after their current element; return how many are running."""
     _STOPPED.add(run)
     return _AT_WORK[run]
 
 
 @contextmanager
 def _connect(options: DaskOptions) -> Iterator[Client]:
-    """Connect to workers that run this very code. Raises ExtremisError: no scheduler, no worker, other code."""
+    """Connect to workers that run the same code. Raises ExtremisError: no scheduler, no worker, or different code."""
     names = ("address", "timeout", "scheduler_file", "name")
     settings = options.get_all_options(drop_default=True, current_only=True)
     settings = {name: value for name, value in settings.items() if name in names}

@@ -1,4 +1,4 @@
-"""Engines: Flink, Spark and Prism through a Beam job server, which runs the jobs of a command one after the other."""
+"""Engines (Flink, Spark and Prism) behind a Beam job server, which runs the jobs of a command one after the other."""
 
 import contextlib
 import copy
@@ -35,16 +35,16 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.waits import Wait, waiting
 
-START_SECONDS = 60.0  # for the first answer of a worker
+START_SECONDS = 60.0  # timeout for the first answer of a worker
 _CONNECT_SECONDS = 5.0
-_SERVER_SECONDS = 120.0  # for a job server of our own to listen
+_SERVER_SECONDS = 120.0  # timeout for our own job server to listen
 _CANCEL_SECONDS = 10.0
-_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # at a job, and at answers on a disk or in a store
-# A stage finds the worker of the one before it. Less than Flink waits before it tries again (1 s), since that would
-# find a dead worker, again and again.
+_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # between checks of a job, of local and remote answers
+# A stage reuses the worker of the previous stage. The time is shorter than Flink's wait before a retry (1 s), because
+# otherwise each retry would find a dead worker.
 _CACHE_MILLISECONDS = "500"
-_PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have answered this process
-# A job server ends with this process, whatever ends it: then the pipe on standard input is closed.
+_PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have already answered this process
+# A job server ends with this process in every case, because the pipe on its standard input closes.
 _ENDS_WITH_US = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
 _BINARIES = {
     "FlinkRunner": "Give Beam's jar for your Flink as --flink_job_server_jar=PATH",
@@ -55,7 +55,7 @@ _BINARIES = {
 
 
 class StartOptions(options.PipelineOptions):
-    """Our own Beam options: `--start_timeout`, seconds; and the question that goes to the workers with them."""
+    """Extremis's Beam options: `--start_timeout` in seconds, and the question, which is passed to workers with them."""
 
     @classmethod
     def _add_argparse_args(cls, parser: "options._BeamArgumentParser") -> None:
@@ -70,9 +70,9 @@ class StartOptions(options.PipelineOptions):
 
 
 class Engine:
-    """Engine that Beam options name, for the jobs of one command.
+    """The engine that Beam options name, for the jobs of one command.
 
-    `start` and `close` are for its job server and LOOPBACK's workers. Raises InputError: no engine is named.
+    `start` and `close` manage its job server and LOOPBACK's workers. Raises InputError: the options name no engine.
     """
 
     def __init__(self, runner: PortableRunner, beam_options: options.PipelineOptions, flags: Sequence[str]) -> None:
@@ -80,13 +80,13 @@ class Engine:
         self._portable = beam_options.view_as(options.PortableOptions)
         if type(runner) is PortableRunner and not self._portable.job_endpoint:
             raise InputError("--runner=PortableRunner needs the address of a job server: --job_endpoint=HOST:PORT.")
-        # Beam would ask pip, for a second a job, what is installed here.
+        # Beam would ask pip for the installed packages, which takes a second per job.
         beam_options.view_as(options.DebugOptions).add_experiment("disable_logging_submission_environment")
         if not any(flag.startswith("--environment_cache_millis") for flag in flags):
             self._portable.environment_cache_millis = _CACHE_MILLISECONDS
         beam_options.view_as(options.DebugOptions).add_experiment("disable_prism_server_singleton")
         self._flink, self._theirs = Flink.of(beam_options), self._portable.job_endpoint not in (None, "embed")
-        if self._theirs and type(runner) is PortableRunner:  # whose job server knows its Flink
+        if self._theirs and type(runner) is PortableRunner:  # the job server knows the address of Flink
             beam_options.view_as(options.FlinkRunnerOptions).flink_master = "[auto]"
         self._name = beam_options.view_as(options.GoogleCloudOptions).job_name or "extremis"
         self._stack, self._started = contextlib.ExitStack(), False
@@ -95,9 +95,9 @@ class Engine:
         self.question: Question | None = None
 
     def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers, as they begin with the first job, to read `reads` and to write below `folder`.
+        """Ask the workers to read `reads` and to write below `folder` when they begin with the first job.
 
-        Once a process; nothing is asked with `--start_timeout=0`. Raises ExtremisError: no job server, no slot.
+        Asks once per process, and not with `--start_timeout=0`. Raises ExtremisError: no job server, no slot.
         """
         self._say = say
         self.start()
@@ -109,12 +109,12 @@ class Engine:
         self._options.view_as(StartOptions).extremis_question = str(self.question)
 
     def start(self) -> None:
-        """Start the servers that the jobs need: once. Raises ExtremisError, InputError."""
+        """Start the servers that the jobs need, once. Raises ExtremisError, InputError."""
         if self._started:
             return
         _silence_beam()
         try:
-            self._runner.default_environment(self._options)  # which says where LOOPBACK is the default
+            self._runner.default_environment(self._options)  # this states where LOOPBACK is the default
         except ValueError as error:
             raise InputError(f"Beam options: {error}") from None
         require_job_server(self._portable)
@@ -127,20 +127,20 @@ class Engine:
         self._started = True
 
     def close(self) -> None:
-        """End what `start` has started."""
+        """Stop the servers that `start` has started."""
         self._stack.close()
 
     def name_job(self) -> str:
-        """Return the name of the next job; it is in the options of the pipelines that are made from now on."""
+        """Return the name of the next job, and put it into the options of all following pipelines."""
         self.start()
         name = f"{self._name}-{secrets.token_hex(4)}"
         self._options.view_as(options.GoogleCloudOptions).job_name = name
         return name
 
     def run(self, pipeline: beam.Pipeline, name: str) -> Any:
-        """Run a pipeline to its end; its metrics. Raises ExtremisError, RuntimeError; then its job is ended, too.
+        """Run a pipeline to its end and return its metrics. Raises ExtremisError, RuntimeError; then the job ends, too.
 
-        Where it may continue, the message says so.
+        If the job may continue, the message says so.
         """
         result: PipelineResult | None = None
         with _ending(), contextlib.ExitStack() as waits:
@@ -154,11 +154,11 @@ class Engine:
                 if self.question is not None and self._flags not in _PASSED:
                     self.question.summarize(self._say)
                     _PASSED.add(self._flags)
-                with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
+                with contextlib.suppress(Exception):  # any error: a runner without metrics, a lost job server
                     return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
             except BaseException as error:
-                # Beam says of a job that failed RuntimeError; an interrupt may come when one has begun, and Beam has
-                # not said so.
+                # Beam raises RuntimeError for a failed job; an interrupt may come after a job has begun and before
+                # Beam reports it.
                 begun = result is not None or not isinstance(error, Exception)
                 remains = self._end(result, name) if begun and not isinstance(error, RuntimeError) else ""
                 if isinstance(error, ExtremisError):
@@ -171,7 +171,7 @@ class Engine:
         return None
 
     def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
-        """Look at the workers' answers if it is time. Raises InputError: a worker lacks something, or none answers."""
+        """Check the workers' answers at intervals. Raises InputError: a worker lacks something, or none answers."""
         began = time.monotonic()
         if self.question is None:
             while True:
@@ -221,7 +221,7 @@ class Engine:
         return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
-        """Cancel a job; return nothing if it has ended, or what remains of it and how to end it."""
+        """Cancel a job. Returns "" if the job has ended, else a text that says what remains and how to end it."""
 
         def ask() -> None:
             with contextlib.suppress(Exception):
@@ -244,21 +244,21 @@ class Engine:
         )
 
     def _start_job_server(self) -> None:
-        """Start the job server that the runner brings: one for all jobs. Raises InputError."""
+        """Start the runner's own job server, one for all jobs. Raises InputError."""
         name = type(self._runner).__name__
         remedy = _BINARIES.get(name, "See the runner's page").format(version=beam.version.__version__)
         (port,) = pick_port(None)
         own = self._options.view_as(options.JobServerOptions)
         own.job_port = own.job_port or port
-        server = self._runner.default_job_server(copy.deepcopy(self._options))  # which it changes
-        # Beam would end it by a handler of signals, which the main thread alone may set.
+        server = self._runner.default_job_server(copy.deepcopy(self._options))  # the call changes the options
+        # Beam would end it with a signal handler, which only the main thread may set.
         server = getattr(server, "_job_server", server)
         if not isinstance(server, SubprocessJobServer):  # it lives in this process
             return
         server._local_temp_root = folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="extremis-"))
         try:
             command, endpoint = server.subprocess_cmd_and_endpoint()
-        except Exception as error:  # of any kind: what it downloads is not there
+        except Exception as error:  # any error: its download is not available
             raise InputError(
                 f"cannot start a job server of {name}: {engine_errors.first_cause(str(error))}. {remedy}."
             ) from None
@@ -271,7 +271,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C is for this process, which cancels its job first
+                start_new_session=True,  # Ctrl-C must reach only this process, which cancels its job first
             )
         self._stack.callback(_stop, process)
         for _ in waiting("the job server to start", seconds=_SERVER_SECONDS, every=_LOOK_SECONDS):
@@ -285,7 +285,7 @@ class Engine:
 
 
 def _states(result: PipelineResult) -> Iterator[bool]:
-    """Yield whether a job has ended, every moment. Raises RuntimeError: it has failed; grpc.RpcError."""
+    """Yield at short intervals whether a job has ended. Raises RuntimeError: the job failed; grpc.RpcError."""
     ended = futures.Future[Any]()
 
     def wait() -> None:
@@ -310,7 +310,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 @functools.cache
 def _silence_beam() -> None:
-    """Drop what Beam's waiting threads would print when a job server is missing: `Engine.run` says it."""
+    """Suppress the output of Beam's waiting threads about a missing job server: `Engine.run` reports it."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:
@@ -345,7 +345,7 @@ def _connect(endpoint: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the block as Ctrl-C does: a job outlives its launcher."""
+    """Let SIGTERM and SIGHUP end the block like Ctrl-C, because a job would outlive its launcher."""
     main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]

@@ -1,4 +1,4 @@
-"""Failures of engines as messages: known failures with the setting, others with the first cause in one line."""
+"""Turn failures of engines into messages: known failures name the setting, others show the first cause in one line."""
 
 import re
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from schemas.errors import ExtremisError, InputError
 
 _MEBIBYTE = 1 << 20
-_SPARE = 2  # times what was lacking first: the tasks behind it have taken none yet
+_SPARE = 2  # factor on the amount that was lacking: later tasks have not taken their share yet
 
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
 _CAUSED_BY = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
-_STATE = re.compile(r"^Pipeline \S+ failed in state \w+: ")  # Beam's words ahead of the engine's
+_STATE = re.compile(r"^Pipeline \S+ failed in state \w+: ")  # Beam's text before the engine's message
 _PYTHON = re.compile(r"Traceback \(most recent call last\):")
 _PYTHON_CAUSE = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
 )
-# Beam's own check, where workers have another boot program than ours.
+# Beam's own check, if workers use a different boot program.
 _OTHER_BEAM = re.compile(r"Submission environment: \S+/(\S+?)\. Runtime environment: \S+/(\S+?)\.(?:\s|$)")
 _LONGEST = 300  # characters of an unknown cause
 
@@ -43,7 +43,7 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
 
 Messages = dict[str, str | Callable[[re.Match[str], str], str]]
 
-# By a pattern of what an engine says: the message, with what the groups matched, or what makes it of match and text.
+# Pattern of an engine's text: a message with the matched groups, or a function of match and text that makes it.
 _MEMORY: Messages = {
     r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
@@ -57,11 +57,11 @@ _MEMORY: Messages = {
         "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
     ),
 }
-# What options or the set-up say wrong, before any work begins.
+# Errors of options or set-up, before any work begins.
 _SETUP: Messages = {
     r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available": _network_buffers,
     r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
-    r"TimeoutException: Timeout has occurred: \d+ ms": (  # what is left of a request for slots
+    r"TimeoutException: Timeout has occurred: \d+ ms": (  # the remaining text of a request for slots
         "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise taskmanager.numberOfTaskSlots, "
         "or lower --parallelism to the number of free slots."
     ),
@@ -73,7 +73,7 @@ _SETUP: Messages = {
         "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
         "extra `pipelines` at the same path on every machine, and name its bin/extremis-worker."
     ),
-    r"IOException: error=\d+, ([^\n.]+)": (  # what is left of it where the engine tells the innermost cause alone
+    r"IOException: error=\d+, ([^\n.]+)": (  # the remaining text if the engine reports only the innermost cause
         "a machine of the engine cannot start its workers ({0}): with --environment_type=PROCESS the command of "
         "--environment_config, bin/extremis-worker of an environment at the same path on every machine; with "
         "DOCKER (the default) docker."
@@ -119,7 +119,7 @@ _RUNNING: Messages = {
 
 
 def explain(text: str) -> ExtremisError:
-    """Return the error for the failure of an engine that `text` describes, with or without Java's traces."""
+    """Return the error for an engine's failure that `text` describes, with or without Java's traces."""
     for pattern, message in (_MEMORY | _SETUP | _RUNNING).items():
         if match := re.search(pattern, text):
             said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
@@ -128,7 +128,7 @@ def explain(text: str) -> ExtremisError:
 
 
 def failure(text: str, service: bool = False) -> Exception:
-    """Return the error in the message of an engine or a service: an error of ours on a worker, or of the engine."""
+    """Return the error in a message of an engine or service: a worker's ExtremisError, or the engine's failure."""
     if versions := _OTHER_BEAM.search(text):
         return InputError(
             f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "

@@ -1,4 +1,4 @@
-"""Flink's REST interface: facts that a job server reports late or not at all, and cancelling."""
+"""Flink's REST interface, for facts that a job server reports late or not at all, and to cancel jobs."""
 
 import contextlib
 import json
@@ -16,33 +16,33 @@ from schemas.errors import ExtremisError, InputError
 from schemas.waits import waiting
 
 _ANSWER_SECONDS = 5.0
-_SLOT_SECONDS = 5.0  # for slots of a job that has just ended to be free
+_SLOT_SECONDS = 5.0  # until the slots of a job that has just ended are free
 _ENDED = ("FINISHED", "FAILED", "CANCELED")
-_STARTS_MANAGERS = ("kubernetes.cluster-id", "yarn.application.id")  # keys of a JobManager that starts TaskManagers
+_STARTS_MANAGERS = ("kubernetes.cluster-id", "yarn.application.id")  # settings of a JobManager that starts TaskManagers
 
 
 @dataclass(frozen=True)
 class Flink:
-    """JobManager of Flink at `url`, the address of --flink_master."""
+    """Flink's JobManager at `url`, the address of --flink_master."""
 
     url: str
 
     @staticmethod
     def of(options: PipelineOptions) -> "Flink | None":
-        """Return the JobManager that the options name; None if they name none."""
+        """Return the JobManager that the options name, or None."""
         master = options.view_as(FlinkRunnerOptions).flink_master or ""
         if not master or master.startswith("["):
             return None
         return Flink((master if "://" in master else f"http://{master}").rstrip("/"))
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """Return the answer of the JobManager. Raises OSError, ValueError."""
+        """Return the JobManager's answer to a request. Raises OSError, ValueError."""
         request = urllib.request.Request(f"{self.url}/{path}", method=method)
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             return json.load(answer)
 
     def require_slots(self, parallelism: int) -> None:
-        """Require a JobManager, and slots for a job. Raises ExtremisError, InputError: there are too few."""
+        """Require a JobManager, and enough slots for a job. Raises ExtremisError; InputError: too few slots."""
         counts: dict[str, Any] = {}
         try:
             for _ in waiting("free slots of Flink", seconds=_SLOT_SECONDS, every=0.5):
@@ -64,7 +64,7 @@ class Flink:
             )
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return id and state of the job `name`; empty if there is none, or Flink does not answer."""
+        """Return id and state of the job `name`; both are empty if the job does not exist, or Flink does not answer."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             for job in self.ask("jobs/overview")["jobs"]:
                 if job["name"] == name:
@@ -72,7 +72,7 @@ class Flink:
         return "", ""
 
     def cancel(self, name: str, seconds: float) -> bool:
-        """Cancel the job `name`; return whether it ended within so many seconds. It may appear meanwhile."""
+        """Cancel the job `name`, which may start late; return whether it ended within `seconds`."""
         for _ in waiting("Flink to cancel the job", seconds=seconds, every=0.3):
             number, state = self.find(name)
             if state in _ENDED:

@@ -1,4 +1,4 @@
-"""Flows on this machine: in this process, on its threads, or on worker processes; if a worker dies, the run ends."""
+"""Run flows on this machine: in this process, on its threads, or on worker processes. A worker's death ends the run."""
 
 import logging
 import queue
@@ -19,8 +19,8 @@ from schemas.errors import ExtremisError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait
 
-_PIECES = 4  # of a stage's elements a worker: one that is done takes another
-_STOP_SECONDS = 20.0  # for an idle worker process to end
+_PIECES = 4  # pieces of a stage per worker: a worker that is done takes the next piece
+_STOP_SECONDS = 20.0  # timeout for an idle worker process to end
 
 Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
@@ -34,14 +34,14 @@ class Piece:
     tags: tuple[str, ...]
 
     def __call__(self) -> Outputs:
-        """Do the work; its outputs by tag. Raises the errors of the work."""
+        """Do the work and return its outputs by tag. Raises the errors of the work."""
         return by_tag(self.work(self.elements), self.tags)
 
 
 class Runner:
-    """Runner of flows, closed after the last one by a `with` block.
+    """Runner of flows; a `with` block closes it after the last flow.
 
-    shuffles: it moves bulk data itself. far: each flow is a remote job, which takes seconds to start.
+    shuffles: the runner moves bulk data itself. far: each flow is a remote job, which takes seconds to start.
     """
 
     shuffles = far = False
@@ -50,26 +50,26 @@ class Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the workers, if the runner has started any."""
+        """Stop the workers, if the runner has started any."""
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask workers elsewhere whether they can read `reads` and write below `folder`. Raises ExtremisError."""
+        """Ask remote workers whether they can read `reads` and write below `folder`. Raises ExtremisError."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end, `watch` shows its steps. A worker's error is raised here as it was raised there."""
+        """Run `flow` to its end while `watch` shows its steps. Raises the error of a worker unchanged."""
         with watch.watching() if watch is not None else nullcontext() as settle:
             counts = self._run(flow)
             if settle is not None:
                 settle(counts)
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`, and return the counts of all flows so far, as far as the runner has its own."""
+        """Run `flow`, and return the runner's own counts of all flows so far, if it has any."""
         raise NotImplementedError
 
 
 @contextmanager
 def quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log to loggers of these names: the errors are raised anyway."""
+    """Silence tracebacks that runners log to the loggers `names`: the errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -84,11 +84,11 @@ def quiet(names: Sequence[str]) -> Iterator[None]:
 
 
 class LocalRunner(Runner):
-    """Runner of this machine; worker processes live until the `with` block ends, through all of its flows."""
+    """Runner of this machine. Worker processes serve all flows, and live until the `with` block ends."""
 
     def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
         self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
-        self.alone = mode == "in_memory"  # in this process, a piece of work after the other
+        self.alone = mode == "in_memory"  # in this process, one piece of work after the other
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._started: list[Worker] = []
 
@@ -97,7 +97,7 @@ class LocalRunner(Runner):
             worker.end(at_once=error[0] is not None)
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises the errors of workers; ExtremisError if a worker died. Nothing is at work then."""
+        """Run `flow`. Raises the errors of workers; ExtremisError if a worker died. No work runs after an error."""
         if self._mode == "in_memory":
             carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
         else:
@@ -130,7 +130,7 @@ class LocalRunner(Runner):
 
 
 def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
-    """Return the results in order. Raises the first error that comes, whichever piece it is of."""
+    """Return the results in order. Raises the earliest error of any piece."""
     ended: queue.SimpleQueue[Future[Outputs]] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(ended.put)
@@ -140,7 +140,7 @@ def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
 
 
 def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int) -> None:
-    """Run the stages of `flow` one after the other, each in `count` pieces; what no later one reads is let go."""
+    """Run the stages of `flow` in order, each in `count` pieces; release outputs that no later stage reads."""
     last = {output: number for number, stage in enumerate(flow.stages) for output in stage.inputs}
     held: dict[Output, Elements] = {}
     for number, stage in enumerate(flow.stages):
@@ -162,13 +162,13 @@ def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int
 
 
 def _cut(elements: Elements, most: int) -> list[Elements]:
-    """Cut elements into pieces in order, `most` or all elements."""
+    """Cut elements into at most `most` pieces, in order."""
     count = min(len(elements), most)
     return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
 
 
 class Worker:
-    """Worker process, which does one piece of work after the other."""
+    """Worker process that does one piece of work after the other."""
 
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
@@ -176,10 +176,10 @@ class Worker:
             program = f"from pipelines.runners.local import serve; serve({theirs.fileno()})"
             command = python_command(program)
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        self.counts: dict[str, Count] = {}  # of steps, since it was started
+        self.counts: dict[str, Count] = {}  # counts of steps since the start of the process
 
     def do(self, piece: Piece) -> Outputs:
-        """Have the process do `piece`. Raises the errors of the process, and ExtremisError if it ends."""
+        """Let the process do `piece`. Raises the errors of the process, and ExtremisError if it ends."""
         try:
             self._pipe.send(piece)
             outputs, error, self.counts = self._pipe.recv()
@@ -194,7 +194,7 @@ class Worker:
         return made
 
     def end(self, at_once: bool) -> None:
-        """Let the process end when it is idle, or `at_once`."""
+        """End the process when it is idle, or immediately if `at_once`."""
         if at_once:
             self._process.kill()
         self._pipe.close()
@@ -207,9 +207,9 @@ class Worker:
 
 
 def serve(place: int) -> None:
-    """Do the pieces that come through the pipe with the file descriptor `place`, until it is closed.
+    """Do the pieces from the pipe with the file descriptor `place`, until the pipe closes.
 
-    Each answer has outputs, an error, and what this process has counted so far. The process ends with its parent.
+    Each answer has outputs, an error, and the counts of this process so far. The process ends with its parent.
     """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this one
@@ -229,7 +229,7 @@ def serve(place: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent: an ExtremisError unchanged, any other with its traceback as the message."""
+    """Return a picklable error: an ExtremisError unchanged, any other error with its traceback as the message."""
     if not isinstance(error, ExtremisError):
         return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
     kind = next(each for each in type(error).__mro__ if each is ExtremisError or "__init__" not in vars(each))

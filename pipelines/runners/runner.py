@@ -1,4 +1,4 @@
-"""Choice of the runner of a flow, from the options after `--`: this machine, Dask, or Beam."""
+"""Choose the runner of a flow from the options after `--`: this machine, Dask, or Beam."""
 
 import functools
 import importlib
@@ -12,21 +12,21 @@ from schemas.errors import InputError, MissingExtra
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16
-# Runners beside that of this machine and Beam's, each with the extra that it needs.
+# Runners other than the local runner and Beam's runners, each with the extra that it needs.
 RUNNERS = {
     "DaskRunner": ("pipelines.runners.dask_runner", "dask"),
 }
-# Names of Beam's own local runners, whose options hold for ours.
+# Names of Beam's own local runners; the local runner accepts their options.
 _LOCAL = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
-# Beam's runners on which the bytes are those of this process.
+# Beam's runners that make the same bytes as this process.
 _ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "DataflowRunner")
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
-    """Return the runner that `beam_options` name (`--runner=...`); by default this process.
+    """Return the runner that `beam_options` name (`--runner=...`), by default the runner in this process.
 
-    One worker process a core if the files at `urls` are large enough, and workers can reach them (memory:// exists only
-    in this process). Raises InputError for an unknown runner or option; nothing is started yet.
+    The default uses one worker process per core if the files at `urls` are large enough, and workers can reach them
+    (memory:// exists only in this process). Raises InputError for an unknown runner or option; does not start anything.
     """
     name, mode, workers = _parsed(tuple(beam_options))
     if name in RUNNERS:
@@ -38,30 +38,30 @@ def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) ->
     if not any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in beam_options):
         reached = cores() > 1 and not any(url.startswith("memory://") for url in urls)
         sizes = (storage.size(url) for url in urls if storage.exists(url))
-        worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # whose start takes a second
+        worth_processes = reached and sum(sizes) >= _WORTH_PROCESSES  # a process takes a second to start
         mode, workers = "multi_processing" if worth_processes else "in_memory", min(cores(), _MOST_WORKERS)
     return LocalRunner(mode, workers or cores())
 
 
 def is_local(beam_options: Sequence[str]) -> bool:
-    """Return true if workers run on this machine, in this process's working directory."""
+    """Return whether workers run on this machine, in this process's working directory."""
     return _parsed(tuple(beam_options))[0] in _LOCAL
 
 
 def for_workers(beam_options: Sequence[str], url: str) -> str:
-    """Return `url` as workers of `beam_options` are told: they may not share this process's working directory."""
+    """Return `url` for workers of `beam_options`, which may not share this process's working directory."""
     return url if is_local(beam_options) else absolute_path(url)
 
 
 def absolute_path(url: str) -> str:
-    """Return a path of this machine as an absolute path; any other URL unchanged."""
+    """Return a local path as an absolute path, and any other URL unchanged."""
     return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
 
 
 @functools.cache
 def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
-    """Return the runner's name, and mode and workers of a local one. Raises InputError: an unknown option."""
-    if not flags:  # without Beam, whose import takes as long as much of the work
+    """Return the runner's name, and the mode and workers of a local runner. Raises InputError: an unknown option."""
+    if not flags:  # avoid Beam, whose import takes as long as a good part of the work
         return "", "in_memory", 1
     from apache_beam.options import pipeline_options as options
 
@@ -69,7 +69,7 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
     name = _known(options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or "")
     if name in RUNNERS:
-        _imported(name)  # its options come with it
+        _imported(name)  # the import declares its options
     elif name not in _LOCAL:
         return name, "in_memory", 1
     refuse_unknown(flags)
@@ -78,7 +78,7 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
 
 def _known(name: str) -> str:
-    """Return the runner that Beam knows by `name`, also a short name (flink). Raises InputError: unknown runner."""
+    """Return the full name of the runner `name`, which may be short (flink). Raises InputError: unknown runner."""
     known = (*_LOCAL, *RUNNERS, *_ELSEWHERE)
     short = name.rpartition(".")[2].lower().removesuffix("runner")
     for each in known:
@@ -91,7 +91,7 @@ def _known(name: str) -> str:
 
 
 def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
-    """Import a runner of RUNNERS. Raises MissingExtra."""
+    """Import the runner `name` of RUNNERS. Raises MissingExtra."""
     module, extra = RUNNERS[name]
     try:
         runner: Callable[[Sequence[str]], Runner] = getattr(importlib.import_module(module), name)

@@ -1,1 +1,1 @@
-"""Raw rows to shards: keys, tokens, shards, manifests."""
+"""Turn raw rows into shards: keys, tokens, shards, manifests."""

@@ -1,4 +1,4 @@
-"""Data set as a whole: existing files at DATA, its rejects, and the manifests that make it visible, DATA's own last."""
+"""The data set as a whole: existing files at DATA, rejects, and the manifests that make it visible, DATA's own last."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,19 +25,19 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.version import VERSION
 
-Range = tuple[str, int]  # a file, and the number of its _LINES
+Range = tuple[str, int]  # a file, and the number of a range of _LINES lines
 
 _GROUP_ROWS = 8192
-_LINES = 1 << 17  # of a file, whose rejects are sorted together
+_LINES = 1 << 17  # lines of a file whose rejects are sorted together
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
 def open_finished(
     data: str, inputs: Mapping[str, Any], options: Mapping[str, Any], version: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Open the data set at `data`, which has to be made from `inputs` with `options`, as this `version`.
+    """Open the data set at `data`, which must be made from `inputs` with `options`, as this `version`.
 
-    Raises InputError: made otherwise; TableError: damaged.
+    Raises InputError: made differently; TableError: damaged.
     """
     manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
     assert manifest is not None
@@ -51,28 +51,28 @@ def open_finished(
 
 
 def clear(data: str) -> None:
-    """Remove the data set at `data`, finished or not: invisible first."""
+    """Remove the data set at `data`, finished or not; make it invisible first."""
     manifests.unpublish(data)
     for name in DataLayout.FOLDERS:
         storage.remove(join(data, name), recursive=True)
 
 
 def place(build: Build, manifest: Manifest) -> Manifest:
-    """Put the data set of an attempt in place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
+    """Move an attempt's data set into place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
         files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
         build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
-        with contextlib.suppress(LostError, StorageError):  # of the two errors the first is the cause
+        with contextlib.suppress(LostError, StorageError):  # of two errors, the first is the cause
             build.claim.require()
             clear(build.out)
         raise
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
-    """Write the tokenizer's files, and the file for workers; return their manifest, to be published with the rest."""
+    """Write the tokenizer's files and the file for workers; return their manifest, which is published later."""
     folder = DataLayout(data).tokenizer
     storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
@@ -81,9 +81,9 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[s
 
 
 def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
-    """Raise one InputError when too much is rejected: rows of a table, or label mentions of its rows.
+    """Raise one InputError if too many rows of a table, or too many label mentions of its rows, are rejected.
 
-    raw: the counts of the first pipeline; summary: rejects up to now. In a format without keys one rejected label is
+    raw: the counts of the first flow. summary: the rejects up to now. In a format without keys, one rejected label is
     too many.
     """
     over = []
@@ -117,7 +117,7 @@ def publish(
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
-    """Publish tokenizer, queries, labels, rejects, and last the data set of `parameters`, their parent.
+    """Publish tokenizer, queries, labels and rejects, and last the data set with `parameters`, which refers to them.
 
     Raises StorageError.
     """
@@ -143,7 +143,7 @@ def publish(
 def describe_table(
     plan: QueriesPlan | LabelsPlan, summary: Summary, parents: dict[str, str], parameters: dict[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table that was made by `plan`."""
+    """Return the manifest of the table that `plan` has made."""
     kind, source = ("queries", plan.source) if isinstance(plan, QueriesPlan) else ("labels", LABELS)
     rows = sum(shard.rows for shard in summary.shards_of(plan.name))
     counters = {**dict(sorted(summary.counters[plan.name].items())), "rejected": summary.reasons(source)}
@@ -152,9 +152,9 @@ def describe_table(
 
 
 def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
-    """Write the rejects, a shard an input table, in the order of file and line; their manifest, unpublished.
+    """Write the rejects, one shard per input table, ordered by file and line; return their unpublished manifest.
 
-    Those of a range of lines are brought together through `staged` and sorted, one range after the other.
+    The rejects of a range of lines are grouped through `staged` and sorted, one range after the other.
     """
     by_table = dict(group_by_key(rejected))
     url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []

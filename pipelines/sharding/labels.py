@@ -1,9 +1,9 @@
-"""Labels: in the order of their ids, found by the keys that points name, joined with training counts, and written.
+"""Order labels by id, look them up by the keys that points name, join them with training counts, and write them.
 
-No process holds all labels: each shard looks up the keys that were sent to it, and the ids go back to the blocks. A
-label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that there are not
-more references than _REFERENCES each way, however many blocks and shards there are. If there are few shards, a shard is
-looked up in several places, each for other groups.
+No process holds all labels: each shard looks up the keys that it receives, and sends the ids back to the blocks. A
+label's id is its rank in its shard plus the number of labels in all earlier shards. Blocks form groups, so that there
+are at most _REFERENCES references in each direction, for any number of blocks and shards. If there are few shards,
+several places look up keys in one shard, each for different groups.
 """
 
 from collections import Counter
@@ -29,9 +29,9 @@ Blocks = tuple[Block, ...]
 
 KEYS = "keys"
 ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
-_REFERENCES = 1 << 17  # which some runners keep in the launching process
-_LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
-_PLACES = 16  # where keys are looked up, or more
+_REFERENCES = 1 << 17  # some runners keep references in the launching process
+_LOOKED_UP = 1 << 20  # keys at a time: Arrow rebuilds its hash table of the shard's keys in each call
+_PLACES = 16  # minimum number of places that look up keys
 SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
 
 
@@ -39,20 +39,20 @@ Ordered = dict[str, Collection]  # labels by shard, by tag
 
 
 def order_labels(flow: Flow, plan: LabelsPlan, blocks: list[Block]) -> Ordered:
-    """Order labels by their ids: by (hash, key), or by row in a format without keys.
+    """Order labels by id: by (hash, key), or by row in a format without keys.
 
-    The collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a version,
-    shards of earlier labels have the first numbers, and shards of new labels follow. `keys` go by the hash of the key,
-    and have ids if labels already have ids.
+    Returns the collections `rows` and `keys` (shard, packet), `sizes` (shard, number of labels), and `summary`. In a
+    version, shards of earlier labels have the first numbers, and shards of new labels follow. `keys` are sharded by
+    the hash of the key, and have ids if labels already have ids.
     """
     encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan)
-    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # also without labels
+    every = flow.create("Shards of labels", [(shard, None) for shard in range(plan.shards)])  # even without labels
     joined = flow.join("Labels by shard", {"rows": encoded, "every": every})
     return joined.split("Order labels", (ROWS, KEYS, SIZES, SUMMARY), order_shard, plan)
 
 
 def keep_labels(ordered: Ordered, plan: LabelsPlan) -> Collection:
-    """Keep rows and sizes of ordered labels for the next flow; Summary."""
+    """Keep rows and sizes of ordered labels for the next flow. Returns Summary."""
     sizes = ordered[SIZES].map("Sizes of labels", _kept_size)
     return ordered[SUMMARY] + sizes + keep(ordered[ROWS], LABELS, plan.files[resume.LABELS])
 
@@ -62,7 +62,7 @@ def _kept_size(element: tuple[int, int]) -> Summary:
 
 
 def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
-    """Write labels, in the rows `ordered`, joined with training counts (shard, packet); Summary."""
+    """Write the labels of `ordered`, joined with training counts (shard, packet). Returns Summary."""
     joined = counts.flow.join("Join counts", {"rows": reopen(counts.flow, ordered, LABELS), "counts": counts})
     return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
@@ -80,7 +80,7 @@ def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 
 def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts): its rows, its keys, its size, and a summary."""
+    """Order the labels of (shard, parts), and yield its rows, its keys, its size, and a summary."""
     shard, parts = element
     plan.meter.start(ORDER)
     table = gather(parts["rows"], plan.row_schema)
@@ -129,7 +129,7 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
 
 
 def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
-    """Return the rejects among ordered rows: rows whose key another row has with different content."""
+    """Return rejects for the ordered rows whose key another row has with different content."""
     rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
         place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
@@ -139,9 +139,9 @@ def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject
 
 
 def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Count `label_ids` [V]: (shard, columns `label_id` and `count`); shard s has [first[s], first[s + 1]).
+    """Count `label_ids` [V]: yield (shard, columns `label_id` and `count`); shard s has ids [first[s], first[s + 1]).
 
-    first: int64 [shards + 1]. So no worker ever holds counts of all labels.
+    first: int64 [shards + 1]. No worker holds counts of all labels.
     """
     ids, counts = np.unique(label_ids, return_counts=True)
     batch = pa.record_batch({"label_id": pa.array(ids, pa.int64()), "count": pa.array(counts, pa.int64())})
@@ -157,7 +157,7 @@ def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.n
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:
-    """Count tokens and features of finished rows, and rows without either; a row with only a vector is not empty."""
+    """Count tokens and features of finished rows, and empty rows; a row with only a vector is not empty."""
     counts: Counter[str] = Counter()
     counted = {"input_ids": "tokens", "feature_ids": "features"}
     empty = np.full(table.num_rows, not counted.keys().isdisjoint(table.column_names))
@@ -170,23 +170,23 @@ def count_tokens(table: pa.Table) -> Counter[str]:
 
 
 def ids_of_table(table: str) -> str:
-    """Name the collection of the label ids by group of the blocks of an input table."""
+    """Return the name of the collection of label ids by group, for the blocks of an input table."""
     return f"ids of {table}"
 
 
 def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
-    """Put blocks that meet `shards` of labels into groups: (number, blocks)."""
+    """Group blocks that are joined with `shards` label shards: (number, blocks)."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
 
 def places_of_shard(shards: int) -> int:
-    """Return the number of places of a shard's look-up: place p belongs to shard p // places."""
+    """Return how many places look up keys in one shard: place p belongs to shard p // places."""
     return -(-_PLACES // shards)
 
 
 def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
-    """Join groups (number, blocks) with the labels: (number, packet in files of `index` and `label_id`).
+    """Join groups (number, blocks) with the labels to (number, packet in files with columns `index` and `label_id`).
 
     seed: seed of the hash that chooses a label's shard.
     """
@@ -197,7 +197,7 @@ def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed:
 
 
 def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
-    """Send (label shard, packet of its keys) to all its places."""
+    """Send the packet of (label shard, packet of its keys) to all places of the shard."""
     shard, packet = element
     places = places_of_shard(shards)
     yield from ((shard * places + place, packet) for place in range(places))
@@ -206,7 +206,7 @@ def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, P
 def route_mentions(
     element: tuple[int, Blocks], plan: LabelsPlan, seed: int
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
-    """Send the label keys that (group number, blocks) name: (place, (group number, packet))."""
+    """Send the label keys in (group number, blocks) to their places: (place, (group number, packet))."""
     number, blocks = element
     plan.meter.start(SEND)
     mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
@@ -222,14 +222,14 @@ def route_mentions(
 
 
 def read_mentions(block: Block) -> pa.RecordBatch | None:
-    """Read the label keys that a block names; None if its points name none by keys."""
+    """Read the label keys in a block; None if its points do not name labels by key."""
     return None if block.mentions is None else next(receive([block.mentions]))
 
 
 def resolve_shard(
     element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up what blocks name in (place, parts), and send the ids back: (group number, packet)."""
+    """Look up the label keys in (place, parts), and send the ids back: (group number, packet)."""
     place, parts = element
     plan.meter.start(FIND)
     (labels,) = receive(parts["keys"])
@@ -243,7 +243,7 @@ def resolve_shard(
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
-    """Return the ids of a shard's labels: from `label_id`, or numbers from `first` on, in order."""
+    """Return the ids of a shard's labels: the column `label_id`, or else consecutive numbers from `first` on."""
     if "label_id" not in labels.schema.names:
         return pa.array(np.arange(first, first + labels.num_rows))
     new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
@@ -257,7 +257,7 @@ def look_up(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (group number, `index` and `label_id` of the labels that exist) for each (group number, `index`, `key`).
 
-    labels, ids: the keys of a shard, and their ids.
+    labels, ids: the keys of a shard's labels, and their ids.
     """
     keys = pa.concat_arrays([batch["key"] for _, batch in mentions])
     rank = pc.index_in(keys, value_set=labels)

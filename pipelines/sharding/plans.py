@@ -23,7 +23,7 @@ from schemas.text_model import DenseModel, TextEmbedder
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Plan of the first flow: input files to parsed `blocks` and `rejects`; `bulk` is within the flow."""
+    """Plan of the first flow, from input files to parsed `blocks` and `rejects`; `bulk`: exchange within the flow."""
 
     form: Format
     inputs: Inputs
@@ -38,9 +38,9 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class OlderShards:
-    """Shards of an older table of points, which the hash of a key names: hash % `count` is the place in `numbers`.
+    """Shards of an older table of points. The hash of a key selects the shard: hash % `count` is an index in `numbers`.
 
-    `numbers`: the place of each among all older shards of the split; -1 if it has no rows.
+    `numbers`: the position of each shard among all older shards of the split; -1 if the shard has no rows.
     """
 
     count: int
@@ -49,45 +49,45 @@ class OlderShards:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Plan of a table: what queries and labels share."""
+    """Plan of a table: the facts that queries and labels share."""
 
-    table: str  # where to, a URL
+    table: str  # URL of the output
     shards: int
     row_group_rows: int
-    vocabulary: int | None  # None: nothing has a text, and there are no token ids
-    tokenizer: str  # URL of the file in staging, sealed
-    tokenizer_name: str  # as the options have it
+    vocabulary: int | None  # None: no row has a text, and there are no token ids
+    tokenizer: str  # URL of the sealed file in staging
+    tokenizer_name: str  # name in the options
     features: bool
-    dense: int  # numbers of a row's vector; 0: it has none
-    embedder: TextEmbedder | None  # which makes it of the text
-    threads: int  # that embed
+    dense: int  # length of a row's vector; 0: no vector
+    embedder: TextEmbedder | None  # model that makes the vector from the text
+    threads: int  # threads for embedding
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
-    bulk: Exchange  # within a flow
-    files: Mapping[str, Files]  # by kind, what flows leave
+    bulk: Exchange  # exchange within a flow
+    files: Mapping[str, Files]  # files that flows write, by kind
     meter: Meter = field(compare=False)
 
     @property
     def tokens(self) -> pa.DataType | None:
-        """The type of a token id; None if the rows have only features or a vector."""
+        """Type of a token id; None if the rows have only features or a vector."""
         alone = self.vocabulary is None and (self.features or self.dense)
         return None if alone else arrow.token_type(self.vocabulary or 0)
 
 
 @dataclass(frozen=True)
 class QueriesPlan(TablePlan):
-    """Plan of one split: parsed blocks to `queries/<split>`."""
+    """Plan of one split, from parsed blocks to `queries/<split>`."""
 
     split: str
     source: str  # the input table: a validation split may be cut out of `train`
-    labels: int  # more than any label id
+    labels: int  # greater than every label id
     keyed: bool
     pairs: bool  # whether labels come from pairs
-    shared: bool  # the split's points are among those of others: one without a label is not of this split
+    shared: bool  # splits share their points: a point without a label does not belong to this split
     filters: str | None  # URL of the split's filter pairs in staging
     keep_text: bool
     share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
-    older: tuple[OlderShards, ...] = ()  # tables of points that those of the same key replace
+    older: tuple[OlderShards, ...] = ()  # earlier points, which new points with the same key replace
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class QueriesPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: the table's without `query_id`, and columns for ordering and counting."""
+        """Columns before writing: the table's columns without `query_id`, and columns for ordering and counting."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
         fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
         return pa.schema([*_place(), *extra, *fields])
@@ -111,17 +111,17 @@ class QueriesPlan(TablePlan):
 
 @dataclass(frozen=True)
 class LabelsPlan(TablePlan):
-    """Plan of the labels: parsed blocks to `labels`."""
+    """Plan of the labels, from parsed blocks to `labels`."""
 
-    rows: int  # of the input
+    rows: int  # number of rows of the input
     keyed: bool
-    shards_before: int = 0  # of labels that a version has already
+    shards_before: int = 0  # label shards of the earlier version
 
     name = LABELS  # path of the table in the data set
 
     @property
     def shard_rows(self) -> int:
-        """Labels of each shard except the last, if a label's id is its row."""
+        """Number of labels in each shard except the last, if a label's id is its row."""
         return -(-self.rows // self.shards) or 1
 
     @property
@@ -131,14 +131,14 @@ class LabelsPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: the table's without later counts, and columns for ordering."""
+        """Columns before writing: the table's columns without later counts, and columns for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
-        """Columns before tokens, and vectors of texts, are made."""
+        """Columns before tokens and vectors of texts are made."""
         made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
@@ -148,13 +148,13 @@ def _place() -> list[pa.Field]:
     return [pa.field(name, kind) for name, kind in names.items()]
 
 
-# Bytes on storage a unit, measured on WordPiece ids, random keys and Zipfian labels; text is a byte a byte before zstd.
+# Bytes on storage per unit, measured on WordPiece ids, random keys and Zipfian labels; text counts before zstd.
 _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 2.0, "text": 0.5}
-_BYTES_A_TOKEN = 4.5  # of text
+_BYTES_A_TOKEN = 4.5  # bytes of text
 
 
 class MadeDense(NamedTuple):
-    """Dense vectors [dimension] that `model` makes of texts."""
+    """Dense vectors [dimension] that `model` makes from texts."""
 
     model: DenseModel
     dimension: int
@@ -163,9 +163,9 @@ class MadeDense(NamedTuple):
 class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
-    `dense`: vectors that a model makes. `tables`: the place of the tables, DATA or the part of a version.
-    `labels_before`, `shards_before`: numbers of earlier labels and shards. `bulk`, `files`, `meter`, `threads`: as in
-    plans.
+    `dense`: vectors that a model makes. `tables`: URL of the tables, DATA or the part of a version.
+    `labels_before`, `shards_before`: numbers of earlier labels and shards. `bulk`, `files`, `meter`, `threads`: see
+    `TablePlan`.
     """
 
     inputs: Inputs
@@ -189,7 +189,7 @@ class Basis(NamedTuple):
         return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
-        """Return the shared facts of the plans of queries and labels, of the input `table` and all its `sources`."""
+        """Return the facts of `TablePlan` for the input `table` and all its `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
         dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
         return {
@@ -210,7 +210,7 @@ class Basis(NamedTuple):
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split; splits with a share are cut out of `train`. `filter_pairs`: their number by split."""
+    """Plan each split; splits with a share are cut out of `train`. `filter_pairs`: number of filter pairs by split."""
     plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
     options, train = basis.options, next(plan for plan in plans if plan.split == "train")
     cuts, low = list[QueriesPlan](), 0.0
@@ -228,7 +228,7 @@ def plan_labels(basis: Basis) -> LabelsPlan:
     rows, options = basis.raw.count_input(LABELS, "rows"), basis.options
     estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
-    if not basis.inputs.keyed:  # contiguous ranges of ids, none of them empty
+    if not basis.inputs.keyed:  # contiguous, non-empty ranges of ids
         shards = -(-rows // max(1, -(-rows // shards)))
     return LabelsPlan(
         table=DataLayout(basis.tables).labels,
@@ -241,7 +241,7 @@ def plan_labels(basis: Basis) -> LabelsPlan:
 
 
 def check(inputs: Inputs, options: ShardOptions) -> None:
-    """Raise InputError for what shows before anything is read."""
+    """Raise InputError for faults that are visible before any file is read."""
     cuts = {"val": options.validation_share, "test": options.test_share}
     for split, kind in (("val", "validation"), ("test", "test")):
         if cuts[split] and split in inputs.splits:
@@ -258,7 +258,7 @@ def check(inputs: Inputs, options: ShardOptions) -> None:
 
 
 def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
-    """Check the filter files and leave their pairs in staging; pairs by split. Raises InputError."""
+    """Check the filter files and write their pairs to staging. Returns their number by split. Raises InputError."""
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
@@ -269,9 +269,9 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
 
 
 def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
-    """Read pairs (row, label), sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
+    """Parse distinct pairs (row, label), sorted: int64 [F, 2] in [0, rows) × [0, labels).
 
-    `url` is for messages. Raises InputError with the line: malformed, or naming points or labels that do not exist.
+    `url` is for messages. Raises InputError that names the line: malformed, or no such point or label.
     """
     pairs: list[tuple[int, int]] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -304,7 +304,7 @@ def tokenizer_url(data: str) -> str:
 
 
 def name_of(inputs: Inputs, table: str) -> str:
-    """Name an input table in messages: its file, or how many it has."""
+    """Return the name of an input table for messages: its file, or the number of its files."""
     parts = inputs.of(table)
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
@@ -328,7 +328,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
 
 
 def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
-    """Estimate the bytes of a table on storage, with its `text` or without."""
+    """Estimate the bytes of a table on storage, with or without its `text`."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
     most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0

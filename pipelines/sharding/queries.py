@@ -1,4 +1,4 @@
-"""Queries of one split: blocks get labels' ids and tokens, shards are ordered, numbered and written."""
+"""Make the queries of one split: add label ids and tokens to blocks; order, number and write shards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,16 +29,16 @@ PAIRS = pa.schema(
 
 
 class Group(NamedTuple):
-    """Blocks of an input table, and the ids of their labels; None if they name none."""
+    """Blocks of an input table, and the ids of their labels, or None if the blocks do not name labels."""
 
     blocks: tuple[Block, ...]
     ids: Packet | None
 
 
 def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
-    """Assemble one split; Summary, whose `kept` has the places of each shard's rows, and its pairs.
+    """Assemble one split. Returns Summary, whose `kept` has the places of each shard's rows and pairs.
 
-    groups: of blocks, by input table.
+    groups: groups of blocks, by input table.
     """
     sources = (plan.source, PAIRS_OF + plan.source) if plan.pairs else (plan.source,)
     summaries = []
@@ -50,7 +50,7 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Gr
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str]:
-    """Name the collections of the split's rows, and of its pairs, by shard."""
+    """Return the names of the collections of the split's rows and pairs, by shard."""
     return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
@@ -71,7 +71,7 @@ def assemble_points(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagg
 
 
 def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan) -> Iterator[Tagged]:
-    """Send pairs with their labels' ids to their shards: columns PAIRS."""
+    """Send pairs with the ids of their labels to their shards, with columns PAIRS."""
 
     def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
         batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
@@ -87,7 +87,7 @@ def _assemble(
     finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: Callable[[str, int], None],
 ) -> Iterator[Tagged]:
-    """Send what `finish` makes of rows with `label_ids`, many blocks at a time; summaries of their rejects."""
+    """Send the results of `finish` for rows with `label_ids`, many blocks at a time, and summaries of their rejects."""
     summaries: list[Summary] = []
 
     def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -105,7 +105,7 @@ def _assemble(
 
 
 def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
-    """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
+    """Yield each block, its rows in the plan's share with their label ids, and its rejects."""
     mentions = [read_mentions(block) for block in group.blocks]
     ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
     ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
@@ -119,26 +119,26 @@ def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.Re
 FREQUENCIES, AGAIN = "frequencies", "again"
 ORDER, WRITE = "order", "write"  # steps
 _POSITION = "position"
-_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # columns without a say in the order
+_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values", "dense")  # columns that do not affect the order
 
 
 class Shard(NamedTuple):
-    """One shard of a split: the places of its rows, and its pairs; None if it has none."""
+    """One shard of a split: the places of its rows and of its pairs, or None if it has no pairs."""
 
     number: int
     rows: Packet | None
     pairs: Packet | None
 
     def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
-        """Return `columns` of its rows, in the same order every time."""
+        """Return `columns` of the shard's rows, always in the same order."""
         return gather(read_places(self.rows), plan.row_schema, columns)
 
 
 def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str, Collection]:
-    """Write one split: the collections `summary` (Summary) and `frequencies` (label shard, packet).
+    """Write one split. Returns the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    With `again` (older shard, packet): keys that older points may have, if the plan names any. assembled: the places of
-    the rows, and the number of labels of each of their shards.
+    If the plan has older shards, also `again` (older shard, packet): keys that older points may have. assembled: the
+    places of the rows, and the number of labels in each label shard.
     """
     places, pairs = (assembled.kept.get(name, {}) for name in names_of(plan))
     every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
@@ -150,9 +150,9 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
 
 
 def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
-    """Order the rows of a shard, with the labels of its pairs: their places, size, label counts, and summaries.
+    """Order the rows of a shard, with the labels of its pairs. Yields places, size, label counts, and summaries.
 
-    Rows are not written again: only each row's place among the gathered rows is sent on, and its labels if they
+    Rows are not written again: each row sends only its place among the gathered rows, and its labels if they have
     changed.
     """
     plan.meter.start(ORDER)
@@ -194,7 +194,7 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
 
 
 def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
-    """Write the file of (shard, places of its rows in order); `sizes` (rows of each shard) tell its first id."""
+    """Write the file of (shard, places of its rows in order); `sizes` (rows of each shard) give its first id."""
     shard, packet = Shard(*element[0]), element[1]
     plan.meter.start(WRITE)
     (order,) = receive([packet])
@@ -211,7 +211,7 @@ def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[in
 
 
 def _count(table: pa.Table) -> Counter[str]:
-    """Return the manifest's counters of ordered rows, except those of their texts."""
+    """Return the manifest's counters of ordered rows, except the counters of texts."""
     counts = Counter(
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),

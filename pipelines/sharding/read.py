@@ -1,4 +1,4 @@
-"""First flow: every input file is read once; its rows are parsed, counted, and left in staging by block."""
+"""First flow: read every input file once; parse and count its rows, and write them to staging by block."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,18 +21,18 @@ from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
 READ, PARSE = "read", "parse"  # steps
-# Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
+# Rows are kept in two messages, so that a sample of large data is drawn only from the first.
 SAMPLED_SHARE = 1 / 16
 _FEATURES = ("feature_ids", "feature_values")
-CONTENT = ("text", *_FEATURES, "dense")  # columns that rows of one key have to share
-_LISTED = 5  # labels or features of a row that is shown
-_THREADS = 8  # readers wait for storage more than they work
+CONTENT = ("text", *_FEATURES, "dense")  # columns that must be equal in rows with the same key
+_LISTED = 5  # number of labels or features that are shown of a row
+_THREADS = 8  # readers mostly wait for storage
 
 
 def read(flow: Flow, plan: ReadPlan) -> Collection:
-    """Read all parts of `plan`; Summary."""
+    """Read all parts of `plan`. Returns Summary."""
     raw = flow.create("Parts", range(len(plan.inputs.parts))).flat_map("Read", read_part, plan)
-    # One file has but one reader: grouping by block spreads the parsing over the workers.
+    # A file has only one reader: grouping by block distributes the parsing over the workers.
     parsed = raw.group("Spread").map("Parse", parse_block, plan)
     return parsed + flow.create("Files", files_of(plan.inputs)).map("Hash", hash_file)
 
@@ -46,7 +46,7 @@ def read_part(number: int, plan: ReadPlan) -> Iterator[tuple[tuple[int, int], Pa
 
 
 def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPlan) -> Summary:
-    """Parse ((part, block), raw rows) to a Block in staging; a retried bundle leaves files that nobody reads."""
+    """Parse ((part, block), raw rows) to a Block in staging; the files of a failed attempt are never read."""
     (number, block), packets = element
     plan.meter.start(PARSE)
     (raw,) = receive(packets)
@@ -64,9 +64,9 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
 
 
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
-    """Describe the first row of an input table, as it was understood.
+    """Describe the first row of an input table as it was parsed.
 
-    None if no row is at hand, or the rows are labels that points name, or labels without a text.
+    None if no row is available, or the rows are labels that points name, or labels without a text.
     """
     if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
         return None
@@ -85,7 +85,7 @@ def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
 
 
 def _first(values: Sequence[object]) -> str:
-    """List the first values; of more, how many there are."""
+    """List the first values, and the number of values if there are more."""
     more = f" … ({len(values):,})" if len(values) > _LISTED else ""
     return ", ".join(_short(str(value)) for value in values[:_LISTED]) + more
 
@@ -96,12 +96,12 @@ def _short(text: str, longest: int = 40) -> str:
 
 
 def hash_file(url: str) -> Summary:
-    """Return bytes and SHA-256 of an input file. Raises InputError, StorageError."""
+    """Return the bytes and SHA-256 of an input file. Raises InputError, StorageError."""
     return Summary(files={url: lines.identify(url)})
 
 
 def _hashed_pairs(pairs: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Return pairs as points that name one label each, with the hash of their keys."""
+    """Return pairs as points with one label each, with the hash of their keys."""
     keys, offsets = pairs["query_key"], pa.array(range(pairs.num_rows + 1), pa.int32())
     named = pa.ListArray.from_arrays(offsets, pairs["label_key"])
     hashes = pa.array(hash_strings(keys, seed))
@@ -130,7 +130,7 @@ def _count(others: int, rows: pa.RecordBatch) -> Counter[str]:
 
 
 def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Add `hash` (of the key: it chooses the shard) and `content` (hash of text, features and vector), both uint64."""
+    """Add `hash` (of the key; chooses the shard) and `content` (hash of text, features and vector), both uint64."""
     content = hash_strings(batch["text"], seed)
     for name in CONTENT[1:]:
         if name in batch.schema.names:
@@ -140,7 +140,7 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 
 
 def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return points with `label_index` for `label_keys`: positions in the second batch, whose column is key.
+    """Replace `label_keys` of points by `label_index`, positions in the second batch, which has the column key.
 
     Points without keys are returned unchanged, with None.
     """
@@ -168,7 +168,7 @@ def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
-    """Draw about `size` texts of the `rows` rows in `blocks` (all of fewer), chosen by the keys' hashes.
+    """Draw about `size` texts from the `rows` rows in `blocks`, by the hashes of their keys (all of fewer rows).
 
     Raises StorageError.
     """

@@ -1,10 +1,10 @@
-"""Phases of a data set: a resumed run continues from the last finished phase.
+"""Phases of a data set, so that a resumed run continues from the last finished phase.
 
-    <kind>-<attempt>/    files of a phase, in folders that no other attempt writes
-    <phase>.json         record of a finished phase: the folders that are needed from then on, and what they hold
+    <kind>-<attempt>/    files of a phase, in folders that belong to one attempt
+    <phase>.json         record of a finished phase: the folders that later phases need, and their contents
 
-Only the holder of the output's claim writes records, and removes unnecessary files: the input of a phase is removed
-when the phase is done. Work is the same if the input is, by the digests of its files.
+Only the holder of the output's claim writes records and removes unnecessary files: the input of a phase is removed
+when the phase is done. Two runs do the same work if the digests of their input files are equal.
 """
 
 import json
@@ -30,19 +30,19 @@ from schemas.storage import join
 
 @dataclass
 class Phases:
-    """Phases below `root`, written by the owner of `claim`; `digest` identifies the work."""
+    """Phases below `root`, which the owner of `claim` writes; `digest` identifies the work."""
 
     root: str
     digest: str
     claim: Claim
-    needed: set[str] = field(default_factory=set)  # names under the root that stay, for a later run
+    needed: set[str] = field(default_factory=set)  # names under the root that stay for a later run
 
     def folder(self, kind: str) -> str:
         """Return the prefix of this attempt's files of one kind."""
         return join(self.root, f"{kind}-{self.claim.attempt}")
 
     def find(self, *phases: str) -> tuple[str, Any] | None:
-        """Return the last finished and undamaged phase of `phases` (in order), and its output; remove the rest.
+        """Return the last finished and undamaged phase of `phases` (in order), and its output; remove all other phases.
 
         Raises LostError, StorageError.
         """
@@ -71,7 +71,7 @@ class Phases:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all that no finished phase needs. Raises LostError, StorageError."""
+        """Remove all files that no finished phase needs. Raises LostError, StorageError."""
         self.claim.require()
         for name in storage.list_names(self.root):
             if name not in self.needed:
@@ -100,7 +100,7 @@ def _file(phase: str) -> str:
 Identity = dict[str, dict[str, Any]]
 
 _THREADS = 8
-BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases leave
+BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases write
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"
 _DONE = {
     READ: "rows are read",
@@ -112,9 +112,9 @@ _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKE
 
 @dataclass(frozen=True)
 class Finished:
-    """Summaries of the phases up to `phase`. raw: of the first pipeline; later: of the later pipelines.
+    """Summaries of the phases up to `phase`. raw: summary of the first flow; later: summaries of the later flows.
 
-    frozen: the tokenizer, once it is chosen.
+    frozen: the tokenizer, after it is chosen.
     """
 
     phase: str
@@ -127,14 +127,14 @@ _AS_JSON = TypeAdapter(Finished)
 
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
-    """Return the digest of what decides the work, but for the content of files, which is compared by itself."""
+    """Return the digest of everything that determines the work, except contents of files, which are compared apart."""
     parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return storage.sha256(json.dumps(work, sort_keys=True).encode())
 
 
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
-    """Return an earlier run's finished phases of the same work; remove the rest. Raises LostError, StorageError."""
+    """Return the finished phases of an earlier run of this work; remove the rest. Raises LostError, StorageError."""
     record = phases.find(*_DONE)
     if record is None:
         return None
@@ -159,7 +159,7 @@ def keep(phases: Phases, finished: Finished) -> None:
 
 
 def files_of(inputs: Inputs) -> tuple[str, ...]:
-    """List the URLs of all input files, each once."""
+    """List the distinct URLs of all input files."""
     return tuple(sorted({url for _, url in _places(inputs)}))
 
 
@@ -173,8 +173,8 @@ def read_files(inputs: Inputs) -> dict[str, tuple[int, str]]:
 def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> Identity:
     """Return name, bytes and SHA-256 of the files, by use.
 
-    In a format with keys neither names nor the order of files matter, so several files of one kind are identified by
-    their sorted digests.
+    In a format with keys, names and order of files do not matter, so the sorted digests identify several files of one
+    kind.
     """
     return {kind: _described(urls, files, inputs.keyed) for kind, urls in group_by_key(_places(inputs))}
 

@@ -1,7 +1,7 @@
-"""Rows in their final order, each key once; points with the ids of their labels, and rejects. Pure functions.
+"""Pure functions that order rows finally, with each key once, and give points the ids of their labels, and rejects.
 
-The rule for duplicates depends on neither files nor lines: rows of one key and one content are one row, with the labels
-of all; of rows of one key with different contents that with the smallest content hash stays, the others are rejected.
+The rule for duplicates does not depend on files or lines. Rows with equal key and content become one row with all their
+labels. If contents differ for one key, the row with the smallest content hash stays, and the others are rejected.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from pipelines.sharding.plans import QueriesPlan
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
-LISTS = ("label_ids", "filter_label_ids")  # united over the rows that are merged
+LISTS = ("label_ids", "filter_label_ids")  # lists that merged rows unite
 
 
 class Ordered(NamedTuple):
-    """rows: by (hash, key), each key once. merged: number of rows that were merged into others.
+    """rows: ordered by (hash, key), each key once. merged: number of rows that were merged into other rows.
 
-    rejected, kept: for each rejected row its place (columns part, row, key), and the place of the row that stays.
+    rejected, kept: the place (columns part, row, key) of each rejected row, and of the row that stays instead.
     """
 
     rows: pa.Table
@@ -32,11 +32,11 @@ class Ordered(NamedTuple):
 
 
 def order(rows: pa.Table) -> Ordered:
-    """Put rows [N] with hash, key, content, part, row into their final order; lists of LISTS are united."""
+    """Put rows [N] with hash, key, content, part, row into their final order; merged rows unite the lists LISTS."""
     rows = _sort(rows)
     place = rows.select(["part", "row", "key"])
     count = rows.num_rows
-    starts = np.ones(count, bool)  # of the first row of each key
+    starts = np.ones(count, bool)  # marks the first row of each key
     tied, same = _ties(rows)
     starts[tied[same] + 1] = False
     if starts.all():
@@ -59,7 +59,7 @@ def order(rows: pa.Table) -> Ordered:
 
 
 def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> pa.ListArray:
-    """Turn pairs (owner[i], ids[i]) in any order into a list column: the ids of each row, sorted, once each."""
+    """Turn pairs (owner[i], ids[i]) in any order into a list column: the distinct ids of each row, sorted."""
     by = np.lexsort((ids, owner))
     owner, ids = owner[by], ids[by]
     new = np.ones(len(ids), bool)
@@ -68,7 +68,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows; and tell which keys are no row's, bool [P]."""
+    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows. Also return which keys have no row, bool [P]."""
     column = rows["key"].combine_chunks()
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")
@@ -85,14 +85,14 @@ def _sort(rows: pa.Table) -> pa.Table:
     by = [rows[name].to_numpy() for name in ("row", "part", "content", "hash")]
     done = rows.take(pa.array(np.lexsort(by))).combine_chunks()
     if not _ties(done)[1].all():
-        # Two keys have one hash: rare enough for the slow way.
+        # Two keys have the same hash: this is rare, so a slow method suffices.
         names = ("hash", "key", "content", "part", "row")
         return rows.sort_by([(name, "ascending") for name in names]).combine_chunks()
     return done
 
 
 def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ordered rows that share their hash with the next row; and which of them also share the key."""
+    """Return the ordered rows whose hash equals the hash of the next row, and which of them also have an equal key."""
     hashes, keys = rows["hash"].to_numpy(), rows["key"]
     tied = np.flatnonzero(hashes[1:] == hashes[:-1])
     same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
@@ -107,8 +107,8 @@ def attach_labels(
 ) -> tuple[pa.RecordBatch, list[Reject]]:
     """Return points with `label_ids` of the table's type, and rejects; points without a label are left out.
 
-    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels; `keys` are their names. A form without keys
-    has `label_ids` already, which must be below `plan.labels`.
+    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels; `keys` are their names. Points of a format
+    without keys already have `label_ids`, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
     if "label_ids" in batch.schema.names:
@@ -135,7 +135,7 @@ def attach_labels(
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
-    """Return the labels that `pairs` (int64 [F, 2], sorted) name for each of `rows` [B]: a list column of `type`."""
+    """Return the labels of each row of `rows` [B] in `pairs` (int64 [F, 2], sorted), as a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
     counts = np.searchsorted(pairs[:, 0], rows, "right") - first
     offsets = offsets_of(counts)
@@ -144,7 +144,7 @@ def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.Lis
 
 
 def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[Reject]]:
-    """Return rows that have a label, and rejects for the others."""
+    """Return the rows that have a label, and rejects for the other rows."""
     labelled = pc.greater(pc.list_value_length(rows["label_ids"]), 0)
     if pc.all(labelled, min_count=0).as_py():
         return rows, []
@@ -169,7 +169,7 @@ def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) ->
     rejects: list[Reject] = []
     if beyond.any():
         owner = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
-        # Labels are sorted: of a row's labels beyond the end the last is the largest.
+        # Labels are sorted, so the last label of a row is the largest.
         worst = dict(zip(owner[beyond].tolist(), values[beyond].tolist(), strict=True))
         wrong = batch.select(["part", "row"]).take(pa.array(list(worst)))
         wrong = wrong.append_column("label", pa.array(list(worst.values())))

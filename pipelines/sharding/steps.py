@@ -1,4 +1,4 @@
-"""Steps that queries and labels share: texts to tokens, rows to their shards, ids of shards, reports of rejects."""
+"""Steps that queries and labels share: tokenize texts, send rows to shards, number shards, report rejects."""
 
 import functools
 from collections import Counter
@@ -22,7 +22,7 @@ ROWS, SIZES = "rows", "sizes"
 
 
 def open_tokens(plan: TablePlan) -> Encoder | None:
-    """Open the tokenizer of `plan`, once a process; None if no row has a text. Raises StorageError."""
+    """Open the tokenizer of `plan`, once per process; None if no row has a text. Raises StorageError."""
     return None if plan.vocabulary is None else _open_encoder(plan.tokenizer, plan.tokenizer_name)
 
 
@@ -32,7 +32,7 @@ def _open_encoder(url: str, name: str) -> Encoder:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
-    """Return parsed rows with `input_ids` (if they have any), `truncated`, and `dense` if a model makes it."""
+    """Return parsed rows with `input_ids` (if they have texts), `truncated`, and `dense` if a model makes it."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
@@ -42,7 +42,7 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
     if plan.tokens is not None:
         batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
     if plan.embedder is not None:
-        from pipelines.models import dense_column  # the trainer's packages, which others need not have
+        from pipelines.models import dense_column  # needs the trainer's packages, which may be missing
 
         column = dense_column(plan.embedder, batch["text"], plan.dense, plan.threads)
         batch = batch.append_column("dense", column)
@@ -50,7 +50,7 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
 
 
 def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (shard, its rows) of rows with `hash`."""
+    """Yield (shard, rows of this shard) from rows with a column `hash`."""
     yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
 
 
@@ -66,7 +66,7 @@ def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, file
 
 
 def reopen(flow: Flow, kept: Summary, name: str) -> Collection:
-    """Return the collection (key, packet) that `keep` kept under `name`."""
+    """Return the collection of (key, packet) that `keep` stored under `name`."""
     return flow.create(f"Kept {name}", kept.kept.get(name, {}).items()).flat_map(f"Reopen {name}", _packets_of)
 
 
@@ -76,12 +76,12 @@ def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
-    """Return first, int64 [shards + 1], from the rows of each shard: shard s has the ids [first[s], first[s + 1])."""
+    """Return first, int64 [shards + 1], from the sizes of the shards: shard s has the ids [first[s], first[s + 1])."""
     return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
-    """Return a Summary with `rejects` of the input table, which are left in staging through `exchange`."""
+    """Write `rejects` of the input table to staging through `exchange`, and return a Summary with them."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
     return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

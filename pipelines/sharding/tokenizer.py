@@ -1,9 +1,9 @@
-"""Tokenizer of a data set, from a directory, the hub or the data's own texts, frozen to files; and token ids of texts.
+"""Tokenizer of a data set, from a directory, the hub or the data's own texts, frozen to files; it encodes texts.
 
-A tokenizer like BERT's, such as ours, never looks across a space: it normalises one character at a time, splits words
-at white space and punctuation, and cuts each word into pieces separately. So the tokens of a text are the tokens of the
-parts between its spaces, in order; a block of texts has a tenth as many different words as words, and each different
-word is encoded once.
+A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
+and punctuation, and cuts each word into pieces separately. So the tokens of a text are the tokens of the parts between
+its spaces, in order. A block of texts has about a tenth as many distinct words as words, and each distinct word is
+encoded once.
 """
 
 import json
@@ -30,12 +30,12 @@ from schemas.ragged import offsets_of
 from schemas.waits import Wait
 
 _BATCH_TEXTS = 2048
-_SLICE_BYTES = 4 << 20  # of texts whose words are looked at together
+_SLICE_BYTES = 4 << 20  # bytes of texts whose words are compared together
 _PROBE = "a"
 
 
 class Words(NamedTuple):
-    """Words of texts [B]: the different ones, the place of each word among these, int [W], offsets int [B + 1]."""
+    """Words of texts [B]: the distinct words, the index of each word among them, int [W], and offsets int [B + 1]."""
 
     different: pa.StringArray
     places: np.ndarray
@@ -51,12 +51,12 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encoder of text columns into what `tokenizer`, its own from now on, makes of each text; errors have `name`."""
+    """Encoder of text columns with `tokenizer`, which nothing else may use from now on; errors contain `name`."""
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
         self._around: tuple[list[int], list[int]] | None = None
-        self._limit: int | None = None  # tokens of a text, without the special ones around it
+        self._limit: int | None = None  # tokens of a text, without special tokens
         if not _ends_at_spaces(tokenizer):
             return
         cut = tokenizer.truncation
@@ -77,7 +77,7 @@ class Encoder:
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
-        """Encode some texts by their words, with the special tokens `before` and `after` each."""
+        """Encode texts by their words, with the special tokens `before` and `after` each text."""
         pieces, index = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, False), words.places
         counts = np.diff(pieces.offsets)[index]  # tokens of each word
         ends = offsets_of(counts)
@@ -99,18 +99,18 @@ class Encoder:
 
 
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
-    """Encode each of `texts` by itself; `special` puts the tokenizer's special tokens around it.
+    """Encode each text of `texts` separately; `special` adds the tokenizer's special tokens around it.
 
     Raises InputError with the tokenizer's `name` if it cannot encode a text.
     """
     values: list[np.ndarray] = []
     lengths: list[int] = []
     truncated: list[bool] = []
-    # An encoding holds far more than its ids: few at a time, so that memory does not grow with the block.
+    # An encoding holds far more than its ids, so few are made at a time: memory does not grow with the block.
     for start in range(0, len(texts), _BATCH_TEXTS):
         try:
             encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             if type(error) is not Exception and type(error).__name__ != "PanicException":
                 raise
             raise InputError(f"the tokenizer {name} cannot encode a text: {error}. Give another tokenizer.") from None
@@ -124,7 +124,7 @@ def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", spe
 
 
 def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether a text's tokens are those of the parts between its spaces, in order."""
+    """Return whether a text's tokens are the tokens of the parts between its spaces, in order."""
     cut = tokenizer.truncation
     return (
         isinstance(tokenizer.normalizer, BertNormalizer)
@@ -140,7 +140,7 @@ def _ends_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the special tokens before and after every text; None if it is not so simple."""
+    """Return the special tokens before and after every text; None if they are not the same for every text."""
     whole, bare = tokenizer.encode(_PROBE), tokenizer.encode(_PROBE, add_special_tokens=False)
     first = next((place for place, special in enumerate(whole.special_tokens_mask) if not special), None)
     if first is None or len(bare.ids) != 1:
@@ -150,8 +150,8 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def cut_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Cut texts at spaces, in order, into pieces of _SLICE_BYTES, or single texts."""
-    import pyarrow.compute as pc  # which serving does without
+    """Cut texts into words at spaces, in order, for slices of _SLICE_BYTES or for single longer texts."""
+    import pyarrow.compute as pc  # serving does not need it
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
     start = 0
@@ -166,16 +166,16 @@ def cut_words(texts: pa.StringArray) -> Iterator[Words]:
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALPHABET = 1000  # characters that words are spelled with; a word with a rarer one becomes [UNK]
-MAX_WORD = 100  # characters of a word; a longer one becomes [UNK], so nothing is learned from it
-MIN_FREQUENCY = 2  # a piece seen once cannot be learned from
+ALPHABET = 1000  # characters in the vocabulary; a word with a rarer character becomes [UNK]
+MAX_WORD = 100  # characters of a word; a longer word becomes [UNK], so training ignores it
+MIN_FREQUENCY = 2  # training cannot use a piece that occurs once
 _PREFIX = "##"
-LEAST, MOST = 128, 512  # tokens: what a text of any data may have, and what encoders with positions have
-SAMPLED = 4096  # texts of a table
-_COVERED = 0.99  # of the sampled texts are whole
+LEAST, MOST = 128, 512  # tokens: the limit for a text of any data, and the usual limit of encoders with positions
+SAMPLED = 4096  # number of texts per table
+_COVERED = 0.99  # share of the sampled texts that are not cut
 _STEP = 32
-_CHARACTERS = 16  # a token, at the very most
-_UNKNOWN = "\N{UGARITIC LETTER ALPA}"  # a letter of no vocabulary
+_CHARACTERS = 16  # per token, at most
+_UNKNOWN = "\N{UGARITIC LETTER ALPA}"  # a letter that is in no vocabulary
 SPECIAL = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -189,7 +189,7 @@ SPECIAL = {
 class FrozenTokenizer:
     """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
 
-    It cuts texts at `max_tokens`. `kept`: the unchanged files.
+    The tokenizer cuts texts at `max_tokens`. `kept`: the unchanged files.
     """
 
     files: Mapping[str, Base64Bytes]
@@ -199,7 +199,7 @@ class FrozenTokenizer:
 
     @property
     def sha256(self) -> str:
-        """Digest of the file that decides the tokens."""
+        """Digest of the file that determines the tokens."""
         return storage.sha256(self.files[FILE])
 
     @property
@@ -209,7 +209,7 @@ class FrozenTokenizer:
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
-        """Return the same tokenizer that cuts texts at another length."""
+        """Return the same tokenizer, which cuts texts at `max_tokens`."""
         if max_tokens == self.max_tokens:
             return self
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
@@ -224,7 +224,7 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
     try:
         if place is not None:
             return freeze(Tokenizer.from_file(str(place)), others, max_tokens)
-        # Only the slow formats (vocab.txt, sentencepiece) need transformers to convert them.
+        # Only conversion of the slow formats (vocab.txt, sentencepiece) needs transformers.
         from transformers import AutoTokenizer
 
         slow = AutoTokenizer.from_pretrained(name, local_files_only=True)
@@ -250,9 +250,9 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
-    """Make the files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding.
+    """Make files for `tokenizers` and `transformers`, which truncate to `max_tokens` and never pad.
 
-    Raises the library's error for a vocabulary without a token for unknown words.
+    Raises the library's error if the vocabulary has no token for unknown words.
     """
     tokenizer.encode(_UNKNOWN)
     tokenizer.no_padding()
@@ -269,20 +269,20 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
 
 
 def open_tokenizer(data: bytes, place: str) -> Tokenizer:
-    """Open the content of a FILE at `place`. Raises TableError if it is not a tokenizer."""
+    """Open a tokenizer from the content `data` of a FILE at `place`. Raises TableError if it is not a tokenizer."""
     try:
         return Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library has no error of its own
+    except Exception as error:  # the library does not define its own error
         raise TableError(
             f"{place}: this version of Extremis cannot read the tokenizer: {error}. Make the tokenizer again."
         ) from None
 
 
 class _Normal(NamedTuple):
-    """Texts as the library's trainer counts their words: normalised, split only at spaces.
+    """Texts in the form that the library's trainer counts: normalised, and split only at spaces.
 
-    different: the normal form of each different word, which may be several words; counts: of these, int64. texts:
-    places among them, and offsets, of some texts at a time.
+    different: the normal form of each distinct word, which may be several words. counts: their counts, int64. texts:
+    indices of words and offsets, for a slice of texts each.
     """
 
     different: pa.StringArray
@@ -301,10 +301,10 @@ class _Normal(NamedTuple):
 def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
     """Train a WordPiece tokenizer of at most `size` tokens. The same texts give the same bytes.
 
-    The library's time is quadratic in the length of a word: without words longer than MAX_WORD it is linear in the
-    texts. The library meets words in the random order of a hash map, numbers continuing characters (`##e`) as they
-    come, and merges equally frequent pairs in the order of those numbers. Given all of them beforehand, the result is
-    fixed.
+    The library's time is quadratic in the length of a word; without words longer than MAX_WORD it is linear in the
+    texts. The library reads words in the random order of a hash map, numbers continuing characters (`##e`) in this
+    order, and merges equally frequent pairs in the order of these numbers. If all these characters are given
+    beforehand, the result is fixed.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()
@@ -324,7 +324,7 @@ def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
         show_progress=False,
     )
     learner.train_from_iterator(normal.iterate(), trainer)
-    # Only the true specials stay special: a text that spells "##e" must not be cut there.
+    # Only the real special tokens stay special: a text that contains "##e" must not be cut there.
     tokenizer = Tokenizer(
         WordPiece(learner.get_vocab(), unk_token=WORDPIECE_SPECIAL[1], max_input_chars_per_word=MAX_WORD)
     )
@@ -334,7 +334,7 @@ def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
 
 
 def _normalise(texts: pa.ChunkedArray, normalizer: BertNormalizer, words: BertPreTokenizer) -> _Normal:
-    """Normalise the words of texts, and leave out words with more than MAX_WORD characters."""
+    """Normalise the words of texts, and remove words with more than MAX_WORD characters."""
     places: dict[str, int] = {}
     cut = []
     for some in (some for chunk in texts.chunks for some in cut_words(chunk)):
@@ -360,9 +360,9 @@ def _alphabet(normal: _Normal) -> list[str]:
 
 
 def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], name: str = FILE) -> int:
-    """Return what 99 % of the texts of each table have at most: a multiple of 32 tokens in [LEAST, MOST].
+    """Return the length that 99 % of the texts of each table do not exceed: a multiple of 32 tokens in [LEAST, MOST].
 
-    Never more than the limit of the tokenizer's model. Raises InputError with the tokenizer's `name`.
+    The length never exceeds the limit of the tokenizer's model. Raises InputError with the tokenizer's `name`.
     """
     import pyarrow.compute as pc
 

@@ -1,1 +1,1 @@
-"""Recipes: frozen, typed, validated, saved with a run. One TOML file a recipe, changed by `--set a.b=c`."""
+"""Recipes: frozen, typed, validated, saved with a run. One TOML file per recipe; `--set a.b=c` changes an option."""

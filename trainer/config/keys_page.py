@@ -1,4 +1,4 @@
-"""Page of all keys of a recipe, docs/keys.md: `python -m trainer.config.keys_page > docs/keys.md` writes it."""
+"""Page of all recipe keys, docs/keys.md; `python -m trainer.config.keys_page > docs/keys.md` writes the page."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -43,7 +43,7 @@ def _sections() -> Iterator[str]:
 
 
 def _section(name: str, title: str, section: type[Options], known: type[Options] | None = None) -> Iterator[str]:
-    """Yield the table of a section without the keys of `known`; then one for each of its kinds."""
+    """Yield the table of a section without the keys of `known`, and then a table for each of its kinds."""
     seen = {*known.model_fields} if known else set()
     yield from _table(name, title, section, seen)
     if issubclass(section, OneOfKinds):

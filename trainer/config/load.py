@@ -1,4 +1,4 @@
-"""Recipes as TOML files: read, changed by `--set a.b=c`, checked with an explanation of faults, saved with a run."""
+"""Read recipes from TOML files, change them by `--set a.b=c`, check them and explain faults, save them with a run."""
 
 import difflib
 import importlib.metadata
@@ -22,8 +22,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
-# Recipes that are in papers/ of a checkout alone, by their folder.
+MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
+# Recipes that only a checkout contains, in papers/, by their folder.
 OF_PAPERS = {
     "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
     "dexml": ("dexml-paper",),
@@ -31,24 +31,24 @@ OF_PAPERS = {
     "mips_s": ("mips-a", "mips-s-paper"),
     "ngame": ("ance", "dpr", "ngame-paper", "tas"),
 }
-BY_TRIALS = "auto"  # in the place of a recipe: `extremis run` chooses one
-_SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
+BY_TRIALS = "auto"  # instead of a recipe: `extremis run` chooses a recipe
+_SEAL_MARK = b"# CRC-32 of all above: "  # start of the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides`, as `read_recipe`; "auto" settings get default values.
+    """Read the recipe `source` with `overrides` like `read_recipe`; "auto" settings get default values.
 
-    Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of a different kind, a
-    value out of range.
+    Raises the errors of `read_recipe`, and InputError: an unknown key (names the nearest known key), a key of a
+    different kind, a value out of range.
     """
     return validate(without_auto(read_recipe(source, overrides)), source)
 
 
 def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
-    """Check a recipe without loading its classes: its name, sections, and plain options.
+    """Check a recipe's name, sections and plain options without loading its classes.
 
-    Encoders, losses, and what depends on several sections are checked by `load_recipe`. Raises InputError.
+    `load_recipe` checks encoders, losses, and rules across sections. Raises InputError.
     """
     body = read_recipe(source, overrides, light=True)
     try:
@@ -72,9 +72,9 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
-    an override, changes the method or another kind, options that earlier recipes set for other kinds are left out.
-    `light`: does not check encoders and losses, since a bare installation lacks some of their modules.
+    A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only the differences. If the
+    recipe or an override changes the method or another kind, options that earlier recipes set for other kinds are left
+    out. `light`: do not check encoders and losses, because a bare installation lacks some of their modules.
     Raises InputError: no such recipe, not TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
@@ -89,9 +89,9 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
 
 
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
-    """Return the `overrides` that are options of the method of the recipe `source`, or of no method.
+    """Return the `overrides` that set options of the method of the recipe `source`, or options of no method.
 
-    If several recipes are compared, each takes the options that it has. Raises InputError.
+    In a comparison of several recipes, each recipe takes the options that it has. Raises InputError.
     """
     overrides = list(overrides)
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
@@ -101,15 +101,15 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
-    """Read the recipe of a run or an export, also one of an earlier version of Extremis.
+    """Read the recipe of a run or an export, also from an earlier version of Extremis.
 
-    Options of other kinds are left out, and removed ones that do not shape the model. Raises InputError.
+    Leaves out options of other kinds, and removed options that do not shape the model. Raises InputError.
     """
     return validate(without_foreign(renew(body, restores=True)), source)
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read only the encoder's section of `restore_recipe`'s input; other sections may load PyTorch."""
+    """Read only the section `encoder` of the input of `restore_recipe`; other sections may load PyTorch."""
     body = renew(body, restores=True)
     section = body.get("encoder")
     try:
@@ -122,7 +122,7 @@ def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
 
 
 def lost_options(body: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """List the options that decided how a run of the saved `body` was trained, and that its `recipe` no longer has."""
+    """List the options that affected the training of a run with the saved `body`, and that `recipe` no longer has."""
     stated, kept = flatten(body), flatten(recipe.model_dump())
     without_effect = flatten(REMOVED) | {"negatives.hard": 0, "negatives.lsh.hard": 0, "order.cluster": 1}
     return [
@@ -142,7 +142,7 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
-    """Return the resolved recipe, the versions it ran with, and further tables of `facts`, as TOML with a checksum."""
+    """Return the resolved recipe, the package versions, and further tables `facts`, as TOML with a checksum."""
     from schemas.manifest import code_version
 
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
@@ -157,7 +157,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def load_config(url: str) -> dict[str, Any]:
-    """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError if there is no run."""
+    """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError if the run does not exist."""
     from schemas import storage
 
     try:
@@ -173,19 +173,19 @@ def load_config(url: str) -> dict[str, Any]:
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches the checksum at its end; true for earlier versions without a checksum."""
+    """Return whether a config matches the checksum at its end; True for configs of earlier versions without a checksum."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return not mark or checksum.strip() == b"%08x" % crc32(text)
 
 
 def recipe_names() -> list[str]:
-    """List the names of the recipes that ship with Extremis."""
+    """List the names of the recipes in Extremis."""
     folder = importlib.resources.files("recipes")
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the recipe's TOML after the recipes that it `extends`, by name or by a path from its own folder."""
+    """Read the TOML of the recipes that the recipe `extends` (by name, or path from its own folder), and its own last."""
     bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
@@ -219,7 +219,7 @@ def _read_text(source: str) -> str:
         raise InputError(
             f"unknown recipe {source!r}: expected one of {', '.join(known)}, or a path that ends in .toml.{hint}"
         )
-    from schemas import storage  # a named recipe does without Arrow and fsspec, so a typo in it is told at once
+    from schemas import storage  # a named recipe needs no Arrow or fsspec, so a typo is reported quickly
 
     try:
         return storage.read_bytes(source).decode()
@@ -236,14 +236,14 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         body = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?") from None
-    except ValueError as error:  # also a number of thousands of digits
+    except ValueError as error:  # also for a number with thousands of digits
         raise InputError(f"{source}: not TOML: {error}. Fix the file.") from None
     _check_depth(body, source)
     return body
 
 
 def _check_depth(value: Any, source: str, left: int = MAX_DEPTH) -> None:
-    """Raise InputError if tables and lists are nested deeper than MAX_DEPTH."""
+    """Raise InputError if tables and lists are nested more deeply than MAX_DEPTH."""
     if not left:
         raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -1,4 +1,4 @@
-"""Options of a recipe before they are checked: merged, without options of other kinds, and with explained faults."""
+"""Process the options of a recipe before validation: merge them, remove options of other kinds, explain faults."""
 
 import difflib
 import functools
@@ -11,15 +11,15 @@ from trainer.methods.kinds import KindSection, OneOfKinds
 from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
 
-Body = Mapping[str, Any]  # options of a recipe or of one of its sections, as TOML has them
-Classes = Callable[[], list[type[Options]]]  # found when they are asked for: to look at an encoder loads its module
+Body = Mapping[str, Any]  # options of a recipe or of one of its sections, from TOML
+Classes = Callable[[], list[type[Options]]]  # called only when needed: the class of an encoder loads its module
 
 
 def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
-    """Merge recipes that extend one another, the base first, under the keys of today.
+    """Merge recipes that extend one another, the base first, under present keys.
 
     If a recipe changes the method or another kind, options that exist only in the earlier kind are dropped. `light`:
-    encoders and losses are not looked at, so that what implements them is not loaded.
+    ignore the classes of encoders and losses, so that their modules are not loaded.
     """
     renewed, method = [], Recipe.kind_in({})
     for body in bodies:
@@ -29,7 +29,7 @@ def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
 
 
 def without_foreign(body: Body, section: type[OneOfKinds] = Recipe) -> dict[str, Any]:
-    """Return the options `body` of a section with kinds, without options that only other kinds have."""
+    """Return the options `body` of a section with kinds, without the options that only other kinds have."""
     return _merge_section(section, [body], kept_from=1, others=list, light=False)
 
 
@@ -42,7 +42,7 @@ def flatten(options: Body, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(options: type[Options], name: str) -> type[Options] | None:
-    """Return the class of the section `name`; None if there is no such section."""
+    """Return the class of the section `name`, or None if it does not exist."""
     kind = options.model_fields[name].annotation if name in options.model_fields else None
     return kind if isinstance(kind, type) and issubclass(kind, Options) else None
 
@@ -50,11 +50,11 @@ def section_of(options: type[Options], name: str) -> type[Options] | None:
 def _merge_section(
     section: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Merge the section of all `bodies`; its kind is that of the last body that names one.
+    """Merge the section of all `bodies`; the last body that names a kind decides the kind.
 
-    An option is foreign if the class of this kind lacks it, and that of another kind, here or among `others`, has it.
-    Foreign options are left out, except those in bodies[kept_from:]: they are a mistake, which validation reports. A
-    body that changes the kind raises `kept_from` to itself.
+    An option is foreign if the class of this kind lacks it, and the class of another kind, here or among `others`, has
+    it. Foreign options are left out, except in bodies[kept_from:]: there they are mistakes, which validation reports. A
+    body that changes the kind raises `kept_from` to its own index.
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
@@ -62,7 +62,7 @@ def _merge_section(
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
-    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide it, or validation refuses it
+    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide the kind, or validation refuses it
     if not is_known or (light and issubclass(section, KindSection)):
         return _merged(bodies)
 
@@ -75,7 +75,7 @@ def _merge_section(
 def _merge_options(
     options: type[Options], bodies: Sequence[Body], kept_from: int, others: Classes, light: bool
 ) -> dict[str, Any]:
-    """Merge what `bodies` state of the class `options`, section by section, without foreign options."""
+    """Merge the options of the class `options` in `bodies`, section by section, without foreign options."""
     merged = _merged(bodies)
     kept = {key for body in bodies[kept_from:] for key in body}
     for key, value in list(merged.items()):
@@ -90,7 +90,7 @@ def _merge_options(
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
-    """Return whether `options` have `key`, and accept `value` as a setting from the data."""
+    """Return whether `options` has `key` and accepts `value` if the value means a setting from the data."""
     if key not in options.model_fields:
         return False
     is_word = options.model_fields[key].annotation is str
@@ -104,14 +104,14 @@ def _sections_of(others: Classes, key: str) -> list[type[Options]]:
 
 
 def _variants(section: type[Options]) -> list[type[Options]]:
-    """Return the classes of a section's kinds; for encoders and losses, which every method has, the base class."""
+    """Return the classes of a section's kinds; for encoders and losses, which all methods share, the base class."""
     if issubclass(section, OneOfKinds) and not issubclass(section, KindSection):
         return [section.options_of(kind) for kind in section.KINDS]
     return [section]
 
 
 def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
-    """Return the options of all `bodies`, the last on top, in new tables."""
+    """Return the options of all `bodies` in new tables; later bodies override earlier bodies."""
     merged: dict[str, Any] = {}
     for body in bodies:
         for key, value in body.items():
@@ -122,7 +122,7 @@ def _merged(bodies: Sequence[Body]) -> dict[str, Any]:
 
 
 def applies(body: Body, dotted: str) -> bool:
-    """Return whether an option belongs to the recipe `body`; True for unknown options, which validation refuses."""
+    """Return whether the recipe `body` has an option; True for unknown options, which validation refuses."""
     section, *path = dotted.split(".")
     if not path or any(_has(options, path) for options in _classes_of(section, body)):
         return True
@@ -130,7 +130,7 @@ def applies(body: Body, dotted: str) -> bool:
 
 
 def left_to_data(body: Body) -> dict[str, FromData]:
-    """Return the rules of the options that a recipe's `body` leaves to the data, by dotted key."""
+    """Return the rules of the options that the data decide in a recipe's `body`, by dotted key."""
     return {
         f"{name}.{key}": mark
         for name, values in body.items()
@@ -142,21 +142,21 @@ def left_to_data(body: Body) -> dict[str, FromData]:
 
 
 def _classes_of(name: str, body: Body) -> list[type[Options]]:
-    """Return the class of a section's options; of all kinds if the data decide the kind."""
+    """Return the class of a section's options, or the classes of all kinds if the data decide the kind."""
     try:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is None or not issubclass(section, OneOfKinds):
             return [] if section is None else [section]
         kind = section.kind_in(body.get(name) or {})
         return [section.options_of(each) for each in (section.KINDS if kind in AUTO else [kind])]
-    except (TypeError, ValueError):  # told by validation
+    except (TypeError, ValueError):  # validation reports it
         return []
 
 
 def without_auto(body: Body) -> dict[str, Any]:
-    """Return a copy of a recipe's `body` without the options that come from the data, or with placeholders for them.
+    """Copy a recipe's `body`, and remove the options that come from the data, or replace them by placeholders.
 
-    If the data decide a kind, the options of the default kind stay.
+    If the data decide a kind, the copy keeps the options of the default kind.
     """
     left, stated = left_to_data(body), dict(body)
     for dotted, mark in left.items():
@@ -168,7 +168,7 @@ def without_auto(body: Body) -> dict[str, Any]:
 
 
 def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's `body` with `values` by dotted key, without options of kinds that do not occur in them."""
+    """Set `values`, by dotted key, in a recipe's `body`, and remove options of kinds that `values` do not choose."""
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
     for dotted, value in values.items():
         section, _, option = dotted.partition(".")
@@ -177,7 +177,7 @@ def with_values(body: Body, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop options of other kinds from the sections whose kind is among `keys`."""
+    """Remove options of other kinds from the sections whose kind is among `keys`."""
     for name in {key.partition(".")[0] for key in keys}:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is not None and issubclass(section, OneOfKinds) and section.PLACE in keys:
@@ -186,7 +186,7 @@ def _without_kinds_of_data(body: dict[str, Any], keys: Mapping[str, Any]) -> dic
 
 
 def explain(fault: Any, body: Body) -> str:
-    """Describe a fault of pydantic in a recipe's `body`, with a remedy: the nearest key, or the kind that has it."""
+    """Describe a pydantic fault in a recipe's `body`, with a remedy: the nearest key, or the kind that has this key."""
     if fault["type"] != "extra_forbidden":
         text = fault_text(fault)
         return f"{text}; this key cannot be 'auto'" if fault["input"] in AUTO else text
@@ -215,7 +215,7 @@ def explain(fault: Any, body: Body) -> str:
 
 
 def _has(options: type[Options], path: Sequence[str]) -> bool:
-    """Tell whether an option is at `path` below `options`."""
+    """Return whether `options` has an option at `path`."""
     if len(path) == 1:
         return path[0] in options.model_fields
     section = section_of(options, path[0])

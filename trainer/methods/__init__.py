@@ -1,1 +1,1 @@
-"""Methods, one file each: keys, settings from the data, candidates, and tables."""
+"""Methods, one file per method: keys, settings from the data, candidates, and tables."""

@@ -1,6 +1,6 @@
 """ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform ones.
 
-Renée, below, is the target of the estimate: every label is a negative of every query (equation 1).
+Renée (also in this file) is the target of the estimate: every label is a negative of every query (equation 1).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 SHARED_HARD, OWN_HARD = 40, 100
-# A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
-# meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
+# Each draw of a shared pool counts for L / k_r labels. Above this limit, the few steps that draw a label give it mostly
+# noise (WordNet: 31, and P@1 falls by 9), and a separate pool for each query is better.
 HEAVIEST_DRAW = 8
 
 
-# What the data decide, where a recipe says "auto".
+# Rules for options that are "auto" in a recipe.
 
 
 def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """One pool for a batch while its draws weigh little, then one for each query (variance against cost)."""
+    """Choose one pool per batch if its draws have small weights, else one pool per query (variance against cost)."""
     weight = facts.labels / SHARED_DRAWS
     if weight <= HEAVIEST_DRAW:
         return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
@@ -43,24 +43,24 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return the rule of a number that depends on the pool: `own` for each query, or `shared` by a batch."""
+    """Return the rule of a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
     return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 
-random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r, of each query or of the batch
-hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: the fewer random ones a query has, the more
-warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as of both kinds later
-every_from_data = by_pool(1, 3)  # tau_r: fresh in each epoch where hard negatives carry the loss
+random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
+hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: higher if a query has fewer random negatives
+warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as hard and random negatives later
+every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
 
 
 def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """tau_s: as early as a table can exist if hard negatives carry the loss."""
+    """Choose tau_s: as early as a table can exist if the loss is mostly from hard negatives."""
     if settled[SOURCE] == "in-trainer":
         return Setting(0, f"{SOURCE} = in-trainer")
     return by_pool(LEAD, LEAD + 1)(facts, settled)
 
 
-# Which labels a query is scored against, and what each of them counts.
+# The labels that a query is scored against, and their weights.
 
 
 class RandomNegatives(Labels):
@@ -97,16 +97,16 @@ class RandomNegatives(Labels):
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
         """Merge positives, hard negatives and random negatives; a label counts once per query (step 16)."""
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
-        drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R, each of weight L / k_r
-        return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h of each row, of weight 1
+        drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R with weight L / k_r
+        return planner.merge(batch, sampled, drawn, weight)  # steps 13 and 14: H, k_h per row, with weight 1
 
     def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
-        """Return k_r of `epoch`, in which queries have hard negatives or not."""
+        """Return k_r of `epoch`; `has_hard`: whether its queries have hard negatives."""
         return self.random
 
 
 class Negatives(TableLabels, RandomNegatives):
-    """Hard negatives and random ones: k_h and k_r of each query."""
+    """Hard and random negatives: k_h and k_r per query."""
 
     hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
         0, ge=0, le=MOST, description="k_h hard negatives for each query, out of the K of the table"
@@ -127,7 +127,7 @@ class Negatives(TableLabels, RandomNegatives):
 
     @property
     def sections(self) -> list[SourceSection]:
-        """Sections of the sources in use other than tables."""
+        """Sections of the used sources, except tables."""
         return used_sections(self)
 
     def columns(self, planner: Planner, epoch: int) -> int:
@@ -142,14 +142,14 @@ class Negatives(TableLabels, RandomNegatives):
 
     @property
     def before_tables(self) -> int:
-        """Random negatives of a query before there are hard ones."""
+        """Number of random negatives per query before the first hard negatives."""
         return self.warmup or self.random + self.hard
 
     def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
         """Return k_h and k_r of each epoch (Table 5, "curriculum").
 
-        They are linear in the epochs from `start` on, from random negatives only to `hard` and `random`: the first
-        epoch makes one step, the last epoch has the full numbers.
+        From epoch `start` on, they change linearly from random negatives only to `hard` and `random`. The first epoch
+        makes one step of the change; the last epoch has the full numbers.
         """
         before, steps, course = self.before_tables, max(1, epochs - start), []
         for epoch in range(epochs):
@@ -171,11 +171,11 @@ class Negatives(TableLabels, RandomNegatives):
         return self
 
 
-# Where hard negatives come from: the method asks for tables, or searches in each step.
+# The source of hard negatives: requested tables, or a search in each step.
 
 
 class Refresh(OneOfKinds):
-    """Where hard negatives come from, and from which epoch on."""
+    """Source of hard negatives, and the first epoch that uses it."""
 
     PLACE = SOURCE
     KINDS: ClassVar[dict[str, Any]] = {}
@@ -213,7 +213,7 @@ class MinedTables(Tables, Refresh):
 
 
 class OwnIndex(Refresh):
-    """An index within the trainer, which fresh embeddings of the queries search in every step."""
+    """An index within the trainer, which is searched with fresh query embeddings in every step."""
 
     source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
     start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
@@ -236,11 +236,11 @@ class OwnIndex(Refresh):
     )
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
-        """Open the index of a rank's labels, which finds `width` labels for each query."""
+        """Open the index of a rank's labels, which finds `width` labels per query."""
         from trainer.negatives.indexes import CopiedIndex, FreshIndex
 
         labels = context.vectors.stop - context.vectors.start
-        few = max(context.group.gather_objects(labels)) <= MOST_FRESH  # alike on all ranks
+        few = max(context.group.gather_objects(labels)) <= MOST_FRESH  # the same on all ranks
         if self.index == FRESH or (self.index == "auto" and few):
             return FreshIndex(width, self.start, context)
         return CopiedIndex(width, self.start, context, self.index, self.every_steps, self.rebuild_steps)
@@ -259,7 +259,7 @@ Refresh.KINDS = {"table": MinedTables, "in-trainer": OwnIndex}
 
 
 class Astra(ClassifierRecipe):
-    """Hard negatives by tables or an index, mixed with random ones, and any loss; binary cross-entropy is ASTRA's."""
+    """Hard negatives from tables or an index, mixed with random negatives; any loss (the paper: binary cross-entropy)."""
 
     method: Literal["astra"] = "astra"
     negatives: Negatives = Negatives()
@@ -267,12 +267,12 @@ class Astra(ClassifierRecipe):
 
     @property
     def tables(self) -> Tables | None:
-        """The schedule of its tables: none without hard negatives, or with an index inside the trainer."""
+        """Schedule of the tables; None without hard negatives, or with an index inside the trainer."""
         return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTables) else None
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """K, and by which index and vectors the nearest labels are found (section 3.1)."""
+        """K, and the index and vectors that find the nearest labels (section 3.1)."""
         assert isinstance(self.refresh, MinedTables)
         return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": self.refresh.by}
 
@@ -310,11 +310,11 @@ class Astra(ClassifierRecipe):
         return self
 
 
-# The reference: no estimate, but the sum over all labels itself.
+# The reference: the exact sum over all labels, without an estimate.
 
 
 class EveryLabel(Labels):
-    """Every label for every query, a chunk of labels after the other (equation 1)."""
+    """Every label for every query, one chunk of labels after the other (equation 1)."""
 
     all_labels = True
     chunk: int = Field(4096, ge=1, description="labels that are scored at once")
@@ -323,7 +323,7 @@ class EveryLabel(Labels):
         return batch * self.chunk
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> None:
-        """Return None: all labels at once are too many."""
+        """Return None: all labels are too many to be candidates at once."""
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         start, stop = planner.part or (0, planner.labels)
@@ -338,6 +338,6 @@ class Renee(ClassifierRecipe):
     negatives: EveryLabel = EveryLabel()
 
     def negatives_of(self, labels: int) -> EveryLabel:
-        """Take all labels at once for a loss that is not a sum over labels."""
+        """Return the section `negatives`, which takes all labels at once if the loss is not a sum over labels."""
         whole = self.loss != LossSection()
         return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

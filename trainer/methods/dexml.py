@@ -1,4 +1,4 @@
-"""DEXML: dual encoders. Labels are encoded from their texts, so labels have no vectors."""
+"""DEXML: dual encoders. Labels do not have learned vectors; the encoder embeds their texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.methods.kinds import OneOfKinds
 from trainer.methods.recipe import Labels, Recipe, TableLabels
 from trainer.methods.sections import Tables
 
-_BLOCK = 4096  # labels that a loss over all of them scores at a time
+_BLOCK = 4096  # labels that a loss over all labels scores at a time
 
 
 class Positives(Options):
-    """Positives that a step learns."""
+    """Positives that a step trains on."""
 
     positives: int = Field(
         0,
@@ -25,7 +25,7 @@ class Positives(Options):
 
 
 class LabelTexts(Positives):
-    """Labels by their encoded texts (sections 3 and 5.2)."""
+    """Labels with embeddings of their texts (sections 3 and 5.2)."""
 
     shared: bool = Field(True, description="encode labels with the encoder of the queries")
     label_batch: int = Field(
@@ -34,7 +34,7 @@ class LabelTexts(Positives):
 
 
 class DualEncoder(Recipe):
-    """A recipe of a method that encodes labels."""
+    """Recipe of a method that encodes label texts."""
 
     encodes_labels = True
 
@@ -64,7 +64,7 @@ class DualEncoder(Recipe):
 
 
 class Pool(Labels, OneOfKinds):
-    """Labels that every query of a step is scored against."""
+    """Labels against which a step scores every query."""
 
     PLACE = "negatives.pool"
     KINDS: ClassVar[dict[str, Any]] = {}
@@ -73,7 +73,7 @@ class Pool(Labels, OneOfKinds):
 
 
 class EveryText(Pool):
-    """Every label (section 4): the paper's loss, without sampling."""
+    """Every label (section 4), as in the paper's loss, without sampling."""
 
     all_labels = True
     pool: Literal["all"] = "all"
@@ -83,7 +83,7 @@ class EveryText(Pool):
 
 
 class OfBatch(TableLabels, Pool):
-    """Positives of the batch, and m = `hard` nearest labels of each query: B(1 + m) (section 5.4, Table 3)."""
+    """Positives of the batch, and the m = `hard` nearest labels of each query: B(1 + m) (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
 
@@ -92,13 +92,13 @@ Pool.KINDS = {"all": EveryText, "batch": OfBatch}
 
 
 class TextTables(Tables):
-    """Tables of the nearest labels of each query, by the embeddings of both."""
+    """Tables of the nearest labels of each query, from the embeddings of queries and labels."""
 
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
 
 
 class Dexml(DualEncoder):
-    """Queries and labels through one encoder, or one each; decoupled softmax is the paper's loss (equation 5)."""
+    """One encoder for queries and labels, or one for each; decoupled softmax is the paper's loss (equation 5)."""
 
     method: Literal["dexml"]
     negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))

@@ -1,13 +1,13 @@
-"""Keys of earlier recipes and runs under their present names: the only mapping between them.
+"""Map the keys of earlier recipes and runs to their present names; this is the only such mapping.
 
-Before there were methods, a recipe had a head, a pool and sources that were chosen each for itself, and `method` was
-its name. The method is told from them.
+Before methods existed, a recipe chose a head, a pool and sources independently, and `method` was its name. The method
+follows from these choices.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Options that were removed, by dotted key, with the value that had no effect: recipes and configs may still have it.
+# Removed options by dotted key, with the value that had no effect, which recipes and configs may still contain.
 REMOVED: dict[str, Any] = {
     "classifier.decay": "touched",
     "head.query_batch": 0,
@@ -26,10 +26,10 @@ _COUNTS = ("random", "hard", "width")
 
 
 def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
-    """Return the options of a recipe under present keys; `below`: the method of the recipe that it extends.
+    """Return the options of a recipe under present keys. `below`: the method of the recipe that it extends.
 
-    Options without earlier keys do not change. `restores`: they belong to an existing run; removed options that decided
-    its training are dropped with any value.
+    Options without earlier keys do not change. `restores`: the options belong to an existing run, so removed options
+    that affected its training are dropped whatever their value.
     """
     body = {
         name: _without_removed(name, part, restores and name != "encoder") if isinstance(part, Mapping) else part
@@ -46,7 +46,7 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
 
 
 def _without_removed(prefix: str, options: Mapping[str, Any], all_of_them: bool) -> dict[str, Any]:
-    """Return `options` without removed options that state the fixed behaviour, or without all removed options."""
+    """Return `options` without the removed options that state the present behaviour, or without all removed options."""
     return {
         key: _without_removed(f"{prefix}.{key}", value, all_of_them) if isinstance(value, Mapping) else value
         for key, value in options.items()
@@ -67,12 +67,12 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
-    """Return `body` with the method that its head, pool, hash tables and clusters told before; they came with it."""
-    if method == "rae":  # nothing earlier told it
+    """Return `body` with the method that follows from its earlier head, pool, hash tables and clusters."""
+    if method == "rae":  # no earlier option implied it
         return body
     head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)
     kind, pool, lsh = head.pop("kind", None), negatives.get("pool"), negatives.get("lsh")
-    hashed = lsh.get("hard") if isinstance(lsh, Mapping) else None  # labels that hash tables give a query
+    hashed = lsh.get("hard") if isinstance(lsh, Mapping) else None  # labels per query from hash tables
     clustered = order.get("cluster", 1) != 1 or order.get("cluster_doubles_every", 0) != 0
     if kind == "label-encoder" or (kind is None and method in ("dexml", "ngame")):
         if not (kind or pool or clustered):
@@ -94,7 +94,7 @@ def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
             method = "astra"
         else:
             return body
-    if told:  # a pool without draws said so by zeros
+    if told:  # a pool without draws had zeros
         negatives = {key: value for key, value in negatives.items() if key != "pool" and (value or key not in _COUNTS)}
     if hashed == 0:
         del negatives["lsh"]

@@ -1,4 +1,4 @@
-"""Options of several kinds, such as encoders and losses: a key names the kind, its class has the options."""
+"""Options of several kinds, such as encoders and losses: a key names the kind, and the kind's class has the options."""
 
 import importlib
 from collections.abc import Mapping
@@ -11,38 +11,38 @@ from trainer.input_kinds import Read
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
-# Classes by kind, the default first: a class whose `section` states the options of the kind, or this section, whose
+# Classes by kind, the default first: a class whose `section` has the options of the kind, or an options section whose
 # BUILT_BY names the class.
 ENCODERS = {
     "bag": "trainer.encoders.bag:BagSection",
     "transformer": "trainer.encoders.transformer:TransformerSection",
 }
 LOSSES = {
-    "bce": "trainer.losses.binary:OneVsAll",  # DEXML's equation 2
+    "bce": "trainer.losses.binary:OneVsAll",  # equation 2 of DEXML
     "softmax": "trainer.losses.contrastive:SoftmaxCrossEntropy",  # 3
     "infonce": "trainer.losses.contrastive:InfoNCE",  # 4
     "decoupled": "trainer.losses.contrastive:DecoupledSoftmax",  # 5
     "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # 6
     "triplet": "trainer.losses.triplet:Triplet",
 }
-Sizes = tuple[int, int, int]  # of the vocabulary, the sparse features, and a dense vector
+Sizes = tuple[int, int, int]  # sizes of the vocabulary, the sparse features, and a dense vector
 
 
 def import_name(place: str) -> Any:
-    """Import the module of `place`, "module:name", and return the object of that name."""
+    """Import the module of `place`, "module:name", and return the object `name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class OneOfKinds(Options):
-    """Base of options of several kinds: a subclass has the shared options, its subclasses those of one kind.
+    """Base of options with several kinds: a subclass has the shared options, its own subclasses the options of one kind.
 
-    The former validates values as the class of their kind. The module of an encoder or a loss is imported at its first
-    use.
+    The subclass validates values with the class of their kind. The module of an encoder or a loss is imported at its
+    first use.
     """
 
-    PLACE: ClassVar[str]  # of the key that names the kind, "encoder.kind"
-    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or the place of its user
+    PLACE: ClassVar[str]  # dotted key that names the kind, such as "encoder.kind"
+    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or the place of the configured class
 
     @classmethod
     def class_of(cls, kind: object) -> Any:
@@ -66,7 +66,7 @@ class OneOfKinds(Options):
 
     @classmethod
     def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` under the keys of today."""
+        """Return `values` under present keys."""
         return values
 
     @model_validator(mode="wrap")
@@ -81,19 +81,19 @@ class OneOfKinds(Options):
 
 
 class KindSection(OneOfKinds):
-    """A section whose key `kind` also names the configured class."""
+    """A section whose key `kind` also selects the configured class."""
 
-    BUILT_BY: ClassVar[str] = ""  # place of this class, where KINDS name the section
+    BUILT_BY: ClassVar[str] = ""  # place of the configured class, if KINDS names the section
 
     kind: str
 
     @property
     def implementation(self) -> Any:
-        """The class that this section configures."""
+        """Class that this section configures."""
         return import_name(self.BUILT_BY) if self.BUILT_BY else self.class_of(self.kind)
 
     def build(self, *facts: Any, **named: Any) -> Any:
-        """Build what this section configures: a loss, or of `vocabulary`, `seed`, `features` and `dense` an encoder.
+        """Build the configured object: a loss, or an encoder from `vocabulary`, `seed`, `features` and `dense`.
 
         Raises InputError.
         """
@@ -101,13 +101,13 @@ class KindSection(OneOfKinds):
 
 
 class EncoderSection(KindSection):
-    """Text, sparse features or a dense vector to x in R^D."""
+    """The encoder of text, sparse features or a dense vector to x in R^D."""
 
     PLACE = "encoder.kind"
     KINDS = ENCODERS
-    # By the form of an export, the default first: a class whose `open` takes the encoder's files.
+    # By the format of an export, the default first: a class whose `open` reads the encoder's files.
     SERVED_BY: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
-    # Options that may differ between an encoder and the one whose parameters it takes.
+    # Options that may differ between an encoder and the encoder that initialises its parameters.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
 
     inputs: Read = Field(
@@ -140,15 +140,15 @@ class EncoderSection(KindSection):
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens of a row that the encoder reads, at most; None: all."""
+        """Maximum number of tokens that the encoder reads of a row; None: all."""
         return None
 
     def at_folder(self, folder: str) -> "EncoderSection":
-        """Return the section of the same encoder with files at `folder`, as written by `Encoder.write`."""
+        """Return the section of the same encoder with files at `folder`, which `Encoder.write` has written."""
         return self
 
     def differences(self, other: "EncoderSection") -> list[str]:
-        """Say which options keep this encoder from taking the parameters of `other`."""
+        """Return the options that prevent this encoder from using the parameters of `other`."""
         options, others = self.model_dump(exclude=self.FREE), other.model_dump()
         return [
             f"encoder.{name} is {others[name]!r} in that run, {value!r} in this run"
@@ -158,7 +158,7 @@ class EncoderSection(KindSection):
 
 
 class LossSection(KindSection):
-    """The loss over any candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
+    """The loss over candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
 
     PLACE = "loss.kind"
     KINDS = LOSSES
@@ -172,4 +172,4 @@ class LossSection(KindSection):
     )
 
     def check_vectors(self, unit: bool) -> None:
-        """Raise ValueError for options that the vectors rule out; `unit`: all vectors have length 1."""
+        """Raise ValueError for options that do not fit the vectors; `unit`: all vectors have length 1."""

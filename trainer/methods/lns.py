@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HashedLabels(RandomNegatives):
-    """Labels that share a bucket with the query, of weight 1, and random ones (section 1.2)."""
+    """Labels that share a bucket with the query, with weight 1, and random labels (section 1.2)."""
 
     lsh: LshSection = LshSection()
 
@@ -23,12 +23,12 @@ class HashedLabels(RandomNegatives):
 
 
 class Lns(ClassifierRecipe):
-    """Hash tables, into which vectors that change are hashed again; the paper's loss is softmax over their labels."""
+    """Hash tables that hash changed vectors again; the paper's loss is softmax over the labels that they find."""
 
     method: Literal["lns"]
     negatives: HashedLabels = HashedLabels()
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
-        from trainer.negatives.lsh import HashedNegatives  # with its compiled loops, where it is used
+        from trainer.negatives.lsh import HashedNegatives  # imported at first use: it compiles loops
 
         return [HashedNegatives(self.negatives.lsh, context.vectors, context.seed)]

@@ -1,6 +1,6 @@
-"""NGAME: batches of similar queries, whose positives are hard negatives of each other; triplets with a margin.
+"""NGAME: batches of similar queries, whose positives are hard negatives for each other; triplet loss with a margin.
 
-Module M1 trains the encoder of queries and labels. Module M2 has that encoder, frozen, and a vector for each label.
+Module M1 trains the encoder of queries and labels. Module M2 freezes this encoder and trains a vector per label.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.schedule import ClusterSchedule
 
 
 class ClusterOrder(Order):
-    """Order of the stream's rows, by clusters (section 3)."""
+    """Order of the stream's rows by clusters (section 3)."""
 
     cluster: int = Field(
         1,
@@ -32,7 +32,7 @@ class ClusterOrder(Order):
 
     @property
     def clusters(self) -> ClusterSchedule:
-        """C of every epoch."""
+        """Cluster size C of every epoch."""
         return ClusterSchedule(self.cluster, self.cluster_doubles_every)
 
     @model_validator(mode="after")
@@ -46,11 +46,11 @@ class ClusterOrder(Order):
 
 
 class InBatch(Labels):
-    """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out far ones."""
+    """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out distant labels."""
 
 
 class Clustered(Recipe):
-    """A recipe whose batches are whole clusters of queries; clusters are renewed every `refresh.every` epochs."""
+    """Recipe whose batches are whole clusters of queries; new clusters are made every `refresh.every` epochs."""
 
     order: ClusterOrder = ClusterOrder()
     negatives: InBatch = InBatch()
@@ -58,13 +58,13 @@ class Clustered(Recipe):
 
     @property
     def tables(self) -> Tables | None:
-        """The schedule of the tables of clusters; none without clusters."""
+        """Schedule of the tables of clusters; None without clusters."""
         return self.refresh if self.clusters else None
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """The split to cluster, and the sizes of clusters in the last epoch and in the first."""
-        from schemas.layout import CLUSTERS  # a typo in a recipe is told without what reads storage
+        """The split to cluster, and the cluster sizes of the last and the first epoch."""
+        from schemas.layout import CLUSTERS  # imported late, so that a typo in a recipe is reported quickly
 
         largest = self.order.clusters.at(self.train.epochs - 1, self.order.share)
         return {"split": self.data.split, CLUSTERS: {"size": largest, "smallest": self.order.cluster}}
@@ -88,7 +88,7 @@ class Ngame(Clustered, DualEncoder):
 
 
 class NgameM2(Clustered, ClassifierRecipe):
-    """Module M2: a vector for each label, which begins at the embedding of its text and learns the difference."""
+    """Module M2: a vector per label, which is initialised with the embedding of its text; training learns the difference."""
 
     method: Literal["ngame-m2"]
     head: Positives = Positives()

@@ -1,4 +1,4 @@
-"""RAE-XMC: a dual encoder with a memory of training points, whose nearest points vote for their labels."""
+"""RAE-XMC: a dual encoder with a memory of training points; the nearest points vote for their labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.methods.sections import Tables
 
 
 class MemorySection(Options):
-    """Memory of training points: embeddings from two epochs before; they get no gradient."""
+    """Memory of training points: their embeddings from two epochs before, without gradient."""
 
     neighbours: int = Field(
         24, ge=1, le=MOST, description="K, nearest other points of each point, which vote for their labels"
@@ -25,10 +25,10 @@ class MemorySection(Options):
 
 
 class Rae(DualEncoder):
-    """Labels of the batch by `loss`, and votes of each query's nearest points, by tables of points."""
+    """A loss over the labels of the batch, and votes of each query's nearest points, which come from tables of points."""
 
     method: Literal["rae"]
-    negatives: Labels = Labels()  # what the batch brings
+    negatives: Labels = Labels()  # labels of the batch
     memory: MemorySection = MemorySection()
     refresh: TextTables = TextTables()
 

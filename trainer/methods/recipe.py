@@ -1,4 +1,4 @@
-"""The recipe of a run: the shared sections, and the choice of a method."""
+"""The recipe of a run: shared sections, and the choice of a method."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch, Candidates
 
 
-MOST = 1 << 24  # labels of a query or of a pool
+MOST = 1 << 24  # maximum number of labels of a query or of a pool
 
 
 class Labels(Options):
-    """Labels that a query is scored against besides its positives: the base of each method's section `negatives`."""
+    """Labels that a query is scored against in addition to its positives; base of each method's section `negatives`."""
 
     all_labels: ClassVar[bool] = False  # True: every query is scored against every label
 
     @property
     def table_width(self) -> int:
-        """K, labels of a row of the table that the method asks for; 0: it asks for none."""
+        """K, the number of labels per row of the requested table; 0: the method requests no table."""
         return 0
 
     @property
     def by_frequency(self) -> float:
-        """Share of the random draws that go by training frequency."""
+        """Share of the random draws that are in proportion to training frequency."""
         return 0.0
 
     def draws(self, batch: int) -> int:
-        """Return how many labels are drawn for a step of `batch` queries."""
+        """Return the number of labels that are drawn for a step of `batch` queries."""
         return 0
 
     @property
     def most_hard(self) -> int:
-        """Maximum number of labels of a query, besides its positives and drawn labels."""
+        """Maximum number of labels of a query, without its positives and drawn labels."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
-        """Estimate the number of candidates of a step of `batch` queries with so many positives each."""
+        """Estimate the number of candidates of a step of `batch` queries with `positives` positives each."""
         return batch * (self.most_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
-        """Estimate how many labels, of all `labels`, every query of such a step is scored against."""
+        """Estimate how many of all `labels` labels such a step scores for every query."""
         return labels if self.all_labels else min(labels, batch * (self.most_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
-        """Estimate how many scores such a step holds at a time."""
+        """Estimate how many scores such a step has in memory at a time."""
         return batch * self.candidates_of(batch, positives)
 
     def columns(self, planner: Planner, epoch: int) -> int:
-        """Return k_h, how many labels of a ranked row a step of `epoch` takes."""
+        """Return k_h, the number of labels of a ranked row that a step of `epoch` uses."""
         return 0
 
     def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
-        """Return the candidates of each query, with weights; None: they come only in `chunks`.
+        """Return the candidates of each query, with weights; None: only `chunks` gives candidates.
 
-        By default from the batch: positives and hard negatives of all queries. `sampled`: labels that sources found for
-        the batch, including tables.
+        The default candidates are the positives and hard negatives of all queries in the batch. `sampled`: labels that
+        sources, including tables, found for the batch.
         """
         return planner.of_batch(batch)
 
@@ -88,7 +88,7 @@ class Labels(Options):
 
 
 class TableLabels(Labels):
-    """Labels of a query's row of a table that the method asks for: `hard` of its K columns a step."""
+    """Labels from a query's row of the requested table: `hard` of its K columns per step."""
 
     hard: int = Field(
         0, ge=0, le=MOST, description="hard negatives of each query, drawn from the table's K in each step"
@@ -114,10 +114,10 @@ class TableLabels(Labels):
 
 
 class Recipe(OneOfKinds):
-    """Everything that decides a run's numbers, besides DATA; the `method` decides which further options there are."""
+    """Everything that determines a run's numbers, except DATA; the `method` adds further options."""
 
     PLACE = "method"
-    KINDS: ClassVar[dict[str, Any]] = {  # an export that is served needs none of them
+    KINDS: ClassVar[dict[str, Any]] = {  # imported late: serving an export does not need them
         "astra": "trainer.methods.astra:Astra",
         "renee": "trainer.methods.astra:Renee",
         "lns": "trainer.methods.lns:Lns",
@@ -126,7 +126,7 @@ class Recipe(OneOfKinds):
         "ngame": "trainer.methods.ngame:Ngame",
         "ngame-m2": "trainer.methods.ngame:NgameM2",
     }
-    encodes_labels: ClassVar[bool] = False  # True: labels have texts in place of vectors
+    encodes_labels: ClassVar[bool] = False  # True: labels have texts instead of vectors
 
     name: str = Field("", description="name of the recipe; default: the name of its file")
     method: str
@@ -147,55 +147,55 @@ class Recipe(OneOfKinds):
 
     @property
     def title(self) -> str:
-        """Its name; by default the name of its method."""
+        """Name of the recipe; by default the name of its method."""
         return self.name or self.method
 
     @property
     def tables(self) -> Tables | None:
-        """The schedule of the tables that the method asks for; None: it asks for none."""
+        """Schedule of the tables that the method requests; None: it requests no tables."""
         return None
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """What a dump tells the maker of the table: the kind of table that the method asks for."""
+        """Facts in a dump for the maker of the table: the kind of table that the method requests."""
         return {}
 
     @property
     def clusters(self) -> bool:
-        """True: its tables are clusters, and queries are dealt by cluster."""
+        """True: the tables are clusters, and batches consist of clusters of queries."""
         return self.order.clusters != SINGLE_ROWS
 
     @property
     def indexed_from(self) -> int | None:
-        """The first epoch with hard negatives from an index inside the trainer; None: no such epoch."""
+        """First epoch with hard negatives from an index inside the trainer; None: no such epoch."""
         return None
 
     @property
     def positives(self) -> int:
-        """Positives of a query that a step learns; 0: all."""
+        """Number of positives per query that a step trains on; 0: all."""
         return 0
 
     @property
     def encoders(self) -> int:
-        """Encoders of the model."""
+        """Number of encoders of the model."""
         return 1
 
     @property
     def unit_labels(self) -> bool:
-        """True: the vectors of labels have length 1 if those of queries have."""
+        """True: label vectors have length 1 if query vectors have length 1."""
         return self.encodes_labels
 
     def uses_table(self, epoch: int) -> bool:
-        """Tell whether `epoch` trains on a table, by the schedule.
+        """Return whether `epoch` trains on a table, according to the schedule.
 
-        Clusters may exist earlier: any embeddings will do, without a model of the run.
+        Clusters may exist earlier, because any embeddings suffice, also without a model of the run.
         """
         return self.clusters or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
         """List the epochs from which a new table is used: start, start + every, ... within the run.
 
-        The table of epoch 0 comes from the earlier run; a dump of an epoch is used LEAD epochs later at the earliest.
+        The table of epoch 0 comes from the earlier run; the dump of an epoch is used at least LEAD epochs later.
         """
         epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
         return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
@@ -205,12 +205,12 @@ class Recipe(OneOfKinds):
         return ()
 
     def negatives_of(self, labels: int) -> Labels:
-        """Return the section `negatives` for a run with so many labels."""
+        """Return the section `negatives` for a run with `labels` labels."""
         return self.negatives
 
     @property
     def finds_on_device(self) -> bool:
-        """True: labels from a source may stay on a device, which merges the labels of each query."""
+        """True: labels from a source may stay on a device, and the device merges the labels of each query."""
         return False
 
     def open_sources(self, context: SourceContext) -> list[NegativeSource]:
@@ -246,7 +246,7 @@ class Recipe(OneOfKinds):
 
 
 class ClassifierRecipe(Recipe):
-    """A recipe of a method that learns a vector for each label."""
+    """Recipe of a method that learns a vector per label."""
 
     classifier: Classifier = Classifier()
 

@@ -1,7 +1,7 @@
-"""Options that a recipe leaves to the data, as "auto": the type of such an option, and rules that methods share.
+"""Options that are "auto" in a recipe and come from the data: the type of such an option, and rules that methods share.
 
-Rules are shapes that held on the four data sets of docs/results.md. No count describes the words of a data set (weight
-of n-grams, dropout): `extremis run auto` tries these.
+The rules held on the four data sets of docs/results.md. Counts do not describe the words of a data set, so
+`extremis run auto` tries values for the weight of n-grams and dropout.
 """
 
 import math
@@ -12,32 +12,32 @@ from typing import Any, NamedTuple
 from schemas.options import Options
 from trainer.negatives.base import MOST_FRESH
 
-AUTO = ("auto", "prior")  # how a recipe says that the data decide
+AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 POOL, SOURCE = "negatives.pool", "refresh.source"
 _RAREST = 1e-12
-_TOLD_APART = 0.005  # standard deviation of vectors that are random at first: nothing beside what a few steps teach
-_FEWEST_STEPS = 80  # of an epoch: fewer, larger batches leave small data untrained
+_TOLD_APART = 0.005  # standard deviation of random initial vectors: small compared with the change in a few steps
+_FEWEST_STEPS = 80  # steps per epoch: with fewer, larger batches, training on small data is too short
 _BATCHES = 32, 512
-_POINTS = 600_000  # that a run passes over, with small data again and again
+_POINTS = 600_000  # training points of a run; small data has many epochs
 _EPOCHS = 6, 8
-_WIDE = 512  # the dimension that rates were tuned at
-_SHORT = 25  # tokens of a text up to which rates need not fall; of 400, renee at D = 512 diverges at the full rate
-_LOWEST_RATE = 1e-4  # a rate of 0 would be refused
-_NARROW = 64  # below it rates grow no more: training would diverge
-_MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
+_WIDE = 512  # dimension at which rates were tuned
+_SHORT = 25  # tokens per text up to which the full rate works; at 400 tokens, renee at D = 512 diverges at the full rate
+_LOWEST_RATE = 1e-4  # validation refuses a rate of 0
+_NARROW = 64  # rates do not grow below this dimension: training would diverge
+_MANY_LABELS = 5_000_000  # number of labels from which label vectors dominate the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
-_DUAL_RATES = 0.005, 0.001  # Adam's, of tokens and of layers
-_DUAL_POINTS = 80_000  # that they were tuned on
+_DUAL_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
+_DUAL_POINTS = 80_000  # number of training points at which these rates were tuned
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Figures of DATA as a run sees it.
+    """Statistics of the part of DATA that a run uses.
 
     `queries`: N, rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`: number of
-    labels whose texts are also training points. `ngrams`: distinct n-grams of two tokens that come in two or more rows,
-    0 without tokens. `tokens`: mean tokens of a query. `median_frequency`: training points of the median label that has
-    any.
+    labels whose texts are also training points. `ngrams`: distinct bigrams of tokens that occur in two or more rows, 0
+    without tokens. `tokens`: mean tokens per query. `median_frequency`: training points of the median label, over
+    labels that have any.
     """
 
     queries: int
@@ -50,30 +50,30 @@ class Facts:
 
     @property
     def points(self) -> int:
-        """Training points: queries, and texts of labels."""
+        """Number of training points: queries, and texts of labels."""
         return self.queries + self.label_texts
 
     @property
     def prior(self) -> float:
-        """Mean share of the labels that are right for a training point."""
+        """Mean share of all labels that are positives of a training point."""
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
 class Setting(NamedTuple):
-    """Value of an option, and why."""
+    """Value of an option, and the reason for it."""
 
     value: int | float | str
     reason: str
 
 
-# Of the data, and of the recipe's other options by dotted key, derived in their turn.
+# Rule: a function of the data's facts and of the recipe's other options by dotted key, which may also come from rules.
 Rule = Callable[[Facts, Mapping[str, Any]], Setting]
 
 
 class FromData(NamedTuple):
     """Type of an option that may be "auto": `Annotated[int, FromData(rule)]`.
 
-    `meanwhile` replaces it while a recipe is checked without data; None: its default.
+    `meanwhile` is the value while a recipe is checked without data; None: the option's default.
     """
 
     rule: Rule
@@ -87,36 +87,36 @@ def options_from_data(section: type[Options]) -> Iterator[tuple[str, FromData]]:
 
 
 def batch(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """The largest power of two that leaves an epoch enough steps."""
+    """Choose the largest power of two that gives an epoch enough steps."""
     value = 1 << max(0, (facts.points // _FEWEST_STEPS).bit_length() - 1)
     return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{facts.points:,} training points")
 
 
 def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Number of epochs for about so many points in all."""
+    """Choose the number of epochs so that a run trains on about _POINTS points in all."""
     value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
     return Setting(value, f"{facts.points:,} training points")
 
 
 def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """D: narrow if there are many labels. Twice as wide takes twice as long, for 0.1 P@1 of Tate's fused scores."""
+    """Choose D, smaller for many labels. Twice the D takes twice as long, and gives 0.1 P@1 of Tate's fused scores."""
     return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
 
 
 def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Units of the residual layer, by the dimension."""
+    """Choose the units of the residual layer from the dimension."""
     width = int(settled["encoder.dimension"])
     return Setting(2 * width, f"encoder.dimension = {width}")
 
 
 def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """A bucket for each pair of tokens that comes in two texts: others teach nothing."""
+    """Choose one bucket per pair of tokens that occurs in two texts: other pairs do not help."""
     value = 1 << max(0, facts.ngrams - 1).bit_length()
     return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens come more than once")
 
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Row-wise Adagrad's step grows with the root of D, and a text's vector with the root of its tokens."""
+    """Scale the rate: row-wise Adagrad's step grows with the root of D, a text's vector with the root of its tokens."""
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[0], facts)
     by_width = _by_width(0.1, 0.5, settled)
@@ -127,44 +127,44 @@ def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """A wide residual layer is unstable at the rate of a narrow one."""
+    """Scale the rate: a wide residual layer is unstable at the rate of a narrow layer."""
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[1], facts)
     return _by_width(0.0015, 1.0, settled)
 
 
 def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Row-wise Adagrad's step grows with the root of D."""
+    """Scale the rate: row-wise Adagrad's step grows with the root of D."""
     return _by_width(0.2, 0.5, settled)
 
 
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """The log odds of a label: initial scores equal those of one-vs-all without any text."""
+    """Return the log odds of a label: initial scores equal the scores of one-vs-all without text."""
     each = facts.prior * facts.labels
     return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels per point")
 
 
 def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Fresh negatives from the first step if hard negatives carry the loss and the trainer can search all labels."""
+    """Choose fresh negatives if the loss is mostly from hard negatives and the trainer can search all labels."""
     pool = settled.get(POOL, "all")
     source = "in-trainer" if pool == "own" and facts.labels <= MOST_FRESH else "table"
     return Setting(source, f"{POOL} = {pool}, {facts.labels:,} labels")
 
 
 def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Initial length for vectors that are searched before they have learned; else they begin at zero."""
+    """Choose a positive initial length for vectors that are searched before training; other vectors begin at zero."""
     source = settled.get(SOURCE) or refresh_source(facts, settled).value
     return Setting(_TOLD_APART if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
 
 
 def log_odds(share: float) -> float:
-    """Return ln(share / (1 - share)), finite for shares of 0 and 1 too."""
+    """Return ln(share / (1 - share)), which is finite also for shares of 0 and 1."""
     share = min(max(share, _RAREST), 1 - _RAREST)
     return math.log(share / (1 - share))
 
 
 def _by_points(rate: float, facts: Facts) -> Setting:
-    """Return Adam's rate, which is as far from zero after few steps as after many: few points are learned by heart."""
+    """Return Adam's rate for the number of points. Adam's steps do not shrink, so a model overfits few points."""
     value = max(rate * min(1.0, (facts.points / _DUAL_POINTS) ** 0.5), _LOWEST_RATE)
     return Setting(round(value, 5), f"{facts.points:,} training points")
 

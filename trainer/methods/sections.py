@@ -1,4 +1,4 @@
-"""Sections of a recipe that every method shares: rows, their order, storage, rates, and records of a run."""
+"""Sections of a recipe that all methods share: rows, their order, storage, rates, and records of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.stream.sources import RowShare
 
 LEAD = 2  # epochs between a dump and the first use of its table
-_RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
+_RESERVED = {"queries", "vectors"}  # the source without a mix; a folder next to the sources' embeddings in a dump
 
 # Families of metrics at k, by name: "module:function" from Rankings to Contributions.
 METRICS = {
@@ -29,7 +29,7 @@ METRICS = {
     "PSnDCG": "trainer.evaluation.metrics:psndcg",
 }
 
-# Where the numbers of a run are sent to while it trains, by option of section `logging`: "module:class" of a `Watcher`.
+# Receivers of a run's numbers during training, by option of section `logging`: "module:class" of a `Watcher`.
 WATCHERS = {
     "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
     "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
@@ -99,19 +99,19 @@ class Data(Options):
 
     @property
     def held_out(self) -> RowShare:
-        """Rows of `split` that are left out."""
+        """Rows of `split` that are held out."""
         from trainer.stream.sources import RowShare
 
         return RowShare(1 - self.holdout, 1.0)
 
     @property
     def by_shares(self) -> bool:
-        """True: weights follow from shares."""
+        """True: the weights of sources follow from shares."""
         return bool(self.mix_by == "shares" or self.temperature)
 
     @property
     def by_parts(self) -> bool:
-        """True: rows are dealt by the part of a version that they are in."""
+        """True: rows are dealt by their part of a version."""
         return bool(self.parts or self.half_life or self.replay < 1)
 
     @model_validator(mode="after")
@@ -175,17 +175,17 @@ class Order(Options):
 
     @property
     def share(self) -> int:
-        """B/S, rows of a batch that come from one stream."""
+        """B/S, the number of rows of a batch from one stream."""
         return self.batch // self.streams
 
     @property
     def clusters(self) -> ClusterSchedule:
-        """Rows of every epoch that are dealt together: single ones."""
+        """Number of rows that are dealt together in every epoch: single rows."""
         return SINGLE_ROWS
 
 
 class Storage(Options):
-    """Reading from storage. It changes no order and no number, so a resumed run may set it differently."""
+    """Reading from storage. It does not change the order or the numbers, so a resumed run may set it differently."""
 
     verify: bool = Field(True, description="verify checksums of everything that is read")
     damaged: Literal["stop", "skip"] = Field(
@@ -217,7 +217,7 @@ class Storage(Options):
 
 
 class Classifier(Options):
-    """Vectors w_l in R^D, updated on touched rows only."""
+    """Label vectors w_l in R^D; a step updates only touched rows."""
 
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(
         "adagrad", description="optimizer of the label vectors; updates only touched rows"
@@ -279,7 +279,7 @@ class Classifier(Options):
 
 
 class Train(Options):
-    """Length of a run, its rates and its random numbers."""
+    """Length, rates and random seed of a run."""
 
     epochs: Annotated[int, FromData(rules.epochs)] = Field(
         20, ge=1, le=1_000_000, description="passes over the training split; with minutes, the maximum"
@@ -362,7 +362,7 @@ class Train(Options):
 
 
 class Tables(Options):
-    """Schedule of tables (ASTRA's tau_s and tau_r), and the policy for late ones."""
+    """Schedule of tables (ASTRA's tau_s and tau_r), and the policy for late tables."""
 
     start: int = Field(
         5,
@@ -389,7 +389,7 @@ class Tables(Options):
 
     @property
     def oldest(self) -> int:
-        """Greatest age, in epochs from its dump, of a table that is not stale."""
+        """Maximum age of a table that is not stale, in epochs since its dump."""
         return self.max_age or LEAD + self.every - 1
 
     @model_validator(mode="after")
@@ -416,7 +416,7 @@ class Checkpoint(Options):
 
 
 class Validation(Options):
-    """Scoring of a split while training."""
+    """Scoring of a split during training."""
 
     split: str = Field(
         "",

@@ -1,4 +1,4 @@
-"""Changes of a version to earlier rows: labels are matched by key, and repeated points are removed.
+"""Changes of a version to earlier rows: match labels by key, and remove repeated points.
 
 New labels follow the earlier labels. Changes are written as patches over shards that do not change.
 """
@@ -45,10 +45,10 @@ STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 
 
 def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
-    """Order new labels by (hash, key), after the earlier labels; find earlier labels that change, retire or come back.
+    """Order new labels by (hash, key) after the earlier labels; find earlier labels that change, retire or return.
 
-    In addition to those of `order_labels`, the collections `changed` and `states`, packets in files by the number of an
-    earlier shard of labels: columns of the row with `label_id`, and columns STATE of labels that retire or come back.
+    Returns the collections of `order_labels`, and `changed` and `states`, packets in files by the number of an earlier
+    label shard: columns of the row with `label_id`, and columns STATE of labels that retire or return.
     """
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
@@ -62,15 +62,15 @@ def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks
 
 
 def route_labels(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]:
-    """Send the labels of a block to their shards: (shard, packet), before tokens are made."""
+    """Send the labels of a block to their shards, without tokens: (shard, packet)."""
     yield from plan.bulk.send(by_shard(block.read().select(plan.raw_schema.names), plan.shards))
 
 
 def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator[tuple[int, Packet]]:
-    """Send key, id and state of the labels of the earlier shard `number`, and the hash of their content if needed."""
+    """Send key, id and state of the labels in the earlier shard `number`, and the hash of their content if needed."""
     entry = earlier.views[LABELS][number]
     names = [column.name for column in earlier.tables[LABELS].columns]
-    given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # what a model made follows from the text
+    given = {*CONTENT} - ({"dense"} if earlier.dense_model else set())  # a model's vectors follow from the text
     counted = [name for name in CONTENT if name in names and name in given and earlier.texts]
     columns = ["key", "label_id", *counted, RETIRED]
     for group in iterate_shard(earlier.place(LABELS), entry, columns):
@@ -83,7 +83,7 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
 
 
 def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
+    """Order the labels of (shard, parts); yield new rows, keys with ids, number of new rows, changes of old rows."""
     shard, parts = element
     plan.meter.start(ORDER)
     staged = plan.files[resume.LABELS]
@@ -115,19 +115,19 @@ def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earl
 
 
 def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
-    """Return rows with tokens, of columns `row_schema`."""
+    """Return rows with tokens, in the columns of `row_schema`."""
     batch = encode(one_batch(table), plan, open_tokens(plan))
     return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
 
 def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
-    """Send rows with `label_id` to the shards of labels before: s has [first[s], first[s + 1])."""
+    """Send rows with `label_id` to the earlier label shards: shard s has ids [first[s], first[s + 1])."""
     shard = np.searchsorted(first, batch["label_id"].to_numpy(), side="right") - 1
     yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return the labels whose state changes, columns STATE: `listed` come back; others retire if `complete`."""
+    """Return the labels whose state changes, columns STATE: `listed` return; the others retire if `complete`."""
     is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
     retired = before[RETIRED]
     returns = pc.and_(retired, is_listed)
@@ -140,7 +140,7 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 def leave_out(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
-    """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
+    """Remove the older rows of new `keys` (older shard, packet). Returns `summary`, and negative `frequencies`."""
     grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
     return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
 
@@ -148,7 +148,7 @@ def leave_out(
 def find_gone(
     element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> Iterator[Tagged]:
-    """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
+    """Write a patch that removes the rows of (number, packets of keys) from an older shard; subtract their labels."""
     number, packets = element
     entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
     view = entry.view
@@ -186,14 +186,14 @@ def write_patch(
     built: str, table: str, number: int, kind: str, rows: pa.Table, groups: tuple[int, ...] | None = None
 ) -> Patched:
     """Write a patch of `kind` over shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
-    file = f"_{kind}-{number:05d}.parquet"  # no shard, for readers of Parquet folders
+    file = f"_{kind}-{number:05d}.parquet"  # readers of Parquet folders skip it
     data = memoryview(encode_shard(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
     return Patched(table, number, kind, Patch(place=file, bytes=len(data), sha256=storage.sha256(data)), groups)
 
 
 def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
-    """Write the patches of shard `number` of the labels before, from (number, counts, states and changed rows)."""
+    """Write the patches of the earlier label shard `number`, from (number, counts, states and changed rows)."""
     number, parts = element
     entry, url = earlier.views[LABELS][number], earlier.place(LABELS)
     assert entry.view is not None
@@ -219,7 +219,7 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
 
 
 def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:
-    """Return the changed rows of both, by position, each position once: the newer one's."""
+    """Merge the changed rows of both by position; at equal positions, the newer row wins."""
     if older is None:
         return newer
     stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))

@@ -1,4 +1,4 @@
-"""Data set that a version continues from, as the new one names it; its shards that may have the keys of new points."""
+"""The earlier data set of a version, with URLs relative to the new version; its shards may have keys of new points."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from schemas.table import PartTable, Table
 from schemas.text_model import DenseModel
 from schemas.version import Version, moved, open_whole, part_name
 
-# Options that decide what a row looks like, and on which side of a cut it falls: those of the earlier.
+# Options that determine the content of a row and its split: a version inherits them.
 _INHERITED = (
     "tokenizer",
     "max_tokens",
@@ -38,9 +38,9 @@ _INHERITED = (
 
 @dataclass(frozen=True)
 class EarlierData:
-    """The data set at `url`, which the version at `data` continues from with the part `part`.
+    """The data set at `url`, which the version at `data` continues with the part `part`.
 
-    `complete`: the input lists all labels; None: there is a list, and the options do not say.
+    `complete`: whether the input lists all labels; None: the input has a list, and the options do not say.
     """
 
     url: str
@@ -54,7 +54,7 @@ class EarlierData:
 
     @classmethod
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
-        """Open the data set that `options.onto` names. Raises InputError: not one to continue from; TableError."""
+        """Open the data set that `options.onto` names. Raises InputError: it cannot be continued; TableError."""
         assert options.onto is not None
         url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:
@@ -78,12 +78,12 @@ class EarlierData:
 
     @cached_property
     def version(self) -> Version:
-        """Place of the earlier among versions."""
+        """Version of the earlier data set."""
         return Version.of(self.manifest)
 
     @cached_property
     def dense_model(self) -> DenseModel | None:
-        """Model of its dense vectors; None: it has none, or the user gave them."""
+        """Model of the data set's dense vectors; None: it has no vectors, or the user gave them."""
         return DenseModel.stated(self.manifest.parameters, self.url)
 
     @property
@@ -93,11 +93,11 @@ class EarlierData:
 
     @property
     def labels(self) -> int:
-        """Labels that ever were: ids of new ones begin here."""
+        """Number of all labels so far, including retired labels: the first id of new labels."""
         return self.tables[LABELS].rows
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
-        """Return `options` with those of the earlier version that shape rows. Raises InputError for others."""
+        """Return `options` with the earlier version's options that shape rows. Raises InputError if they differ."""
         recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
         default = ShardOptions()
         for name in _INHERITED:
@@ -113,7 +113,7 @@ class EarlierData:
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
-        """Load its tokenizer; None if it has none. Raises TableError."""
+        """Load the data set's tokenizer, or return None. Raises TableError."""
         if "tokenizer" not in self.manifest.parents:
             return None
         url = DataLayout(self.url).tokenizer
@@ -130,14 +130,14 @@ class EarlierData:
 
     @cached_property
     def views(self) -> Mapping[str, tuple[Shard, ...]]:
-        """Shards of its tables as the new version's tables of the same names have them; of others none."""
+        """Shards of its tables, as views of the new version's tables of the same names; other tables have no shards."""
         part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
         for name, table in self.tables.items():
             views[name] = views_of(join(self.url, name), self.place(name), table, part)
         return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of its table `name`, as seen from the new one."""
+        """Return the parts of its table `name`, relative to the new table."""
         table, url = self.tables.get(name), join(self.url, name)
         if table is None:
             return ()
@@ -149,12 +149,12 @@ class EarlierData:
         return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
-        """Return (part, place of its data set) of all parts of the version, as seen from it."""
+        """Return (part, place of its data set) of all parts of the version, relative to the version."""
         places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
         return [*places, (self.part, ".")]
 
     def described(self) -> dict[str, Any]:
-        """Return what decides the version's content besides its input and options."""
+        """Return the facts that determine the version's content in addition to its input and options."""
         return {
             "onto": self.manifest.digest,
             "part": self.part,
@@ -164,7 +164,7 @@ class EarlierData:
 
 
 def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard, ...]:
-    """Return the shards with rows of `table` at `before`, which is of `part`, as views of the table at `after`."""
+    """Return the non-empty shards of `table` at `before`, in the part `part`, as views of the table at `after`."""
     shards, place, size = [], relative(after, before), table.row_group_rows or 1
     for entry in table.shards:
         view = entry.view and moved(entry.view, before, after)
@@ -174,7 +174,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
 
 
 def renumbered(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the shards with rows, and the present ids of the rows."""
+    """Return the non-empty shards, with the present ids of their rows."""
     numbered, first = [], 0
     for entry in shards:
         if entry.rows and entry.view is not None:
@@ -184,7 +184,7 @@ def renumbered(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
-    """Return the tables that `views` come from, with the places of their shards: `part-00007-of-00064` is 7 of 64."""
+    """Return the source tables of `views`, with the positions of their shards: `part-00007-of-00064` is 7 of 64."""
     tables: dict[str, dict[int, int]] = {}
     counts: dict[str, int] = {}
     for number, entry in enumerate(views):
@@ -199,7 +199,7 @@ def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
 
 
 def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (number of an older shard, keys that it may have) of rows with `hash` and `key`."""
+    """Yield (number of an older shard, keys that it may have) from rows with `hash` and `key`."""
     keys, hashes = batch.select(["key"]), batch["hash"].to_numpy()
     for table in older:
         numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]

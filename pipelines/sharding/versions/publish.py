@@ -1,4 +1,4 @@
-"""Tables of a version: the new part's own, and views of all parts."""
+"""Publish the tables of a version: the tables of the new part, and views of all parts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def publish_version(
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
-    """Publish all tables of a version at `built`, and last the data set. Raises InputError, StorageError."""
+    """Publish all tables of a version at `built`, and the data set last. Raises InputError, StorageError."""
     parents: dict[str, str] = {}
     text: dict[str, Any] = {}
     if "tokenizer" in earlier.manifest.parents:
@@ -60,7 +60,7 @@ def publish_version(
         rows[split] = queries.rows
     table = _view_of_table(earlier, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
     columns = table.columns
-    if RETIRED not in (column.name for column in columns):  # which the shards of a view may have
+    if RETIRED not in (column.name for column in columns):  # shards of a view may have it
         columns = (*columns, Column(name=RETIRED, type="bool"))
     made_from = {**origins, _TRAIN: parents[_TRAIN]}
     table = table.model_copy(update={"columns": columns, "parents": made_from})
@@ -76,7 +76,7 @@ def publish_version(
 
 
 def view_of_tokenizer(earlier: EarlierData) -> Manifest:
-    """Return the manifest of the earlier data's tokenizer as the version has it."""
+    """Return the manifest of the earlier data's tokenizer for the version."""
     before, after = DataLayout(earlier.url).tokenizer, earlier.place("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
@@ -88,7 +88,7 @@ def view_of_tokenizer(earlier: EarlierData) -> Manifest:
 
 
 def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
-    """Refuse to retire more than half of the labels unless the list is stated to be complete. Raises InputError."""
+    """Raise InputError if more than half of the labels would retire and the list is not stated to be complete."""
     retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
     if earlier.complete is None and 2 * retired > before:
         raise InputError(
@@ -98,7 +98,7 @@ def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
 
 
 def _own(root: str, earlier: EarlierData, name: str) -> str:
-    """Return the URL of the new part's table `name` of the data set at `root`."""
+    """Return the URL of the new part's table `name` in the data set at `root`."""
     return join(root, parts_prefix(earlier.part), name)
 
 
@@ -121,7 +121,7 @@ def _version(earlier: EarlierData, summary: Summary) -> Version:
 def _view_of_table(
     earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table `name` of all parts, patched, with the shards of the new part at the end."""
+    """Return the manifest of the table `name` of all parts, with patches, and the shards of the new part at the end."""
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
@@ -163,7 +163,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
 
 
 def _cut(entry: Shard, size: int) -> Shard:
-    """State the row groups of a shard if they are not `size` rows each but for the last."""
+    """State the row groups of a shard unless all except the last have `size` rows."""
     assert entry.view is not None
     groups = entry.groups
     if groups is None:
@@ -174,7 +174,7 @@ def _cut(entry: Shard, size: int) -> Shard:
 
 
 def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
-    """Return the parts of a table with the shards and rows that they have now; those without any are left out."""
+    """Return the non-empty parts of a table, with their present shards and rows."""
     tables = {part.name: part for part in earlier.parts(name)}
     if added is not None:
         place = relative(earlier.place(name), _own(earlier.data, earlier, name))
