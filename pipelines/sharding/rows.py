@@ -68,7 +68,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows. Also return which keys have no row, bool [P]."""
+    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows. Also return which keys lack a row, bool [P]."""
     column = rows["key"].combine_chunks()
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")

@@ -173,7 +173,7 @@ def load_config(url: str) -> dict[str, Any]:
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches the checksum at its end; True for configs of earlier versions without a checksum."""
+    """Return whether a config matches the checksum at its end; True if it has none, as in earlier versions."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return not mark or checksum.strip() == b"%08x" % crc32(text)
 
@@ -185,7 +185,7 @@ def recipe_names() -> list[str]:
 
 
 def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the TOML of the recipes that the recipe `extends` (by name, or path from its own folder), and its own last."""
+    """Read the TOML of the recipes that a recipe `extends` (a name, or a path from its own folder); its own is last."""
     bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:

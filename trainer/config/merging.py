@@ -62,7 +62,7 @@ def _merge_section(
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
-    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide the kind, or validation refuses it
+    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide, or validation refuses it
     if not is_known or (light and issubclass(section, KindSection)):
         return _merged(bodies)
 

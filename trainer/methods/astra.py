@@ -49,7 +49,7 @@ def by_pool(own: int, shared: int) -> Rule:
 
 random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
 hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: higher if a query has fewer random negatives
-warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as hard and random negatives later
+warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as both later
 every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
 
 
@@ -259,7 +259,7 @@ Refresh.KINDS = {"table": MinedTables, "in-trainer": OwnIndex}
 
 
 class Astra(ClassifierRecipe):
-    """Hard negatives from tables or an index, mixed with random negatives; any loss (the paper: binary cross-entropy)."""
+    """Hard negatives from tables or an index, and random negatives; any loss (in the paper: binary cross-entropy)."""
 
     method: Literal["astra"] = "astra"
     negatives: Negatives = Negatives()

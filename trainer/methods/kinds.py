@@ -35,14 +35,14 @@ def import_name(place: str) -> Any:
 
 
 class OneOfKinds(Options):
-    """Base of options with several kinds: a subclass has the shared options, its own subclasses the options of one kind.
+    """Base of options with several kinds: a subclass has the shared options, its subclasses the options of one kind.
 
     The subclass validates values with the class of their kind. The module of an encoder or a loss is imported at its
     first use.
     """
 
     PLACE: ClassVar[str]  # dotted key that names the kind, such as "encoder.kind"
-    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or the place of the configured class
+    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or a place of a class
 
     @classmethod
     def class_of(cls, kind: object) -> Any:

@@ -88,7 +88,7 @@ class Ngame(Clustered, DualEncoder):
 
 
 class NgameM2(Clustered, ClassifierRecipe):
-    """Module M2: a vector per label, which is initialised with the embedding of its text; training learns the difference."""
+    """Module M2: a vector per label, initialised with the embedding of its text; training learns the difference."""
 
     method: Literal["ngame-m2"]
     head: Positives = Positives()

@@ -25,7 +25,7 @@ class MemorySection(Options):
 
 
 class Rae(DualEncoder):
-    """A loss over the labels of the batch, and votes of each query's nearest points, which come from tables of points."""
+    """`loss` over the labels of the batch, and votes of each query's nearest points from tables of points."""
 
     method: Literal["rae"]
     negatives: Labels = Labels()  # labels of the batch

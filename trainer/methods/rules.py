@@ -21,7 +21,7 @@ _BATCHES = 32, 512
 _POINTS = 600_000  # training points of a run; small data has many epochs
 _EPOCHS = 6, 8
 _WIDE = 512  # dimension at which rates were tuned
-_SHORT = 25  # tokens per text up to which the full rate works; at 400 tokens, renee at D = 512 diverges at the full rate
+_SHORT = 25  # tokens per text up to which the full rate works; with 400 tokens and D = 512, renee diverges
 _LOWEST_RATE = 1e-4  # validation refuses a rate of 0
 _NARROW = 64  # rates do not grow below this dimension: training would diverge
 _MANY_LABELS = 5_000_000  # number of labels from which label vectors dominate the cost (ASTRA's bottleneck)
@@ -99,7 +99,7 @@ def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose D, smaller for many labels. Twice the D takes twice as long, and gives 0.1 P@1 of Tate's fused scores."""
+    """Choose D, smaller for many labels. Twice the D takes twice as long, and gains 0.1 P@1 of Tate's fused scores."""
     return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
 
 
@@ -152,7 +152,7 @@ def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose a positive initial length for vectors that are searched before training; other vectors begin at zero."""
+    """Choose a small initial length for vectors that are searched before training; other vectors begin at zero."""
     source = settled.get(SOURCE) or refresh_source(facts, settled).value
     return Setting(_TOLD_APART if source == "in-trainer" else 0.0, f"{SOURCE} = {source}")
 
@@ -164,7 +164,7 @@ def log_odds(share: float) -> float:
 
 
 def _by_points(rate: float, facts: Facts) -> Setting:
-    """Return Adam's rate for the number of points. Adam's steps do not shrink, so a model overfits few points."""
+    """Return Adam's rate, which falls with fewer points: at the full rate, a model would overfit few points."""
     value = max(rate * min(1.0, (facts.points / _DUAL_POINTS) ** 0.5), _LOWEST_RATE)
     return Setting(round(value, 5), f"{facts.points:,} training points")
 

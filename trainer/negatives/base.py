@@ -1,4 +1,4 @@
-"""Sources of negatives: labels that a query is scored against besides its positives and the random ones."""
+"""Sources of negatives: labels that a query is scored against in addition to its positives and random negatives."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch
 
 State = dict[str, Any]  # arrays by name
-# Indexes that only the trainer has, by their names in a recipe's `refresh.index`.
-FRESH = "fresh"  # none: every label is scored by its vector as it is
-MOST_FRESH = 1 << 17  # labels of a rank up to which `auto` means that
-MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
+# Names in a recipe's `refresh.index` of indexes that only the trainer has.
+FRESH = "fresh"  # no index: every label is scored with its present vector
+MOST_FRESH = 1 << 17  # labels per rank up to which `auto` means FRESH
+MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means; a search visits tau = 64 (MIPS-s, sections 4 and 5.1)
 
 
 class Sampled(NamedTuple):
-    """Labels [B, k] of the global batch, ids of [0, L) with -1 pads; or rows of a rank's own labels.
+    """Labels [B, k] of the global batch, ids in [0, L) with -1 pads; or rows of a rank's own labels.
 
-    `ranked`: each row is best first, without repetitions and positives; `negatives.hard` of its columns are drawn for
-    each step. Otherwise all count, except known labels. A tensor stays on its device: it must be ranked, and the only
-    source.
+    `ranked`: each row is best first, without repetitions and positives, and each step draws `negatives.hard` of its
+    columns. If not ranked, all labels count, except known labels. A tensor stays on its device: it must be ranked, and
+    come from the only source.
     """
 
     ids: np.ndarray | Ragged | torch.Tensor
@@ -50,9 +50,9 @@ class Vectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Facts that a source is opened with.
+    """Facts for opening a source.
 
-    `on_device`: its labels may stay on the vectors' device, which merges the labels of a batch.
+    `on_device`: the source's labels may stay on the vectors' device, which merges the labels of a batch.
     """
 
     vectors: Vectors
@@ -64,49 +64,49 @@ class SourceContext:
 class NegativeSource(ABC):
     """A source of negatives. A source without state overrides only `find`.
 
-    A new source is a file with its section and its class, and an entry in trainer/methods/astra.py.
+    A new source needs a file with its section and its class, and an entry in trainer/methods/astra.py.
     """
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
-    first_epoch: int = 0  # that it serves
+    first_epoch: int = 0  # first epoch of use
 
     @abstractmethod
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
         """Return negatives of the global batch with embeddings x [B, D], or None.
 
-        On several ranks each returns labels of its own range, or all the same labels.
+        On several ranks, each rank returns labels of its own range, or all ranks return the same labels.
         """
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
-        """Note that vectors `rows` [C], counted from the rank's first, each once, are updated."""
+        """Record that the vectors of the distinct `rows` [C], counted from the rank's first, are updated."""
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:  # noqa: B027
-        """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
+        """React to the end of `step` of `epoch`, which was step `global_step` of the run, counted from 1."""
 
     def before_checkpoint(self) -> None:  # noqa: B027
-        """Drop state that a run resumed from the checkpoint will not have."""
+        """Drop state that a run resumed from the checkpoint would lack."""
 
     def state(self) -> State:
-        """Return the state for a resumed run, as arrays by name, not copied; empty before the first use."""
+        """Return the state for a resumed run, as uncopied arrays by name; empty before the first use."""
         return {}
 
     def load(self, state: State) -> None:  # noqa: B027
-        """Go on from a `state`. Raises ValueError if it is of other options."""
+        """Continue from a `state`. Raises ValueError if it belongs to different options."""
 
     def figures(self) -> dict[str, float]:
-        """Return figures about the last step for the run's record."""
+        """Return measurements of the last step for the run's record."""
         return {}
 
 
 class SourceSection(Options):
-    """Options of one source, a table of a recipe's section `negatives`."""
+    """Options of one source: a table in the section `negatives` of a recipe."""
 
-    hard: int | Literal["all"] = 0  # labels a query, at most; 0: the source is not used; "all": all that it finds
+    hard: int | Literal["all"] = 0  # maximum labels per query; 0: the source is not used; "all": all labels that it finds
 
     @property
     def most(self) -> int:
-        """Labels that a query gets at most."""
+        """Maximum number of labels per query."""
         assert self.hard != "all"
         return self.hard
 
@@ -116,7 +116,7 @@ class SourceSection(Options):
 
 
 def used_sections(options: Options) -> list[SourceSection]:
-    """Return the sections of sources among `options`, without unused ones."""
+    """Return the sections of used sources in `options`."""
     sections = (getattr(options, name) for name in type(options).model_fields)
     return [section for section in sections if isinstance(section, SourceSection) and section.hard]
 
@@ -125,12 +125,12 @@ class NegativeSources(list[NegativeSource]):
     """All sources of a run that need embeddings."""
 
     def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
-        """Return what each source that serves the batch's epoch finds for it; x [B, D]."""
+        """Return the labels for the batch from each source that its epoch uses; x [B, D]."""
         serving = (source for source in self if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     def figures(self) -> dict[str, float]:
-        """Return figures of all sources about the last step."""
+        """Return measurements of all sources about the last step."""
         return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:
@@ -138,7 +138,7 @@ class NegativeSources(list[NegativeSource]):
         return {f"{s.name}.{name}": array for s in self for name, array in s.state().items()}
 
     def load(self, state: State) -> None:
-        """Go on from a `state`. Raises ValueError if it is of other sources."""
+        """Continue from a `state`. Raises ValueError if it belongs to different sources."""
         for source in self:
             prefix = f"{source.name}."
             own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

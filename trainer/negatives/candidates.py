@@ -1,4 +1,4 @@
-"""Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
+"""Build the candidates of a batch from positives, hard negatives and draws: distinct labels, and their use by queries."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from trainer.stream.batch import Batch, Candidates
 
 
 def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.ndarray:
-    """Join `others` [B, k] to hard negatives of the batch: each label once a query, without its positives."""
+    """Join `others` [B, k] and the batch's hard negatives: distinct labels for each query, without its positives."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
     others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
@@ -29,9 +29,9 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
 def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
-    `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
-    P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are masked in
-    its pool.
+    `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every label
+    outside P and H), or the weight of its label if `weight` is an array [L]; repeated draws count repeatedly. A query's
+    own P and H are masked in its pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
@@ -43,8 +43,8 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
 def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
     """Build candidates with a random pool for each query: `pool`, [B, k_r] or rows of draws with replacement, -1 pads.
 
-    Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
-    query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
+    Draws of the query's own P or H are dropped; each other draw has the weight `weight`, as in `shared_pool`. A label
+    that a query draws twice is one pair with twice the weight, so the pairs are at most queries times labels.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
@@ -57,7 +57,7 @@ def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float 
 def drawn_labels(
     batch: Batch, hard: Rows | torch.Tensor, pool: np.ndarray | Ragged, weight: float | np.ndarray
 ) -> Candidates:
-    """Build the candidates of `own_pool` for a device that merges them itself; `hard` may be there already."""
+    """Build the candidates of `own_pool` for a device that merges them itself; `hard` may already be on the device."""
     late = hard if isinstance(hard, torch.Tensor) else None
     places = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
@@ -72,7 +72,7 @@ def drawn_labels(
 
 
 def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | None) -> Candidates:
-    """Let each positive of the batch count as the `weight` [L] of its label says; None: 1."""
+    """Give each positive of the batch the weight of its label in `weight` [L]; None: weight 1."""
     if weight is not None and candidates.drawn is not None:
         candidates.drawn.weight[candidates.drawn.weight < 0] = -weight[batch.positives]
     elif weight is not None:
@@ -81,9 +81,9 @@ def weigh_positives(candidates: Candidates, batch: Batch, weight: np.ndarray | N
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
-    """Draw the positives that the step learns, [sum P] bool: `count` of each query's; None for all (0).
+    """Draw `count` positives of each query for the step, marked in [sum P] bool; None for all (`count` 0).
 
-    A query's draw depends on its row id and the step, not on the batch around it.
+    A query's draw depends on its row id and the step, not on the rest of the batch.
     """
     if not count:
         return None
@@ -95,7 +95,7 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
 
 @numba.njit(nogil=True, cache=True)
 def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-def]
-    """Mark `count` places of each row, those with the smallest of their random numbers."""
+    """Mark the `count` places of each row that have the smallest random numbers."""
     for row in range(len(rows)):
         own = drawn[offsets[row] : offsets[row + 1]]
         numbers = np.empty(len(own), np.uint64)
@@ -105,13 +105,13 @@ def _mark_drawn(key, rows, offsets, count, drawn):  # type: ignore[no-untyped-de
 
 
 def within(batch: Batch, start: int, stop: int) -> Batch:
-    """Keep the batch's positives of [start, stop), counted from start, and no table."""
+    """Keep only the batch's positives in [start, stop), counted from start, without a table."""
     own = ids_within(Ragged(batch.positives, batch.positive_offsets), start, stop)
     return replace(batch, positives=own.values, positive_offsets=own.offsets, hard=None, learnt=None)
 
 
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Count label ids from `start`; those outside [start, stop) become pads of a matrix [B, k], and leave rows."""
+    """Count label ids from `start`. Ids outside [start, stop) become pads in a matrix [B, k], and are removed from rows."""
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
         return own._replace(values=own.values - start)
@@ -119,10 +119,10 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), pads belong to no rank.
+    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), pads do not belong to a rank.
 
-    Return the number of labels of each row for each rank, int32 [G, B]; their places in `rows.values`, rank after rank
-    and row after row; and the end of each rank except the last, int64 [G - 1].
+    Return the number of labels of each row for each rank, int32 [G, B]; their places in `rows.values`, ordered by rank
+    and row; and the end of each rank except the last, int64 [G - 1].
     """
     owner = np.empty(len(rows.values), np.int32)
     counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)
@@ -136,13 +136,13 @@ def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 @numba.njit(nogil=True, cache=True)
 def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-untyped-def]
-    """Write the rank of each label, -1 for pads, and how many of each row a rank has."""
+    """Write the rank of each label, -1 for pads, and the number of labels of each row for each rank."""
     ranks = len(bounds) - 1
     share = ranks / max(1, bounds[ranks])
     for row in range(len(offsets) - 1):
         for place in range(offsets[row], offsets[row + 1]):
             label = values[place]
-            rank = min(ranks - 1, int(label * share))  # ranges are about equal: it is next to this one at most
+            rank = min(ranks - 1, int(label * share))  # ranges are about equal, so the rank differs by at most one
             while label < bounds[rank] and rank > 0:
                 rank -= 1
             while label >= bounds[rank + 1]:
@@ -153,7 +153,7 @@ def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untyped-def]
-    """Write the places of labels rank after rank; `ends` [G] starts at each rank's begin, and is counted up."""
+    """Write the places of labels ordered by rank; `ends` [G] begins with the start of each rank, and is incremented."""
     for place in range(offsets[0], offsets[-1]):
         rank = owner[place]
         if rank >= 0:
@@ -162,9 +162,9 @@ def _deal_places(values, offsets, owner, ends, order):  # type: ignore[no-untype
 
 
 def labels_of(batch: Batch, hard: Rows, drawn: np.ndarray | None = None) -> np.ndarray:
-    """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and negatives `hard`.
+    """Return the distinct labels of a batch, ascending, int64 [C]: its positives and the negatives `hard`.
 
-    With the `drawn` positives [sum P]; all if it is None.
+    Only the `drawn` positives [sum P] count; None: all.
     """
     negatives = np.empty(0, np.int64) if hard is None else hard.values if isinstance(hard, Ragged) else hard.ravel()
     positives = batch.positives if drawn is None else batch.positives[drawn]
@@ -177,7 +177,7 @@ def every_query_with(
 ) -> Candidates:
     """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are masked in the pool.
 
-    A step learns the `drawn` positives [sum P], all if it is None.
+    A step trains on the `drawn` positives [sum P]; None: all.
     """
     query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
     place = np.searchsorted(ids, batch.positives)
@@ -200,5 +200,5 @@ def every_query_with(
 
 
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
-    """Build candidates of every label of [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
+    """Build candidates from every label in [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
     return every_query_with(batch, np.arange(start, stop), positive_weight)

@@ -1,4 +1,4 @@
-"""Draws of a batch: random pools, of which a rank draws only its own labels, and columns of a table for each query."""
+"""Draws of a batch: random pools, from which a rank draws only its own labels, and columns of a table for each query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,18 +13,18 @@ from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, RandomPoolStream, generator, philox_state
 
-_LEVELS = 6  # halvings of [0, 1): its 64 cells are what a rank draws, and a rank of 64 draws no more than its own
+_LEVELS = 6  # halvings of [0, 1) into 64 cells; a rank draws whole cells, so each of 64 ranks draws only its own
 _CELLS = 1 << _LEVELS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # of wyrand
-_AT_ONCE = 8  # draws: without a branch for each, since what decides it is random
+_STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # constants of wyrand
+_AT_ONCE = 8  # draws at a time, without a branch for each, because the branch would be random
 _ONE_ROW, _SHORT, _LONG = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-_WORDS = np.uint64(40)  # bits of a place among the random words of one node or cell of a row
+_WORDS = np.uint64(40)  # bits for a position in the random words of one node or cell of a row
 
 
 @numba.njit(nogil=True, cache=True)
 def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
-    """Return 64 bits that look random for (key, first, second): the finisher of SplitMix64 over their mix."""
+    """Return 64 pseudo-random bits for (key, first, second): the finaliser of SplitMix64 on their mix."""
     z = key + first * _GOLDEN
     for word in (second, np.uint64(0)):
         z += word
@@ -36,16 +36,16 @@ def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class RandomPool:
-    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the others uniformly.
+    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the rest uniformly.
 
-    So q_l = (1 - share) / L + share (n_l + 1) / Z, which is above 0 for every label: a draw that counts
-    1 / (k q_l) makes a sum over k draws an unbiased one over all labels, however the mixture is made. `frequency` [L]
-    is n. A rank that holds the labels [start, stop), `part`, draws only those, counted from start. `retired` [L] bool:
-    labels that are never drawn; L is then the number of the others.
+    So q_l = (1 - share) / L + share (n_l + 1) / Z > 0 for every label. With weights 1 / (k q_l), a sum over k draws is
+    an unbiased estimate of the sum over all labels, for any share. `frequency` [L] is n. A rank with the labels
+    `part` = [start, stop) draws only these labels, counted from start. `retired` [L] bool: labels that are never drawn;
+    L is then the number of the other labels.
 
-    A draw is a number of [0, 1) that the shares q_l cut. The number of a row's draws in either half of [0, 1) is drawn
-    first, then in the halves of a half, down to 64 cells; then the draws within a cell. All of it is keyed by seed,
-    step, row and cell: the draws of all ranks together do not depend on the number of ranks.
+    A draw is a number in [0, 1), which the shares q_l divide among the labels. First the number of a row's draws in each
+    half of [0, 1) is drawn, then in the halves of each half, down to 64 cells; then the draws within a cell. The keys are
+    seed, step, row and cell, so the draws of all ranks together do not depend on the number of ranks.
     """
 
     labels: int  # L
@@ -55,12 +55,12 @@ class RandomPool:
     retired: np.ndarray | None = None
 
     def draw(self, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """Draw `count` labels that the rows of a batch share: this rank's part, int32 if L fits, else int64."""
+        """Draw `count` labels shared by the rows of a batch. Returns this rank's part, int32 if L fits, else int64."""
         labels = self._draw(RandomPoolStream.SHARED, _ONE_ROW, count, seed, epoch, step).values
         return labels if self.part is None else labels[labels != PAD]
 
     def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
-        """Draw `count` labels for each of the row ids `rows` [B] separately: this rank's part, and pads."""
+        """Draw `count` labels for each of the row ids `rows` [B] separately. Returns this rank's part, with pads."""
         return self._draw(RandomPoolStream.OWN, rows, count, seed, epoch, step)
 
     def weight(self, size: int) -> float | np.ndarray:
@@ -73,14 +73,14 @@ class RandomPool:
         start, stop = self.part or (0, self.labels)
         kind = _SHORT if self.labels <= 1 << 31 else _LONG
         if not self.by_frequency:
-            # Of [start, stop), counted without the retired labels.
+            # The range [start, stop), counted without retired labels.
             first, last = (start, stop) if self._live is None else np.searchsorted(self._live, (start, stop)).tolist()
             labels, ends = _draw_labels(key, at, count, self._count, first, last, kind)
             if self._live is not None and first < last:
                 labels = np.where(labels == PAD, PAD, self._live[first:last][labels] - start).astype(kind.dtype)
             return Ragged(labels, ends)
         below = self._cumulative[start - 1] if start else 0.0
-        # A number at the border of two cells may be rounded over it.
+        # Rounding may move a number across the border of two cells.
         first, last = int(below * _CELLS - 1e-6), int(self._cumulative[stop - 1] * _CELLS + 1e-6)
         numbers, ends = _draw_numbers(key, at, count, max(0, first), min(last, _CELLS - 1))
         labels = np.searchsorted(self._cumulative, numbers * 2.0**-64, side="right")
@@ -97,7 +97,7 @@ class RandomPool:
 
     @property
     def _shares(self) -> np.ndarray:
-        """q_l of every label, float64 [L]."""
+        """Probability q_l of every label, float64 [L]."""
         if self.frequency is None or len(self.frequency) != self.labels:
             raise ValueError(f"draws by frequency need the training points of each of {self.labels} labels")
         live = np.ones(self.labels) if self.retired is None else (~self.retired).astype(np.float64)
@@ -111,13 +111,13 @@ class RandomPool:
 
     @cached_property
     def _inverse(self) -> np.ndarray:
-        with np.errstate(divide="ignore"):  # of retired labels
+        with np.errstate(divide="ignore"):  # weights of retired labels
             return 1 / self._shares[slice(*self.part) if self.part else slice(None)]
 
 
 @intrinsic
 def _halves(context, first, second):  # type: ignore[no-untyped-def]
-    """Return the high and the low 64 bits of a product."""
+    """Return the high and low 64 bits of a product."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         wide, word = ir.IntType(128), ir.IntType(64)
@@ -130,7 +130,7 @@ def _halves(context, first, second):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def ones(context, word):  # type: ignore[no-untyped-def]
-    """Count the bits of a word that are set."""
+    """Count the set bits of a word."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.ctpop(arguments[0])
@@ -140,17 +140,17 @@ def ones(context, word):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _random(word):  # type: ignore[no-untyped-def]
-    """Return 64 random bits for a place in the sequence of wyrand (Wang Yi), whose step is _STEP."""
+    """Return 64 random bits for a position in the sequence of wyrand (Wang Yi), whose step is _STEP."""
     high, low = _halves(word, word ^ _MIX)
     return high ^ low
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
-    """Return the part in [start, stop) of `count` uniform draws from [0, labels) for each row, counted from start.
+    """Draw `count` labels uniformly from [0, labels) for each row; return the part in [start, stop), counted from start.
 
-    Also return the end of each row, int64 [B + 1]; pads replace draws outside the range in cells at its ends. A number
-    u of 64 bits is label u · labels / 2^64, rounded down: each label has 2^64 / labels numbers, or one more.
+    Also return the end of each row, int64 [B + 1]. Cells at the ends of the range have pads for draws outside it. A
+    64-bit number u gives label u · labels / 2^64, rounded down: each label has 2^64 / labels numbers, or one more.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -174,7 +174,7 @@ def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[n
 
 @numba.njit(nogil=True, cache=True)
 def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def]
-    """Return the part of `count` draws for each row in the cells [first, last], as numbers of 64 bits.
+    """Draw `count` 64-bit numbers for each row, and return the numbers in the cells [first, last].
 
     Also return the end of each row.
     """
@@ -193,7 +193,7 @@ def _draw_numbers(key, rows, count, first, last):  # type: ignore[no-untyped-def
 
 @numba.njit(nogil=True, cache=True)
 def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
-    """Return the start of the random words of a cell of a row; the words of nodes come before."""
+    """Return the start of the random words of a cell of a row; the words of nodes come first."""
     return key + ((np.uint64(_CELLS + cell) << _WORDS) * _STEP)
 
 
@@ -201,8 +201,8 @@ def _words_of_cell(key, cell):  # type: ignore[no-untyped-def]
 def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-def]
     """Return the number of draws of each row in each of the cells [first, last], [B, cells], and the rows' keys [B].
 
-    A draw is in either half of a node with equal probability: of n draws, the lower half gets as many as n random bits
-    are set. Only the nodes above those cells are visited.
+    A draw is in either half of a node with equal probability: of n draws, the number in the lower half is the number of
+    set bits among n random bits. Only the nodes above these cells are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)
@@ -224,7 +224,7 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _lower_half(word, draws):  # type: ignore[no-untyped-def]
-    """Return how many of `draws` random bits are set."""
+    """Return the number of set bits among `draws` random bits."""
     left, found = np.uint64(draws), np.uint64(0)
     while left >= np.uint64(64):
         found += ones(_random(word))
@@ -234,9 +234,9 @@ def _lower_half(word, draws):  # type: ignore[no-untyped-def]
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the table's K columns for each query, in order: [B, K] -> [B, count]; all if count = K.
+    """Draw `count` of the table's K columns for each query, in order: [B, K] -> [B, count]; all columns if count = K.
 
-    A query's draw depends on its row id of `rows` [B] and the step, not on the batch around it.
+    A query's draw depends on its row id in `rows` [B] and the step, not on the rest of the batch.
     """
     if count >= hard.shape[1]:
         return hard
@@ -248,7 +248,7 @@ def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoc
 
 @numba.njit(nogil=True, cache=True)
 def _draw_columns(hard: np.ndarray, rows: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
-    """Take each column with the probability (still to draw) / (still left) (Knuth's Algorithm S)."""
+    """Select each column with probability (columns still to draw) / (columns left) (Knuth's Algorithm S)."""
     columns, count = hard.shape[1], drawn.shape[1]
     for i in range(len(hard)):
         taken = 0

@@ -1,7 +1,7 @@
-"""Families of locality-sensitive hash functions, K to a code and a code to a table (LNS, sections 1.2, A.2 and A.3).
+"""Families of locality-sensitive hash functions: K functions per code, one code per table (LNS, 1.2, A.2 and A.3).
 
-Function j L + t is number j of table t's K. A code depends only on the vector and the seed: every sum runs over the
-coordinates in order, in any batch.
+Function j L + t is function j of the K functions of table t. A code depends only on the vector and the seed, because
+every sum adds the coordinates in order, for any batch.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,9 @@ from schemas.randomness import HashFunctionsStream, Purpose, generator
 from trainer.negatives.draws import scrambled
 from trainer.negatives.lsh_section import Family
 
-_MOST_BUCKETS = 1 << 28  # of a table: codes are int32 at most
-_BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them
-_ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before the next one that has one is taken
+_MOST_BUCKETS = 1 << 28  # buckets of a table: codes are at most int32
+_BLOCK = 8  # rows hashed together, which share each read of a line of directions
+_ATTEMPTS = 64  # random attempts of an empty bin to borrow a winner, before it takes the next bin with a winner
 _NONE = -1
 
 
@@ -36,13 +36,13 @@ def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: in
 
 @dataclass(frozen=True)
 class HashFunctions(ABC):
-    """A family of functions: K `bits` to a code, one code a table."""
+    """A family of hash functions: K `bits` per code, one code per table."""
 
     dimension: int  # D
     bits: int  # K
     tables: int  # L
     seed: int
-    width: int = 2  # values of a function: signs, or the coordinates of a bin
+    width: int = 2  # number of values of a function: two signs, or the coordinates of a bin
 
     @property
     def buckets(self) -> int:
@@ -64,11 +64,11 @@ class HashFunctions(ABC):
 
 @dataclass(frozen=True)
 class SimHash(HashFunctions):
-    """Signs of Gaussian projections (equation 2): two vectors at angle a share one with probability 1 - a / pi."""
+    """Signs of Gaussian projections (equation 2): two vectors at angle a have equal signs with probability 1 - a / pi."""
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """[D, K L] float32."""
+        """Directions of the projections, [D, K L] float32."""
         size = self.dimension, self.bits * self.tables
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.DIRECTIONS)
         return draw.standard_normal(size, np.float32)
@@ -79,18 +79,19 @@ class SimHash(HashFunctions):
 
 @dataclass(frozen=True)
 class Dwta(HashFunctions):
-    """Densified winner-take-all: which of a bin's m coordinates is the largest (equation 4); zeros take no part.
+    """Densified winner-take-all: the index of the largest of a bin's m coordinates (equation 4); zeros are ignored.
 
-    Bins are cut from permutations of the coordinates. The K of a table come from different ones, so that they are
-    independent, as p^K asks. A bin of zeros borrows the winner of a different, the same for every vector.
+    Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, so that
+    they are independent, as p^K requires. A bin of zeros borrows the winner of another bin, which is the same for every
+    vector.
     """
 
     @cached_property
     def coordinates(self) -> np.ndarray:
         """Coordinates of each function's bin, [K L, m] int32."""
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.COORDINATES)
-        bins = self.dimension // self.width  # of a permutation
-        each = -(-self.tables // bins)  # permutations that number j of every table's functions takes bins from
+        bins = self.dimension // self.width  # bins per permutation
+        each = -(-self.tables // bins)  # permutations that give the bins of function j of every table
         order = draw.permuted(np.tile(np.arange(self.dimension, dtype=np.int32), (self.bits, each, 1)), axis=2)
         cut = order[:, :, : bins * self.width].reshape(self.bits, each * bins, self.width)[:, : self.tables]
         return np.ascontiguousarray(cut.reshape(-1, self.width))
@@ -104,7 +105,7 @@ class Dwta(HashFunctions):
 
 
 def code_type(buckets: int) -> np.dtype:
-    """Return the narrowest type that codes are kept in: 1, 2 or 4 bytes."""
+    """Return the narrowest integer type for codes: 1, 2 or 4 bytes."""
     if buckets <= 1 << 8:
         return np.dtype(np.uint8)
     return np.dtype(np.int16 if buckets <= 1 << 15 else np.int32)
@@ -156,7 +157,7 @@ def _pack_winners(winner: np.ndarray, width: int, key: np.uint64, codes: np.ndar
 
 @numba.njit(nogil=True, cache=True)
 def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
-    """Return the winner of the first bin that has one, in an order drawn for `function`; 0 for a vector of zeros."""
+    """Return the winner of the first non-empty bin, in an order drawn for `function`; 0 for a vector of zeros."""
     functions = np.uint64(len(winner))
     other = np.uint64(function)
     for attempt in range(_ATTEMPTS):

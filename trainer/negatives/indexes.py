@@ -1,13 +1,13 @@
-"""Hard negatives of fresh query embeddings, by the trainer's own index of the labels that a rank holds.
+"""Find hard negatives of fresh query embeddings with the trainer's own index of a rank's labels.
 
-`CopiedIndex` searches stale vectors: a copy, made again every `refresh.every_steps` steps and after every checkpoint. A
-resumed run builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps`
-the next one is built in a thread meanwhile, and used from a step on that does not depend on how long that took.
-Sampling by MIPS (MIPS-s, section 3).
+`CopiedIndex` searches a stale copy of the vectors, which is renewed every `refresh.every_steps` steps and after every
+checkpoint. So a resumed run and a run that was not stopped both build the index from the checkpoint's vectors. With
+`refresh.rebuild_steps` a thread builds the next index meanwhile; the step of its first use does not depend on the time
+that this takes. Sampling by MIPS (MIPS-s, section 3).
 
-`FreshIndex` scores every label by its present vector, in every step: in bfloat16 if the processor supports it, so that
-a search costs a fraction of one-vs-all's forward pass. The best K are searched in the K groups of labels with the
-largest maxima: no other group can contain one of them.
+`FreshIndex` scores every label with its present vector in every step, in bfloat16 if the processor supports it, so that
+a search costs a fraction of one-vs-all's forward pass. It looks for the best K labels in the K groups of labels with the
+largest maxima: no other group can contain one of the best K.
 """
 
 from collections.abc import Iterator
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 TARGET_RECALL = 0.9
 PROBED = 64
-_GROUP = 16  # labels
+_GROUP = 16  # labels per group
 _CHUNK = 1 << 14  # labels scored at a time: their vectors stay in a cache
-_QUERIES = 512  # whose scores are held at a time
+_QUERIES = 512  # queries whose scores are in memory at a time
 
 
 class CopiedIndex(NegativeSource):
-    """The index of a rank's labels, which finds `width` labels for a query, built at its first use.
+    """Index of a rank's labels, which finds `width` labels per query, and is built at its first use.
 
-    `kind`: a recipe's `refresh.index`. It is made again every `every` steps, and used `lag` steps after.
+    `kind`: a recipe's `refresh.index`. The index is rebuilt every `every` steps, and used from `lag` steps later on.
     """
 
     name = "in-trainer"
@@ -54,14 +54,14 @@ class CopiedIndex(NegativeSource):
         self._kind, self._every, self._lag = kind, every, lag
         self._current: tuple[Block, SearchParams] | None = None
         self._next: Future[tuple[Block, SearchParams]] | None = None
-        self._age = 0  # steps since the copy of the vectors that is in use was made
+        self._age = 0  # steps since the copy of the vectors in use was made
 
     def before_checkpoint(self) -> None:
-        """Build it again at the next step: a resumed run has none, and builds it from the same vectors."""
+        """Rebuild the index at the next step, because a resumed run builds its index from the same vectors."""
         self._current = self._next = None
 
     def figures(self) -> dict[str, float]:
-        """Return the steps from the copy of the vectors that the last step searched to that step."""
+        """Return the age, in steps, of the copy of the vectors that the last step searched."""
         return {"index_age": self._age - 1} if self._current else {}
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
@@ -83,7 +83,7 @@ class CopiedIndex(NegativeSource):
         if self._current is None:
             self._current, self._age = self._build(self._copy(), queries), 0
         elif self._lag and self._age == self._every:
-            # A thread for each: one whose index was dropped may still be at work.
+            # One thread per index: the thread of a dropped index may still be running.
             worker = ThreadPoolExecutor(1, thread_name_prefix="index")
             self._next = worker.submit(self._build, self._copy(), queries)
             worker.shutdown(wait=False)
@@ -98,7 +98,7 @@ class CopiedIndex(NegativeSource):
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
-        """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
+        """Index the `vectors` [n, D] float32 of the rank's labels, which no other code changes."""
         from search.block import Block, padded, set_up
         from search.factory import choose
         from search.index import SearchParams, apply, build, tune
@@ -121,7 +121,7 @@ class CopiedIndex(NegativeSource):
 
 
 class FreshIndex(NegativeSource):
-    """The best `width` labels of each query, by the present vectors."""
+    """Search for the best `width` labels of each query with the present vectors."""
 
     name = "in-trainer"
 
@@ -140,7 +140,7 @@ class FreshIndex(NegativeSource):
         return best_of_ranks(pack(np.where(values == -np.inf, PAD, labels), values), self._width, self._group)
 
     def _best(self, batch: Batch, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the best rows of some queries after the other, and their scores."""
+        """Yield the best rows and their scores for successive groups of queries."""
         vectors, start = self._vectors.vectors, self._vectors.start
         own = within(batch, start, start + len(vectors))
         positives = Ragged(own.positives, own.positive_offsets)
@@ -151,14 +151,14 @@ class FreshIndex(NegativeSource):
 
 
 def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
-    """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
+    """Return the best labels over all ranks, [B, width], from each rank's `keys` [B, width] (search/candidates.py)."""
     (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer labels
     labels, _ = unpack(merge(np.split(keys, group.ranks), width))
     return Sampled(labels, ranked=True)
 
 
 class Products:
-    """Inner products with every vector, in memory that is kept from one search to the next."""
+    """Inner products with every vector, in memory that is reused from one search to the next."""
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
@@ -169,12 +169,12 @@ class Products:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
 
-        In any order; scores have the precision of `product_dtype`, and are -inf for the pairs `masked`: queries and
-        rows.
+        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs (queries, rows) in
+        `masked`.
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)
-        groups = -(-rows // (_GROUP * chunks))  # of a chunk
+        groups = -(-rows // (_GROUP * chunks))  # groups per chunk
         size = _GROUP * groups
         dtype = product_dtype(x.device)
         x = x.to(dtype)
@@ -186,7 +186,7 @@ class Products:
                 scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(x).T
         query, row = masked
         scores[row // size, query, row % size] = -torch.inf
-        # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.
+        # Column j of a chunk is in group j modulo `groups`, so that maxima are taken over contiguous columns.
         maxima = torch.cat([part.view(queries, _GROUP, groups).amax(1) for part in scores], 1)
         group = maxima.topk(min(width, maxima.shape[1]), dim=1, sorted=False).indices
         chunk, column = group // groups, group % groups
@@ -197,15 +197,15 @@ class Products:
         return labels, best.values.float()
 
     def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """Return [count] numbers of any values, of the kind of `x`."""
+        """Return uninitialised memory for [count] numbers, with the dtype and device of `x`."""
         if self._memory is None or len(self._memory) < count:
-            # Large memory that is asked for in every step has to be cleared by the system in every step.
+            # The system would have to clear large memory again if every step allocated it.
             self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)
         return self._memory[:count]
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Return `rows` [B, k] by falling `scores`, equal scores ascending, as [B, width]; -1 pads, also for -inf."""
+    """Sort `rows` [B, k] by descending `scores`, equal scores by ascending row, to [B, width]; -1 pads, also for -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)

@@ -1,8 +1,8 @@
 """Locality-sensitive negative sampling (LNS, Algorithm 1): labels with the same hash as the query.
 
-They are in L hash tables of buckets with a fixed capacity (section 1.2): rows are added, moved, and found. What a table
-holds does not grow with the rows: a bucket keeps `capacity` of its members. Each row's codes are kept, so that a row is
-found in its old bucket. Cost of a row: L codes and at most L capacity slots, however many rows there are.
+L hash tables have buckets with a fixed capacity (section 1.2), in which rows are added, moved, and found. The size of a
+table does not grow with the rows: a bucket keeps `capacity` of its members. The codes of each row are stored, so that
+its old bucket is known. A row costs L codes and at most L capacity slots, for any number of rows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from trainer.negatives.base import Vectors
     from trainer.stream.batch import Batch
 
-_FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
-GROWTH = 1.1  # of the steps from one time that touched rows are hashed again to the next
-_HASHED = 1 << 16  # rows of the classifier at a time
+_FILLED = 4096  # rows that are added to one table after the other, while their codes stay in the cache
+GROWTH = 1.1  # factor of the number of steps between two rehashes of touched rows
+_HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
-    """Labels in the buckets of the query, in hash tables over the vectors of a rank's labels.
+    """Labels in the query's buckets of hash tables over the vectors of a rank's labels.
 
-    Everything is a function of (options, seed), the vectors, and the (epoch, step) of each call.
+    All results are functions of (options, seed), the vectors, and the (epoch, step) of each call.
     """
 
     name = "lsh"
@@ -59,7 +59,7 @@ class HashedNegatives(NegativeSource):
         return Sampled(labels._replace(values=labels.values.astype(np.int64) + self._vectors.start).padded())
 
     def start(self) -> None:
-        """Hash every row: linear in their number, once a run, unless `load` brings an earlier state."""
+        """Hash every row, in time linear in their number, once per run, unless `load` restores an earlier state."""
         self._started = True
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
@@ -70,7 +70,7 @@ class HashedNegatives(NegativeSource):
             self._touched.append(rows)
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
-        """Hash touched rows again if it is due after `global_step` steps."""
+        """Hash touched rows again if a rehash is due after `global_step` steps."""
         if is_due(global_step, self.options.every):
             self.rehash(epoch, step)
 
@@ -85,14 +85,14 @@ class HashedNegatives(NegativeSource):
 
     @property
     def touched(self) -> np.ndarray:
-        """Rows to hash again, each once, ascending, int64."""
+        """Distinct rows to hash again, ascending, int64."""
         return np.unique(np.concatenate(self._touched)) if self._touched else np.empty(0, np.int64)
 
     def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
-        """Return negatives of B queries, int32, each once and no positive.
+        """Return distinct negatives of B queries, int32, without positives.
 
-        x [B, D]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one positive a query, drawn in each step,
-        replaces it with its stored code, and a query without a positive gets nothing.
+        x [B, D]. By embedding (Theorem 2), x is hashed. By label (Theorem 1), each step draws one positive per query and
+        uses its stored code instead of x; a query without a positive gets no negatives.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -102,7 +102,7 @@ class HashedNegatives(NegativeSource):
         counts = positives.counts
         queries = np.flatnonzero(counts)
         drawn = values[offsets[queries] + draw.integers(0, counts[queries])]
-        # Rows without a positive take nothing from `values`, so its offsets without them are those of the rest.
+        # Rows without a positive take no `values`, so removing them does not change the offsets of the other rows.
         without = Ragged(values, np.append(offsets[queries], offsets[-1]))
         labels = self.tables.find(self.tables.codes[drawn], order, without, self.options.limit)
         sizes = np.zeros(len(counts), np.int64)
@@ -121,29 +121,29 @@ class HashedNegatives(NegativeSource):
 
 
 def is_due(step: int, every: int) -> bool:
-    """Tell whether touched rows are hashed again after `step` steps: number k comes GROWTH**k * `every` after the last.
+    """Return whether a rehash is due after `step` steps: rehash k follows the previous by GROWTH**k * `every` steps.
 
-    LNS, section 3.3: every 50 iterations at first, exponentially less often then.
+    LNS, section 3.3: every 50 iterations at first, and exponentially less often later.
     """
     return _rehashed(step, every) > _rehashed(step - 1, every)
 
 
 def _rehashed(step: int, every: int) -> int:
-    """Count the times that rows were hashed again in `step` steps: the largest k with
+    """Return the number of rehashes in `step` steps: the largest k with
     every (GROWTH**k - 1) / (GROWTH - 1) <= step.
     """
     if step <= 0:
         return 0
-    # A step more than the sum asks for is better than one that rounding takes away.
+    # Rounding may make a rehash one step late, but never removes a step.
     return int(math.log1p(step * (GROWTH - 1) / every) / math.log(GROWTH) + 1e-9)
 
 
 class TableArrays(NamedTuple):
-    """All that the tables hold.
+    """Contents of the hash tables.
 
-    `codes` [N, L]: the bucket of each row. `slots` [L, buckets, capacity] int32 holds rows, the first `held`
-    [L, buckets] of each bucket. `members` [L, buckets] counts all rows with the bucket's code, `owed` [L, buckets] the
-    deletions that no insertion has made up for.
+    `codes` [N, L]: the bucket of each row. `slots` [L, buckets, capacity] int32 holds rows, in the first `held`
+    [L, buckets] slots of each bucket. `members` [L, buckets] counts all rows with the bucket's code, `owed`
+    [L, buckets] the deletions that no insertion has compensated.
     """
 
     codes: np.ndarray
@@ -156,8 +156,8 @@ class TableArrays(NamedTuple):
 class HashTables:
     """Rows [0, N) in L tables of buckets.
 
-    A bucket keeps a uniform sample of its rows, through deletions too: a deletion is made up for by a later insertion
-    (random pairing, Gemulla, Lehner and Haas, VLDB 2006).
+    A bucket keeps a uniform sample of its rows, also after deletions: a later insertion compensates a deletion (random
+    pairing, Gemulla, Lehner and Haas, VLDB 2006).
     """
 
     def __init__(self, rows: int, tables: int, buckets: int, capacity: int) -> None:
@@ -169,10 +169,9 @@ class HashTables:
         self.arrays = TableArrays(self.codes, slots, held, members, owed)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state that later steps depend on, by name: of the buckets only the used ones.
+        """Return the state that later steps depend on, by name, with the used buckets only.
 
-        `buckets` are their places [n] among all buckets of all tables; `rows` their content, one bucket after the
-        other.
+        `buckets` are their indices [n] among all buckets of all tables; `rows` is their content, ordered by bucket.
         """
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
@@ -187,7 +186,7 @@ class HashTables:
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from a `state`. Raises ValueError if it is of other tables."""
+        """Continue from a `state`. Raises ValueError if it belongs to different tables."""
         codes, slots, held, members, owed = self.arrays
         shape = state["shape"].tolist()
         if state["codes"].shape != codes.shape or state["codes"].dtype != codes.dtype or shape != list(slots.shape):
@@ -212,26 +211,26 @@ class HashTables:
             _insert_rows(start, stop, np.uint64(key), self.arrays)
 
     def move(self, rows: np.ndarray, codes: np.ndarray, key: int) -> None:
-        """Move `rows` [n], each once, to the buckets of their new `codes` [n, L]."""
+        """Move the distinct `rows` [n] to the buckets of their new `codes` [n, L]."""
         _move_rows(rows, codes, np.uint64(key), self.arrays)
 
     def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
-        """Return the union of the buckets that `codes` [B, L] name: rows int32, each once a query.
+        """Return the union of the buckets in `codes` [B, L]: distinct rows of each query, int32.
 
-        Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: the rows that each
-        query is not to have.
+        The search visits tables in `order` [L] until a query has `most` rows (0: all). `without`: rows to leave out for
+        each query.
         """
         tables, _, capacity = self.arrays.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))
         size = 1 << max(4, (2 * (width + without.longest)).bit_length())
-        seen = np.zeros((2, size), np.int32)  # rows, and the query that has each
+        seen = np.zeros((2, size), np.int32)  # for each row, the query that last found it
         into = Ragged(np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64))
         count = _find(codes, order, without, width, self.arrays, seen, into)
         return Ragged(into.values[:count], into.offsets)
 
 
 def _filled(counts: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return which of the slots [buckets, capacity] of a table hold a row, the first `counts` [buckets] of each."""
+    """Return which slots [buckets, capacity] of a table hold a row: the first `counts` [buckets] of each bucket."""
     return np.arange(slots.shape[1]) < counts[:, None]
 
 
@@ -260,7 +259,7 @@ def _insert(row: int, table: int, code: int, key: np.uint64, tables: TableArrays
     members[table, code] += 1
     chance = (scrambled(key, np.uint64(table), np.uint64(row)) >> np.uint64(11)) * 2.0**-53
     debt = owed[table, code]
-    if debt:  # it makes up for a deletion: one from the sample, or one from the rest
+    if debt:  # the insertion compensates a deletion, from the sample or from the other rows
         missing = min(capacity, members[table, code] - 1 + debt) - count
         owed[table, code] = debt - 1
         if int(chance * debt) < missing:
@@ -280,7 +279,7 @@ def _delete(row: int, table: int, code: int, tables: TableArrays) -> None:
     held, members, owed = tables.held, tables.members, tables.owed
     bucket, count = tables.slots[table, code], held[table, code]
     members[table, code] -= 1
-    owed[table, code] = owed[table, code] + 1 if members[table, code] else 0  # an empty bucket begins anew
+    owed[table, code] = owed[table, code] + 1 if members[table, code] else 0  # an empty bucket starts from zero
     for slot in range(count):
         if bucket[slot] == row:
             bucket[slot] = bucket[count - 1]
@@ -323,7 +322,7 @@ def _find(
 
 @numba.njit(nogil=True, cache=True)
 def _see(row: int, query: int, seen: np.ndarray) -> bool:
-    """Note that `query` has `row`; return whether it is new to it."""
+    """Record that `query` has `row`; return whether the row is new for the query."""
     mask = seen.shape[1] - 1
     hashed = (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     place = int(hashed) & mask

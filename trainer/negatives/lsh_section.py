@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from schemas.options import Options
 
 Family = Literal["simhash", "dwta"]
-MOST_BYTES = 4 << 30  # of a run's hash tables without their codes, for any number of labels
+MOST_BYTES = 4 << 30  # maximum bytes of a run's hash tables without codes, for any number of labels
 
 
 class LshSection(Options):
@@ -40,7 +40,7 @@ class LshSection(Options):
 
     @model_validator(mode="after")
     def _fits(self) -> LshSection:
-        size = self.tables * self.buckets * (4 * self.capacity + 12)  # slots, and three counts a bucket
+        size = self.tables * self.buckets * (4 * self.capacity + 12)  # slots, and three counts per bucket
         if size > MOST_BYTES:
             raise ValueError(
                 f"negatives.lsh: {self.tables} tables of {self.buckets:,} buckets with room for {self.capacity} labels "
@@ -51,15 +51,15 @@ class LshSection(Options):
 
     @property
     def buckets(self) -> int:
-        """Buckets of a table."""
+        """Number of buckets per table."""
         return int((self.width if self.family == "dwta" else 2) ** self.bits)
 
     @property
     def most(self) -> int:
-        """Labels that a query gets at most."""
+        """Maximum number of labels per query."""
         return self.tables * self.capacity if self.hard == "all" else self.hard
 
     @property
     def limit(self) -> int:
-        """Number of labels of a query at which the search through tables stops; 0: no limit."""
+        """Number of labels per query at which the search through tables stops; 0: no limit."""
         return 0 if self.hard == "all" else self.hard

@@ -1,9 +1,9 @@
-"""Labels of a batch, each once and ascending, and the place of every pair's label among them.
+"""Find the distinct labels of a batch, ascending, and the place of every pair's label among them.
 
-Two ways, depending on the sizes. If there are few labels for the pairs, a bitmap over all labels: a label's place is
-the number of bits before it. Otherwise pairs are sorted by label, at most 11 bits in each pass over memory. A bitmap
-costs a look at every 64 labels, sorting some passes over the pairs. Loops have no branch on random labels: such a
-branch costs more than all other work on a pair.
+Two methods exist; the sizes decide. With few labels per pair, a bitmap over all labels is used: a label's place is the
+number of set bits before it. Otherwise pairs are sorted by label, with at most 11 bits in each pass over memory. A
+bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on random labels,
+because such a branch costs more than all other work on a pair.
 """
 
 import numba
@@ -14,18 +14,18 @@ from schemas.ragged import Ragged
 from trainer.negatives.draws import ones
 from trainer.stream.batch import Candidates, DrawnLabels
 
-NUMBER_BITS = 24  # of a pair's number, below its label's in one word
-_DIGIT_BITS = 11  # sorted by in one pass, at most: as many places are written to side by side as a cache holds
+NUMBER_BITS = 24  # bits of a pair's number, below the bits of its label in one word
+_DIGIT_BITS = 11  # most bits per sorting pass: a cache holds the places that one pass writes to
 _LARGEST = 1 << NUMBER_BITS
 _MASK = np.uint64(_LARGEST - 1)
 _SHIFT = np.uint64(NUMBER_BITS)
 _ONE = np.uint32(1)
-_SPARSE = 64  # labels for each pair up to which a bitmap is faster, measured at 30,000 and 260,000 pairs
+_SPARSE = 64  # labels per pair up to which a bitmap is faster, measured with 30,000 and 260,000 pairs
 _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
-Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or none
+Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or None
 
 
 def merge(
@@ -36,12 +36,12 @@ def merge(
     weight: float = 1.0,
     weight_of_others: float = 1.0,
 ) -> Candidates:
-    """Merge positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
+    """Merge the positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
-    A draw is one pair even if the query drew it repeatedly, and none if it is among the query's other labels. It weighs
-    `weight` as often as it was drawn, a positive or hard negative `weight_of_others`. Pads of `hard` and `draws` are
-    left out. Labels ascend, and are below 2**40; a query's positives come first, then its hard negatives, then
-    its draws. Raises ValueError over 2**24 pairs.
+    A label that a query draws repeatedly is one pair, whose weight is `weight` times the number of draws; it is dropped
+    if it is among the query's other labels. A positive or hard negative has the weight `weight_of_others`. Pads of
+    `hard` and `draws` are left out. Labels ascend, and are below 2**40; a query's positives come first, then its hard
+    negatives, then its draws. Raises ValueError for more than 2**24 pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
@@ -53,9 +53,9 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge as `merge`, with the draws `pool` [k] that all queries share, each with `weight`.
+    """Merge like `merge`, with the draws `pool` [k] that all queries share, each with `weight`.
 
-    Every pair weighs 1.
+    Every pair has weight 1.
     """
     queries, size = _queries(positives, offsets, hard, None, pool)
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
@@ -69,9 +69,9 @@ def merge_with_pool(
 def side_by_side(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
 ) -> DrawnLabels:
-    """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` keeps pads of `hard`.
+    """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps pads of `hard`.
 
-    A draw weighs `weight`, the others 1. Labels are int32 if all are below its maximum, else int64.
+    A draw has weight `weight`, other labels 1. Labels are int32 if all are below its maximum, else int64.
     Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
@@ -84,7 +84,7 @@ def side_by_side(
 
 @numba.njit(nogil=True, cache=True)
 def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
-    """Return the use and the weight of each label, as in `DrawnLabels`."""
+    """Return the use and weight of each label, as in `DrawnLabels`."""
     use, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.float32)
     for row in range(len(draws_from)):
         others = starts[row] + offsets[row + 1] - offsets[row]
@@ -98,7 +98,7 @@ def _mark(starts, draws_from, offsets, weight):  # type: ignore[no-untyped-def]
 def _queries(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, pool: np.ndarray | None
 ) -> tuple[tuple[np.ndarray, ...], int]:
-    """Return the arrays of a batch, int32 if all of them are, and the number of their labels. Raises ValueError."""
+    """Return the arrays of a batch, int32 if all arrays are int32, and the number of labels. Raises ValueError."""
     hard, draws = _rows(hard, len(offsets)), _rows(draws, len(offsets))
     pool = _NONE if pool is None else pool
     columns = positives, hard.values, draws.values, pool
@@ -120,10 +120,10 @@ def _rows(labels: Rows, bounds: int) -> Ragged:
 
 @numba.njit(nogil=True, cache=True)
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
-    """Write to the arrays of `pairs`; return how many labels and how many pairs there are."""
+    """Write to the arrays of `pairs`; return the numbers of labels and of pairs."""
     label, starts, draws_from = _lay_side_by_side(queries, len(pairs.ids), False)
     labels, _ = _number(label, len(label), pairs.ids, pairs.pair_label)
-    latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the last pair of each label
+    latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the latest pair of each label
     for row in range(len(draws_from)):
         begin = kept
         for i in range(starts[row], draws_from[row]):
@@ -134,7 +134,7 @@ def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
         for i in range(draws_from[row], starts[row + 1]):
             place = np.uint32(pairs.pair_label[i])
             before = latest[place]
-            if before >= np.int64(begin):  # the query has it
+            if before >= np.int64(begin):  # the query already has the label
                 pairs.pair_weight[before] += before >= np.int64(drawn)
             else:
                 latest[place], pairs.pair_label[kept], pairs.pair_weight[kept] = kept, place, 1
@@ -149,7 +149,7 @@ def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
-    """Write to the arrays of `pairs`; return how many labels, pairs, labels of the pool and masked pairs there are."""
+    """Write to the arrays of `pairs`; return the numbers of labels, pairs, labels of the pool, and masked pairs."""
     label, starts, _ = _lay_side_by_side(queries, len(pairs.ids), False)
     size = starts[-1]
     labels, drawn = _number(label, size, pairs.ids, pairs.pair_label)
@@ -170,7 +170,7 @@ def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-untyped-def]
-    """Write query and kind of the pairs [begin, end) of a query."""
+    """Write the query and kind of the pairs [begin, end) of a query."""
     others = begin + offsets[row + 1] - offsets[row]
     for pair in range(np.uint64(begin), np.uint64(end)):
         query[pair] = row
@@ -179,9 +179,9 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
-    """Lay at most `size` labels side by side by query, with the pool at the end; `with_pads` of hard negatives.
+    """Concatenate at most `size` labels by query, with the pool at the end; `with_pads` keeps pads of hard negatives.
 
-    Return them, the start of each query [B + 1], and the start of its draws [B].
+    Return the labels, the start of each query [B + 1], and the start of its draws [B].
     """
     positives, offsets, hard, hard_offsets, draws, draw_offsets, pool = queries
     label = np.empty(size, positives.dtype)
@@ -201,8 +201,8 @@ def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-untyped-def]
-    """Append values[start:stop] to the first `size`, `with_pads` (1) or not; return the new size."""
-    end = np.uint64(size)  # unsigned, as all that is an index here: no test for one below 0
+    """Append values[start:stop] after the first `size` labels, `with_pads` (1) or without; return the new size."""
+    end = np.uint64(size)  # unsigned, like all indices here, which avoids a test for negative indices
     for place in range(np.uint64(start), np.uint64(stop)):
         value = values[place]
         label[end] = value
@@ -212,7 +212,7 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number labels [n], the pool's (from `pairs` on) first: write `ids` [C], and each label's place in them.
+    """Number the labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's place in `ids`.
 
     Return C, and the number of labels in the pool.
     """
@@ -228,8 +228,8 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
-    """Do as `_number` by a bitmap of `words` words."""
-    # Word and number of bits before it, side by side, of labels that the pool has not; then of those that it has.
+    """Do the work of `_number` with a bitmap of `words` words."""
+    # Words, next to their number of preceding bits: first for labels outside the pool, then for labels of the pool.
     bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
     before_in_pool = np.empty(words, np.uint32)
     for value in label[:pairs]:
@@ -258,9 +258,9 @@ def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped
 
 @numba.njit(nogil=True, cache=True)
 def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
-    """Sort words of (label, number) by label, stable; return whether the result is in `others`.
+    """Sort words of (label, number) stably by label; return whether the result is in `others`.
 
-    `every`: all bits that any label has.
+    `every`: bitwise or of all labels.
     """
     bits = 0
     while every >> bits:
@@ -268,7 +268,7 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
     passes = max(1, -(-bits // _DIGIT_BITS))
     width = -(-bits // passes)
     last = np.uint64((1 << width) - 1)
-    ends = np.empty(1 << width, np.uint32)  # unsigned, as all that is counted here: no test for an index below 0
+    ends = np.empty(1 << width, np.uint32)  # unsigned, like all counts here, which avoids a test for negative indices
     for number in range(passes):
         shift = np.uint64(number * width)
         ends[:] = 0
@@ -288,7 +288,7 @@ def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
-    """Write a word of each label and its number, ordered by the last digit of the label."""
+    """Write a word (label, number) for each label, ordered by the label's last digit."""
     for number in range(len(label)):
         value = np.uint64(label[number])
         end = ends[value & last]
@@ -298,7 +298,7 @@ def _deal(label, target, ends, last):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-def]
-    """Write words, ordered by the digit above `shift`."""
+    """Write the words ordered by the digit above bit `shift`."""
     for word in source:
         digit = word >> shift & last
         end = ends[digit]
@@ -308,10 +308,10 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Do as `_number` with sorted words.
+    """Do the work of `_number` with sorted words.
 
-    Labels of the pool have the greatest numbers, so that they come last of a label's: seen from the end, the first word
-    of a label tells whether the pool has it.
+    Labels of the pool have the greatest numbers, so they are the last words of a label: the last word shows whether the
+    pool has the label.
     """
     size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)

@@ -1,4 +1,4 @@
-"""Plans of batches: the labels that each query is scored against (ASTRA, Algorithm 1)."""
+"""Plan batches: choose the labels that each query is scored against (ASTRA, Algorithm 1)."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from trainer.stream.transfer import send
 
 
 class Options(Protocol):
-    """What a method says of its negatives (trainer.methods.recipe:Labels)."""
+    """Interface of a method's options for negatives (trainer.methods.recipe:Labels)."""
 
     @property
     def by_frequency(self) -> float: ...
@@ -47,10 +47,10 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] the number of rows of each rank.
+    """A batch of all ranks: `part` has this rank's rows, `sizes` [G] is the number of rows of each rank.
 
-    `whole` has the row ids of all parts, their positives and hard negatives that this rank plans for, and candidates if
-    it is planned already. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    `whole` has the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates if the
+    batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
     """
 
     part: Batch
@@ -61,15 +61,14 @@ class GlobalBatch:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plan of a batch's candidates as a method's `options` say: a pure function of the batch, so any thread may run it.
+    """Planner of a batch's candidates by a method's `options`: a pure function of the batch, so any thread may run it.
 
     `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `parts`: the labels [start, stop) of
-    every rank; this rank is number `rank`, and its candidates are the part of a single process's candidates in its
-    range, with ids counted from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each
-    epoch, if they change. `frequency` [L]: the training points of each label, if draws depend on it. `positives`:
-    number of positives of each query that a step learns, for methods that use the labels of the batch; 0: all.
-    `retired` [L] bool: labels that are no random negatives. `merges`: False if a device merges the labels of own pools
-    itself.
+    every rank; this rank is number `rank`, and plans the part of a single process's candidates that is in its range,
+    with ids counted from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, if
+    they change. `frequency` [L]: number of training points of each label, if draws depend on it. `positives`: number of
+    positives per query that a step trains on, for methods that use the labels of the batch; 0: all. `retired` [L] bool:
+    labels that must not be random negatives. `merges`: False if a device merges the labels of own pools itself.
     """
 
     options: Options
@@ -87,12 +86,12 @@ class Planner:
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None for a method that uses `chunks` of all labels.
 
-        `sampled` comes from sources that need embeddings; a label is among a query's once.
+        `sampled` comes from sources that need embeddings; each label counts once per query.
         """
         return self.options.candidates(self, batch, self._sampled(batch, sampled))
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
-        """Yield the candidates of a step: those of the batch, or one chunk of labels after the other."""
+        """Yield the candidates of a step: the candidates of the batch, or one chunk of labels after the other."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:
             yield candidates
@@ -101,15 +100,15 @@ class Planner:
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """The labels [start, stop) of this rank; None: all of them."""
+        """Labels [start, stop) of this rank; None: all labels."""
         return self.parts[self.rank] if self.parts else None
 
     def draw(
         self, batch: Batch, count: int, own: bool, reweight: bool
     ) -> tuple[np.ndarray | Ragged, float | np.ndarray]:
-        """Draw `count` labels, for each query its `own`: this rank's part, counted from its first label.
+        """Draw `count` labels, per query if `own`; return this rank's part, counted from its first label.
 
-        Also return their weights: 1 / (count q_l) with `reweight`, L / count for uniform draws, else 1.
+        Also return their weights: with `reweight` 1 / (count q_l), or L / count for uniform draws; else 1.
         """
         weight = self._random.weight(count) if reweight and count else 1.0
         if own:
@@ -119,7 +118,7 @@ class Planner:
     def merge(
         self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray | Ragged, weight: float | np.ndarray
     ) -> Candidates:
-        """Merge positives, hard negatives out of `sampled` and labels `drawn`, of `weight`; each once for a query."""
+        """Merge positives, hard negatives from `sampled`, and labels `drawn` with `weight`; each once per query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             assert isinstance(drawn, Ragged), "a device merges pools of each query's own alone"
             ranked = sampled[0].ids
@@ -133,7 +132,7 @@ class Planner:
         return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
-        """Take the labels of the batch: drawn positives and hard negatives of all queries, for every query."""
+        """Return the labels of the batch as candidates of every query: drawn positives and hard negatives of all queries."""
         drawn = self.learnt(batch)
         ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:
@@ -143,18 +142,18 @@ class Planner:
         return candidates._replace(ids=candidates.ids - start)
 
     def learnt(self, batch: Batch) -> np.ndarray | None:
-        """Return which positives a step learns, [sum P] bool; None: all."""
+        """Return which positives a step trains on, [sum P] bool; None: all."""
         return draw_positives(batch, self.positives, self.seed) if batch.learnt is None else batch.learnt
 
     def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
-        """Take every label of [start, stop), counted from this rank's first, for every query."""
+        """Return every label in [start, stop), counted from this rank's first, as candidates of every query."""
         return label_range(batch, start, stop, self._weights)
 
     def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
-        """Gather the batches of all ranks, laid end to end, with their row ids. Raises RankLostError.
+        """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
 
-        A rank sends each other rank the positives, and the counted negatives of the table, whose labels the other rank
-        holds; without `parts` all of them.
+        A rank sends each other rank the positives, and the counted negatives of the table, that are in the other rank's
+        label range; without `parts`, all of them.
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_asked)
@@ -176,7 +175,7 @@ class Planner:
         return GlobalBatch(batch, whole, [len(message[0]) for message in arrived], bool(askers.any()))
 
     def _dealt(self, rows: Ragged, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
-        """Yield for each rank the number of each row's labels that it gets [b], and their places in `rows`."""
+        """Yield for each rank the number of labels that it gets from each row [b], and their places in `rows`."""
         if not self.parts:
             yield from itertools.repeat((rows.counts, slice(None)), ranks)
             return
@@ -184,27 +183,27 @@ class Planner:
         yield from zip(counts, np.split(order, ends), strict=True)
 
     def of_table(self, batch: Batch) -> np.ndarray | Ragged | None:
-        """Return those negatives [B, k_h] of the batch's table [B, K] that this step counts; None without a table."""
+        """Return the negatives [B, k_h] from the batch's table [B, K] that this step counts; None without a table."""
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return the hard negatives [B, k] that a step counts, this rank's, from its first label; -1 pads.
+        """Return this rank's hard negatives [B, k] that a step counts, ids counted from its first label; -1 pads.
 
-        Those on a device are waited for.
+        Waits for negatives on a device.
         """
         hard = self._hard(batch, self._sampled(batch, sampled))
         return None if hard is None else _matrix(hard)
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
-        """Return the negatives of all sources: of the joined table, and `sampled`."""
+        """Return the negatives of all sources: the joined table, and `sampled`."""
         return [*([] if batch.hard is None else [Sampled(batch.hard, ranked=True)]), *sampled]
 
     def _own(self, batch: Batch) -> Batch:
-        """Return the batch with the positives that are this rank's."""
+        """Return the batch with only the positives of this rank."""
         return batch if self.part is None else within(batch, *self.part)
 
     def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
-        """Return the hard negatives of all sources that the step counts, this rank's; each label once a query."""
+        """Return this rank's hard negatives from all sources that the step counts; each label once per query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
         first, rest = self._labels_within(ranked), self._labels_within(others)
@@ -213,7 +212,7 @@ class Planner:
         return join_hard(self._own(batch), None if first is None else _matrix(first), _matrix(rest))
 
     def _labels_within(self, found: list[np.ndarray | Ragged]) -> np.ndarray | Ragged | None:
-        """Return this rank's label ids of each query, counted from its first label; None if there are none."""
+        """Return this rank's label ids of each query, counted from its first label; None if `found` is empty."""
         if not found:
             return None
         ids = found[0] if len(found) == 1 else np.concatenate([_matrix(each) for each in found], axis=1)
@@ -222,7 +221,7 @@ class Planner:
     def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
         """Draw the columns of ranked negatives [B, K] that this step counts, separately for each query.
 
-        Negatives that came from other ranks are drawn already.
+        Negatives from other ranks are already drawn.
         """
         if isinstance(ranked, Ragged):
             return ranked
@@ -241,7 +240,7 @@ class Planner:
 
 
 def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:
-    """Return label ids as an array, or rows; waits for labels on a device."""
+    """Return label ids as an array or rows; waits for labels on a device."""
     return ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids
 
 

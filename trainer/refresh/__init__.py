@@ -1,1 +1,1 @@
-"""Tables made during training: their dumps, and their adoption."""
+"""Dumps for tables that are made during training, and adoption of these tables."""

@@ -1,9 +1,9 @@
 """Tables that are refreshed during training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
 
-For a table in epoch e, the query embeddings of epoch e - 2 are kept (the training computes them anyway) and dumped at
-its end, with the classifier vectors for hard negatives; the miner works during e - 1; e starts with one decision about
-the table. Files that nobody will use are removed: all of a run that begins again, unfinished tables of a run that has
-ended.
+For a table in epoch e, the trainer keeps the query embeddings of epoch e - 2, which training computes anyway, and dumps
+them at its end, with the classifier vectors for hard negatives. The miner works during e - 1. Epoch e starts with one
+decision about the table. Unused files are removed: all files of a run that begins again, and unfinished tables of a run
+that has ended.
 """
 
 import threading
@@ -27,9 +27,9 @@ from trainer.stream import Source
 
 @dataclass(frozen=True)
 class Interrupts:
-    """Early ends of a run, or of its wait for a table: a signal to `stop`; no miner is left to make one.
+    """Reasons to end a run, or its wait for a table, early: a signal to `stop`, or the loss of the miner.
 
-    `check` raises errors of background writing: the table of a failed dump never comes.
+    `check` raises errors of background writing, because a failed dump never gets a table.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
@@ -39,12 +39,12 @@ class Interrupts:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Decision about an epoch: the table made for `table_epoch` (None: random negatives only, or random order).
+    """Decision about an epoch: train on the table made for `table_epoch` (None: random negatives only, or random order).
 
-    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at:
-    the step of the run when the vectors were dumped. overlap: the mean share of a row's hard negatives that the
-    previous table also had, over all sources. None if it is not known. epochs: how many the run is to have as far as is
-    known now; None in runs from before that was decided here.
+    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at: the
+    step of the run at which the vectors were dumped. overlap: mean share of a row's hard negatives that the previous
+    table also had, over all sources; None if unknown. epochs: the present number of epochs of the run; None in runs of
+    earlier versions, which did not record it.
     """
 
     epoch: int
@@ -58,11 +58,11 @@ class Adoption:
 
     @property
     def age(self) -> int | None:
-        """Epochs between the dump that the table was mined from and this epoch."""
+        """Number of epochs between the dump of the table and this epoch."""
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
     def staleness(self, step: int) -> dict[str, int | float | bool | None]:
-        """Return facts about the table before `step`: its age, in epochs and steps, and its new negatives."""
+        """Return facts about the table before `step`: its age in epochs and steps, and its new negatives."""
         return {
             "epoch": self.epoch,
             "table_epoch": self.table_epoch,
@@ -82,13 +82,13 @@ def adopt(
     epochs: int | None = None,
     interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
-    """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded, too.
+    """Decide once which table `epoch` trains on, record it with `epochs`, and join the table to `sources`.
 
-    The newest finished table made for an epoch up to this one wins; `refresh.stale` decides if it is older than
-    `refresh.max_age`. An earlier record (of the run that is resumed) is followed, even if newer tables exist. Raises
-    TableError if a recorded table is missing or differs, ExtremisError if `refresh.stale` is "stop": then nothing is
-    recorded, and the run can be resumed once there is a table; StoppedError if it is asked to stop while it waits for a
-    table.
+    The choice is the newest finished table for an epoch up to this epoch; `refresh.stale` decides if the table is older
+    than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables exist. Raises
+    TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop" (nothing is
+    recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the wait for
+    a table.
     """
     decision = _recorded(run, epoch)
     if decision is None:
@@ -117,7 +117,7 @@ def follow(
 ) -> tuple[Adoption, list[Source]]:
     """Wait up to `seconds` for the decision about `epoch` of the rank that calls `adopt`, and follow it.
 
-    Raises InputError when no decision is recorded in time, TableError as `adopt` does.
+    Raises InputError if no decision is recorded in time, TableError like `adopt`.
     """
     for _ in waiting(f"rank 0 and its decision about epoch {epoch}, {run.adoption(epoch)},", print, seconds):
         if storage.exists(run.adoption(epoch)):
@@ -148,7 +148,7 @@ def _decide(
     assert options is not None
     due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
     newest = _newest(run, recipe, sources, epoch)
-    if newest is None and epoch < options.start:  # clusters that nobody made before
+    if newest is None and epoch < options.start:  # there are no earlier clusters
         return Adoption(epoch, None, {}, False)
     if options.stale == "wait":
         table = _describe_table(due, recipe)
@@ -167,10 +167,10 @@ def _decide(
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
     tables = {source.name: Table.open(_url(run, recipe, newest, source), kind) for source in sources}
-    if not recipe.clusters:  # before it is recorded
+    if not recipe.clusters:  # check before the decision is recorded
         for found in tables.values():
             found.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
-    # In the order in which a resumed run reads them, so that its record of the decision is the same to the byte.
+    # The order in which a resumed run reads them, so that its record of the decision has the same bytes.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, newest, digests, late, stale, step, _overlap([table.manifest for table in tables.values()]))
@@ -188,7 +188,7 @@ def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
 def _report_missing(
     newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, options: Tables, say: Say
 ) -> None:
-    """Say what is missing and what happens instead. Raises ExtremisError if the recipe says to stop."""
+    """Report what is missing and what happens instead. Raises ExtremisError if `refresh.stale` is "stop"."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is still to come"
     if stale and options.stale == "stop":
@@ -206,7 +206,7 @@ def _report_missing(
 
 
 def _overlap(tables: list[Manifest]) -> float | None:
-    """Return the miner's `overlap_with_previous` of all rows; None if a table has none."""
+    """Return the miner's `overlap_with_previous` over all rows; None if a table does not state it."""
     shares = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
     rows = sum(count for _, count in shares)
     if not rows or any(share is None for share, _ in shares):
@@ -217,7 +217,7 @@ def _overlap(tables: list[Manifest]) -> float | None:
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
     """Return the newest epoch up to `epoch` with a finished table for every source.
 
-    The due table is looked up by name: a store may list new files late.
+    The due table is looked up by name, because a store may list new files late.
     """
     root = run.clusters_root if recipe.clusters else run.negatives_root
     due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
@@ -235,7 +235,7 @@ def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
 def discard_refreshes(run: RunLayout) -> None:
     """Remove the decisions and dumps of a run, and the tables made from its dumps. Raises StorageError.
 
-    Tables that somebody made for it of other embeddings stay.
+    Tables that were made for the run from other embeddings stay.
     """
     for root in (run.negatives_root, run.clusters_root):
         for epoch in numbered(root):
@@ -249,8 +249,8 @@ def discard_refreshes(run: RunLayout) -> None:
 
 
 def discard_unfinished_tables(run: RunLayout) -> None:
-    """Remove the parts of tables whose miners ended too early. Raises StorageError."""
-    # Negative tables of one dump have one owner together.
+    """Remove the parts of tables whose miners ended before they finished. Raises StorageError."""
+    # The negative tables of one dump share one owner.
     outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
     outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]
     for out, doing in outputs:

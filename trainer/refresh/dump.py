@@ -1,6 +1,6 @@
-"""Dump of an epoch for the miner: its query embeddings, aligned with the queries, and the classifier's vectors.
+"""Dump of an epoch for the miner: its query embeddings, in the order of the queries, and the classifier's vectors.
 
-Each rank keeps and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes.
+Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes.
 """
 
 import itertools
@@ -30,15 +30,15 @@ from trainer.model import Model
 from trainer.stream import Source
 from trainer.stream.transfer import LateCopy
 
-VECTOR_ROWS = 1 << 20  # rows of a shard of vectors
+VECTOR_ROWS = 1 << 20  # rows per shard of vectors
 VECTOR_GROUP_ROWS = 1 << 14
 ReadVectors = Callable[[int, int], torch.Tensor]  # rows [start, stop) of a rank's vectors
-_BEHIND = 2  # steps whose embeddings are on their way from a GPU
+_BEHIND = 2  # steps whose embeddings are still being copied from a GPU
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A shard of embeddings to be: `index` of `source`'s, with the row ids [start, stop) over all sources."""
+    """A shard of embeddings to write: shard `index` of `source`, with the row ids [start, stop) over all sources."""
 
     source: int
     index: int
@@ -47,11 +47,11 @@ class _Place:
 
 
 class EmbeddingCollector:
-    """Keeps the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
+    """Collects the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
 
-    With several ranks, each keeps only those of its shards, about N/G rows. Each checkpoint saves the rows collected
-    since the previous one as a part, so a resume, on any number of ranks, loses none of them. Rank 0 holds the `claim`
-    on the run.
+    With several ranks, each rank keeps only the rows of its shards, about N/G. Each checkpoint saves the rows collected
+    since the previous checkpoint as a part, so a resumed run, on any number of ranks, does not lose rows. Rank 0 holds
+    the `claim` on the run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EmbeddingCollector:
         self.epoch, self._claim = epoch, claim or Unclaimed()
         self._run, self._sources, self._group, self._dimension = run, sources, group, dimension
         self._places = [place for rank, place in _dealt(sources, group.ranks) if rank == group.rank]
-        # The rows [first, last) are this rank's.
+        # This rank keeps the rows [first, last).
         self._first = self._places[0].start if self._places else 0
         self._last = self._places[-1].stop if self._places else 0
         shape = (max(1, self._last - self._first), dimension)
@@ -76,19 +76,19 @@ class EmbeddingCollector:
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
-        """Keep this rank's part of x [B, D] of global row ids `rows` [B]."""
+        """Keep this rank's part of x [B, D], which has the global row ids `rows` [B]."""
         self._arriving.append((rows, LateCopy(x)))
-        # On a GPU the last steps are at work still: what they gave is fetched when others have come.
+        # On a GPU the last steps are still running: their embeddings are fetched after later steps have begun.
         self.fetch(0 if x.device == CPU else _BEHIND)
 
     def fetch(self, left: int = 0) -> None:
-        """Keep the steps that have arrived, except the last `left`."""
+        """Keep the embeddings of all steps except the last `left`."""
         while len(self._arriving) > left:
             rows, x = self._arriving.popleft()
             self._fresh.append(self._take(rows, x.take()))
 
     def embed(self, model: Model) -> None:
-        """Keep the embeddings of all of this rank's rows by `model`. Raises TableError."""
+        """Compute and keep the embeddings of all of this rank's rows with `model`. Raises TableError."""
         for place in self._places:
             table, first = self._sources[place.source].table, place.start
             for rows in table.batches_of(place.index, model.columns):
@@ -97,7 +97,7 @@ class EmbeddingCollector:
                 first += len(x)
 
     def take_fresh(self) -> np.ndarray:
-        """Return the row ids [n] that came since this was last asked; `save_part` takes them."""
+        """Return the row ids [n] collected since the previous call, for `save_part`."""
         self.fetch()
         rows, self._fresh = np.concatenate([np.empty(0, np.int64), *self._fresh]), []
         return rows
@@ -105,7 +105,7 @@ class EmbeddingCollector:
     def save_part(self, step: int, rows: np.ndarray) -> None:
         """Publish `rows` [n] as a part. `step` is the epoch's step that the checkpoint resumes at.
 
-        A row that is met again meanwhile is met again by a resumed run.
+        A row that is seen again meanwhile is also seen again by a resumed run.
         """
         if not len(rows):
             return
@@ -116,7 +116,7 @@ class EmbeddingCollector:
         storage.write_sealed(join(self._run.parts(self.epoch), name), content, durable=True)
 
     def restore(self, step: int) -> None:
-        """Read the parts saved up to the epoch's `step`. Raises TableError when one does not decode."""
+        """Read the parts saved up to the epoch's `step`. Raises TableError if a part does not decode."""
         for name in storage.list_names(self._run.parts(self.epoch)):
             number = parse_number(name.partition(".")[0])
             if number is None or number > step:
@@ -129,10 +129,10 @@ class EmbeddingCollector:
     def publish(
         self, vectors: torch.Tensor | None, labels: int, parameters: dict, read: ReadVectors | None = None
     ) -> None:
-        """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`.
+        """Write each source's embeddings in its row order, and last this rank's vectors [n, D] of the `labels` labels.
 
-        `read` returns the old rows of `vectors`, while they change. Clusters need only embeddings, which then carry the
-        `parameters`. Raises StorageError.
+        `read` returns the old rows of `vectors` while they change. Clusters need only embeddings, whose manifest then has
+        the `parameters`. Raises StorageError.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -172,7 +172,7 @@ class EmbeddingCollector:
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, read: ReadVectors, labels: int, parameters: dict) -> None:
-        """Publish vectors [L, D] as a table of contiguous row blocks, cut at the end of each rank's labels."""
+        """Publish vectors [L, D] as a table of contiguous row blocks, which end at the end of each rank's labels."""
         group = self._group
         edges = [0, *itertools.accumulate(group.sizes(len(vectors)))]
         places = [
@@ -203,11 +203,11 @@ class EmbeddingCollector:
         manifest: Manifest,
         group_rows: Callable[[int], int | tuple[int, ...]],
     ) -> None:
-        """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
+        """Publish a table of vectors by id, with this rank's `blocks`: (shard of `count`, first id, vectors [n, D]).
 
         `manifest`: its fields except columns, shards and range of ids; `group_rows`: the row groups of each shard.
-        No rank overwrites a shard of a table that is published still; the manifest comes when every rank has written
-        its shards, which are in rank order.
+        No rank overwrites a shard of a table that is still published. The manifest is written after all ranks have written
+        their shards, which are in rank order.
         """
         group = self._group
         if group.first:
@@ -229,7 +229,7 @@ class EmbeddingCollector:
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Tell whether the dump of `epoch` is whole: its vectors are published last.
+    """Return whether the dump of `epoch` is complete: its vectors are published last.
 
     A dump `for_clusters` of the source of this name has only embeddings.
     """
@@ -238,7 +238,7 @@ def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = Non
 
 @dataclass(frozen=True)
 class Refresher:
-    """Dumps, on all ranks, the data for the tables of later epochs."""
+    """Writes the dumps for the tables of later epochs, on all ranks."""
 
     run: RunLayout
     recipe: Recipe
@@ -247,7 +247,7 @@ class Refresher:
     writer: BackgroundWriter
 
     def dump_first(self, tables: list[Source], model: Model) -> None:
-        """Begin to write the dump for the table of epoch 0: all rows, by the model of the earlier run.
+        """Begin to write the dump for the table of epoch 0: all rows, embedded with the model of the earlier run.
 
         Raises TableError, StorageError.
         """
@@ -257,12 +257,12 @@ class Refresher:
             self.publish(dump, model, 0)
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
-        """Open the dump of `epoch`, restored up to its `step`; None if no table needs it, or it exists."""
+        """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or it already exists."""
         if epoch + LEAD not in self.recipe.table_epochs():
             return None
         for_clusters = tables[0].name if self.recipe.clusters else None
         if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
-            if self.group.first:  # a crash may have come between a dump and the end of its parts
+            if self.group.first:  # a crash may have happened after a dump and before the removal of its parts
                 self.claim.require()
                 storage.remove(self.run.parts(epoch), recursive=True)
             return None
@@ -277,7 +277,7 @@ class Refresher:
         self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
 
     def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
-        """Begin to write a dump with the present vectors, at global `step`. Raises StorageError as `save_part`."""
+        """Begin to write a dump with the present vectors, at global `step`. Raises StorageError like `save_part`."""
         head = model.head
         dump.fetch()
         facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": head.bias}
@@ -292,7 +292,7 @@ class Refresher:
 
 
 def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
-    """Deal the shards of all sources to ranks, in order: contiguous shards, about equal numbers of rows."""
+    """Deal the shards of all sources to ranks: contiguous shards in order, with about equal numbers of rows."""
     total = max(1, sum(source.rows for source in sources))
     places, start = [], 0
     for number, source in enumerate(sources):

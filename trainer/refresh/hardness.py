@@ -1,4 +1,4 @@
-"""Hardness of a table's negatives: their scores by the present model against the scores in the table."""
+"""Hardness of a table's negatives: compare their scores by the present model with the scores in the table."""
 
 import itertools
 
@@ -14,24 +14,24 @@ from trainer.model import Model
 from trainer.stream import Batch, Source
 from trainer.stream.transfer import send
 
-GROUPS = 8  # row groups of a table that are read for it, at most
-ROWS = 64  # of a batch that are scored, at most
-_Row = tuple[int, np.ndarray, np.ndarray]  # its place in a batch, label ids [K], and scores [K]
+GROUPS = 8  # maximum number of row groups of a table to read
+ROWS = 64  # maximum number of rows of a batch to score
+_Row = tuple[int, np.ndarray, np.ndarray]  # place in a batch, label ids [K], and scores [K]
 
 
 @torch.no_grad()
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
-    """Return the mean score of the same (query, hard negative) pairs in the table and now, and the difference.
+    """Return the mean scores of the same (query, hard negative) pairs in the table and now, and the difference.
 
-    Over some rows of the batch, encoded as in training, with dropout, before the batch changes anything.
+    The pairs are of some rows of the batch, encoded as in training, with dropout, before the batch is trained on.
 
-    Every rank calls it with its part of the batch. Empty if there is nothing to compare: no rows of a table, or a table
-    mined by label embeddings.
+    Every rank calls the function with its part of the batch. Returns an empty dictionary if there is nothing to compare:
+    no rows of a table, or a table that was mined with label embeddings.
     """
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
     if len(places):
-        # Rows stand next to each other in what a batch can be cut into.
+        # Rows are adjacent in any slice of a batch.
         stop = int(places.max()) + 1
         encoder = model.encoder
         x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))
@@ -56,9 +56,9 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return places in `rows` [n] of some rows, and of their pairs numbers of places, label ids int64, scores float32.
+    """Return the places in `rows` [n] of some rows, and for their pairs index of place, label ids int64, scores float32.
 
-    They come out of few row groups. Row ids count source after source in storage order.
+    The rows come from few row groups. Row ids count through the sources in storage order.
     """
     first, parts = 0, list[list[_Row]]()
     for source in sources:
@@ -76,7 +76,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[list[_Row]]:
-    """Return one table's `rows`, a row group each; damage is left for the stream to report."""
+    """Return `rows` of one table, one list per row group. The stream reports damaged row groups later."""
     owner = table.groups.of_rows(rows)
     parts = []
     for m in np.unique(owner)[:GROUPS].tolist():

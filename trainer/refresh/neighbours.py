@@ -1,4 +1,4 @@
-"""Memory of training points of a run: of every point a key, its embedding in a dump, and its labels."""
+"""Memory of a run's training points: for every point a key, which is its embedding in a dump, and its labels."""
 
 import numpy as np
 import torch
@@ -18,17 +18,17 @@ _WHAT = "a memory of training points"
 
 
 class Neighbours:
-    """Keys of all points, [N, D] float16 of length 1, and their labels, in scratch files that are mapped.
+    """Keys of all points, [N, D] float16 of length 1, and their labels, in memory-mapped scratch files.
 
     Keys come from the dump of the table of neighbours, so a resumed run has the same keys. A
-    point without an embedding there, which the run does not train on, is nobody's neighbour.
+    point without an embedding in the dump, which the run does not train on, is never a neighbour.
     """
 
     def __init__(self, run: RunLayout, options: MemorySection) -> None:
         self._run, self._options, self._table = run, options, ""
 
     def begin(self, sources: list[Source]) -> None:
-        """Begin an epoch: read the keys of a table that is new. Raises TableError if they are missing."""
+        """Begin an epoch: read the keys if the table is new. Raises TableError if they are missing."""
         (source,) = sources
         table = source.negatives
         if table is None or table.digest == self._table:
@@ -37,12 +37,12 @@ class Neighbours:
         if (dump := Table.find(url, "embeddings")) is None:
             raise TableError(f"{url}: the keys of {table.url} are missing. Restore the file, or start a new run.")
         table.require_made_from("embeddings", dump)
-        if not self._table:  # later tables are of the same rows
+        if not self._table:  # later tables have the same rows
             labels = ScratchRows(_WHAT)
             for group in source.table.batches(["label_ids"]):
                 labels.add(list_column(group, "label_ids"))
             self._labels = labels.mapped()
-        self._keys = np.empty((0, 0), np.float16)  # those before give their room back
+        self._keys = np.empty((0, 0), np.float16)  # frees the space of the earlier keys
         scratch = ScratchFile(_WHAT).reserve(2 * max(1, dump.rows) * dump.dimension)
         self._keys, self._known = (
             np.ndarray((dump.rows, dump.dimension), np.float16, scratch),

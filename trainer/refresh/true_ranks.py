@@ -1,4 +1,4 @@
-"""Ranks of a step's hard negatives among all labels, by the present model (MIPS-s, Figure 3)."""
+"""Measure the ranks of a step's hard negatives among all labels, by the present model (MIPS-s, Figure 3)."""
 
 import numpy as np
 import torch
@@ -7,13 +7,13 @@ from schemas import PAD
 from trainer.group import Group
 from trainer.stream import Batch
 
-ROWS = 64  # of a batch that are looked at, at most
-LABELS = 1 << 16  # that are scored at a time
-_TIE = 1e-9  # of a score: below that two sums of the same products differ by rounding alone
+ROWS = 64  # maximum number of rows of a batch to rank
+LABELS = 1 << 16  # labels scored at a time
+_TIE = 1e-9  # relative difference of scores below which two sums of the same products may differ only by rounding
 
 
 def describe(ranks: np.ndarray) -> dict[str, float]:
-    """Return the quantiles of `ranks` [n], and the share that are in the first 10, 100 and 1000."""
+    """Return the quantiles of `ranks` [n], and the shares of ranks in the first 10, 100 and 1000."""
     quantiles = np.quantile(ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
     names = ("rank_p10", "rank_p50", "rank_p90")
     within = {f"within_{first}": float((ranks < first).mean()) for first in (10, 100, 1000)}
@@ -24,9 +24,9 @@ def describe(ranks: np.ndarray) -> dict[str, float]:
 def measure(
     vectors: torch.Tensor, start: int, x: torch.Tensor, batch: Batch, hard: np.ndarray, group: Group
 ) -> np.ndarray:
-    """Return ranks [n] int64, ascending, one a (query, hard negative): how many labels but its positives score higher.
+    """Return one rank per (query, hard negative), [n] int64 ascending: the number of non-positives that score higher.
 
-    They are of the global batch's first rows, and the same on every rank; every rank calls it. `vectors` [n, D]: the
+    Uses the first rows of the global batch. Every rank calls the function and gets the same result. `vectors` [n, D]: the
     rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, counted from start, -1 pads.
     """
     rows = min(ROWS, len(batch))
@@ -37,7 +37,7 @@ def measure(
     widths = group.sizes(hard.shape[1])
     if not sum(widths):
         return np.empty(0, np.int64)
-    # [k, B] of every rank laid end to end, each row's in order: where a score lies among them counts for all at once.
+    # Scores [k, B] of all ranks are concatenated and sorted in each row, so one search counts for all of them.
     scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
     above = group.sum(_above(scores, x, vectors, start, batch, rows))
     return np.sort(above[torch.isfinite(scores)].cpu().numpy())
@@ -46,7 +46,7 @@ def measure(
 def _above(
     scores: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, start: int, batch: Batch, rows: int
 ) -> torch.Tensor:
-    """Count for each of `scores` [rows, k], ascending in a row, the `vectors` that score higher, without positives."""
+    """Count, for each of the `scores` [rows, k], ascending in a row, the non-positive `vectors` with a higher score."""
     counts = torch.zeros(rows, scores.shape[1] + 1, dtype=torch.int64, device=x.device)
     offsets = batch.positive_offsets[: rows + 1]
     query = np.repeat(np.arange(rows), np.diff(offsets))
@@ -55,7 +55,7 @@ def _above(
         chunk = x @ vectors[first : first + LABELS].to(x).T
         inside = (label >= first) & (label < first + chunk.shape[1])
         chunk[query[inside], label[inside] - first] = -torch.inf
-        place = torch.searchsorted(scores, chunk - _TIE * (1 + chunk.abs()))  # scores below it
+        place = torch.searchsorted(scores, chunk - _TIE * (1 + chunk.abs()))  # number of lower scores
         counts.scatter_add_(1, place, torch.ones_like(place))
-    # A label at place p is above the first p scores.
+    # A label at place p scores above the first p scores.
     return counts.flip(1).cumsum(1).flip(1)[:, 1:]

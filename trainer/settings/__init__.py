@@ -1,1 +1,1 @@
-"""Settings that come from the data: options that a recipe leaves to it, as "auto"."""
+"""Settings that come from the data: the options that are "auto" in a recipe."""

@@ -1,4 +1,4 @@
-"""Figures of the training rows that settings are derived from."""
+"""Statistics of the training rows, from which settings are derived."""
 
 import functools
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from trainer.methods.sections import Data
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
 
-SAMPLED_ROWS = 200_000  # that n-grams are counted on
-HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
+SAMPLED_ROWS = 200_000  # number of rows on which n-grams are counted
+HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
 _HASHES = 1 << 31
 
 
 def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
-    """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts` labels are points too.
+    """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts`, labels are also points.
 
     Raises InputError, TableError.
     """
@@ -34,7 +34,7 @@ def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, win
 def _measure(
     data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
 ) -> Facts:
-    """Measure the data of `digest`, once: the data at its place may change later."""
+    """Measure the data with the digest `digest` once; the data at this place may change later."""
     queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
         queries = queries.of_parts(queries.choose_parts(window))
@@ -56,7 +56,7 @@ def _measure(
 
 
 def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
-    """Count rows, pairs, tokens and n-grams over the first SAMPLED_ROWS of a part."""
+    """Count rows, pairs, tokens and n-grams in the first SAMPLED_ROWS rows of a part."""
     has_tokens = "input_ids" in table.columns
     columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
     rows = pairs = tokens = 0
@@ -69,6 +69,6 @@ def _sample(table: Table, part: RowShare) -> tuple[int, int, int, int]:
             tokens += len(texts.values)
             vocabulary = int(texts.values.max(initial=0)) + 1
             ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
-            hashes.append(ids[ids >= vocabulary] - vocabulary)  # of the distinct pairs of neighbouring tokens of a text
+            hashes.append(ids[ids >= vocabulary] - vocabulary)  # hashes of the distinct bigrams of a text
     _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
     return rows, pairs, tokens, int((counts > 1).sum())

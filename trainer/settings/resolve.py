@@ -1,4 +1,4 @@
-"""Recipes with the options that they leave to the data filled in, and what of their settings is odd for it."""
+"""Fill in the options that a recipe leaves to the data, and warn about settings that are odd for the data."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,32 +14,32 @@ from trainer.methods.rules import Facts, FromData, Setting, log_odds
 from trainer.settings.facts import measure
 from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
 
-_FAR_BIAS = 1.0  # from the prior: half of what halves P@1
+_FAR_BIAS = 1.0  # distance from the prior: half of the distance that halves P@1
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, and the options in it that came from the data, by dotted key."""
+    """A recipe, and its options that came from the data, by dotted key."""
 
     recipe: Recipe
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def lines(self, data: str) -> list[str]:
-        """Print the settings and reasons, and warnings for DATA, one a line. Raises TableError."""
+        """Return lines with the settings and reasons, and warnings for DATA. Raises TableError."""
         if self.recipe.data.mix:
             return []
         return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
     @property
     def reasons(self) -> list[str]:
-        """Print the settings and reasons, one a line."""
+        """Return lines with the settings and reasons."""
         return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     """Read the recipe `source` with `overrides`, and compute its settings from DATA.
 
-    Raises InputError: as `load_recipe`, or an option without a rule is "auto"; TableError.
+    Raises the errors of `load_recipe`; InputError: an option without a rule is "auto"; TableError.
     """
     overrides = list(overrides)
     body = read_recipe(source, overrides)
@@ -94,7 +94,7 @@ def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
-    """Fill in the options of a recipe's `body` that come from the data, by their rules. Raises InputError."""
+    """Apply the rules of the options in a recipe's `body` that come from the data. Raises InputError."""
     settled = _Settled(left_to_data(body), facts, flatten(validate(without_auto(body), source).model_dump()))
     for key in settled.rules:
         settled[key]
@@ -102,7 +102,7 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
 
 
 class _Settled(Mapping[str, Any]):
-    """Options of a recipe by dotted key: the `stated` options, and those that `rules` compute on demand."""
+    """Options of a recipe by dotted key: the `stated` options, and options that `rules` compute on demand."""
 
     def __init__(self, rules: Mapping[str, FromData], facts: Facts, stated: Mapping[str, Any]) -> None:
         self.rules, self.settings = rules, dict[str, Setting]()

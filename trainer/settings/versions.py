@@ -1,4 +1,4 @@
-"""Settings of a run on a version of data: the validation rows, and those of a refresh of an earlier run."""
+"""Settings of a run on a version of data: its validation rows, and the settings for a refresh of an earlier run."""
 
 import glob
 import math
@@ -13,17 +13,17 @@ from trainer.methods.recipe import Recipe
 from trainer.methods.rules import Setting
 from trainer.model import find_earlier
 
-SPLIT = "val"  # that is scored
+SPLIT = "val"  # the split that is scored
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-LEAST, SHARE = 0.06, 1.0  # of the time from nothing: at least, and per share of rows that are new
-PASSES = 0.5  # over new rows, of those from nothing
-RATE = 0.5  # of the rates from nothing
+LEAST, SHARE = 0.06, 1.0  # share of the time of a run from scratch: minimum, and per share of new rows
+PASSES = 0.5  # passes over new rows, as a share of the passes from scratch
+RATE = 0.5  # share of the rates from scratch
 
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """RUN1 at `url`: its recipe's options by section, and the `parts` that DATA has had since."""
+    """RUN1 at `url`: its recipe's options by section, and the `parts` that DATA has gained since then."""
 
     url: str
     options: Mapping[str, Any]
@@ -31,7 +31,7 @@ class EarlierRun:
 
     @classmethod
     def open(cls, data: str, url: str) -> "EarlierRun":
-        """Open it. Raises InputError: no run, or on other data than DATA or a version before; TableError."""
+        """Open RUN1. Raises InputError: no run, or a run on data other than DATA or its earlier versions; TableError."""
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
         return cls(url, recipe.model_dump(), parts)
 
@@ -45,14 +45,14 @@ class EarlierRun:
         return settings
 
     def share_of_new(self, data: str, split: str) -> float:
-        """Return the share of a split's rows that are of parts which RUN1 had not. Raises TableError."""
+        """Return the share of a split's rows in parts that RUN1 did not have. Raises TableError."""
         table = Table.open(DataLayout(data).queries(split), "queries")
         new = sum(part.rows for part in table.parts if part.name in self.parts)
         return new / max(1, table.rows)
 
 
 def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, overrides: Iterable[str]) -> dict[str, Setting]:
-    """Return the settings for new data of the options that `overrides` do not state, by dotted key."""
+    """Return the settings for new data, by dotted key, of the options that `overrides` do not state."""
     stated = {override.partition("=")[0].strip() for override in overrides}
     share = earlier.share_of_new(data, recipe.data.split)
     settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
@@ -60,9 +60,9 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
 
 
 def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
-    """Show new rows half as often as from nothing does, and old ones as often as the rest of the time allows.
+    """Train on new rows half as often as from scratch, and on old rows as often as the remaining time allows.
 
-    The time is that for LEAST + SHARE * `share` of the epochs.
+    The total time is that of LEAST + SHARE * `share` of the epochs.
     """
     epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
     reason = f"{share:.1%} of the rows are new since {run}"
@@ -78,7 +78,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
 
 
 def _rates(recipe: Recipe) -> dict[str, Setting]:
-    """Lower the rates: those of a run from scratch undo what was learned, with the optimizers' state or without."""
+    """Lower the rates: the rates of a run from scratch would undo earlier training, with or without optimizer state."""
     body: dict[str, Any] = recipe.model_dump()
     settings = {}
     for key in RATES:
@@ -90,7 +90,7 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
 
 
 def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
-    """Take hard negatives from the first step on: by present vectors, or by one table of RUN1's vectors."""
+    """Use hard negatives from the first step on, from present vectors or from one table of RUN1's vectors."""
     reason = "the vectors are already trained: hard negatives from the first step on"
     begun = {"refresh.start": Setting(0, reason)}
     if _can_search(recipe) and "refresh.source" not in stated:
@@ -102,19 +102,19 @@ def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
 
 
 def _can_search(recipe: Recipe) -> bool:
-    """Tell whether hard negatives can come from an index of the vectors within the trainer."""
+    """Return whether hard negatives can come from an index of the vectors within the trainer."""
     return isinstance(recipe, Astra) and bool(recipe.negatives.hard) and _searched(recipe) == "classifier"
 
 
 def _searched(recipe: Recipe) -> str:
-    """Return which vectors the tables of a run are mined from."""
+    """Return the kind of vectors from which the tables of a run are mined."""
     return str(recipe.table_facts.get("by", "classifier")) if recipe.tables else "classifier"
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
-    """Return whether tables need whole epochs or sources; or whether unseen rows are forgotten.
+    """Return whether tables need whole epochs or sources, or the model forgets rows that it does not see.
 
-    With old rows dealt less often a dual encoder lost 1.5 P@5 on EUR-Lex: it has no vector that keeps a label.
+    With old rows dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex: it has no vector per label to retain it.
     """
     if recipe.encodes_labels:
         return True
@@ -124,9 +124,9 @@ def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
 
 
 def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the split and the part to score of a version, if the body `stated` of a recipe names none.
+    """Return the split and part of a version to score, unless the body `stated` of a recipe names a split.
 
-    It is the newest part of `val` that has rows. Raises TableError.
+    The part is the newest part of `val` that has rows. Raises TableError.
     """
     if "split" in stated.get("validation", {}) or recipe.data.holdout:
         return {}
