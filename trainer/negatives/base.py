@@ -102,7 +102,7 @@ class NegativeSource(ABC):
 class SourceSection(Options):
     """Options of one source: a table in the section `negatives` of a recipe."""
 
-    hard: int | Literal["all"] = 0  # maximum labels per query; 0: the source is not used; "all": all labels that it finds
+    hard: int | Literal["all"] = 0  # maximum labels per query; 0: the source is not used; "all": no maximum
 
     @property
     def most(self) -> int:

@@ -1,4 +1,4 @@
-"""Build the candidates of a batch from positives, hard negatives and draws: distinct labels, and their use by queries."""
+"""Build a batch's candidates from positives, hard negatives and draws: distinct labels, and their use by queries."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,9 +29,9 @@ def join_hard(batch: Batch, hard: np.ndarray | None, others: np.ndarray) -> np.n
 def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.ndarray) -> Candidates:
     """Build candidates with one random pool for the whole batch.
 
-    `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every label
-    outside P and H), or the weight of its label if `weight` is an array [L]; repeated draws count repeatedly. A query's
-    own P and H are masked in its pool.
+    `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every
+    label outside P and H), or the weight of its label if `weight` is an array [L]; repeated draws count repeatedly. A
+    query's own P and H are masked in its pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
@@ -111,7 +111,7 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Count label ids from `start`. Ids outside [start, stop) become pads in a matrix [B, k], and are removed from rows."""
+    """Count label ids from `start`; ids outside [start, stop) become pads in a matrix [B, k], and leave rows."""
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
         return own._replace(values=own.values - start)

@@ -1,4 +1,4 @@
-"""Draws of a batch: random pools, from which a rank draws only its own labels, and columns of a table for each query."""
+"""Draws of a batch: random pools, from which a rank draws only its own labels, and columns of a table per query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,9 +43,9 @@ class RandomPool:
     `part` = [start, stop) draws only these labels, counted from start. `retired` [L] bool: labels that are never drawn;
     L is then the number of the other labels.
 
-    A draw is a number in [0, 1), which the shares q_l divide among the labels. First the number of a row's draws in each
-    half of [0, 1) is drawn, then in the halves of each half, down to 64 cells; then the draws within a cell. The keys are
-    seed, step, row and cell, so the draws of all ranks together do not depend on the number of ranks.
+    A draw is a number in [0, 1), which the shares q_l divide among the labels. First the number of a row's draws in
+    each half of [0, 1) is drawn, then in the halves of each half, down to 64 cells; then the draws within a cell. The
+    keys are seed, step, row and cell, so the draws of all ranks together do not depend on the number of ranks.
     """
 
     labels: int  # L
@@ -147,7 +147,7 @@ def _random(word):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
-    """Draw `count` labels uniformly from [0, labels) for each row; return the part in [start, stop), counted from start.
+    """Draw `count` uniform labels from [0, labels) for each row; return the part in [start, stop), counted from start.
 
     Also return the end of each row, int64 [B + 1]. Cells at the ends of the range have pads for draws outside it. A
     64-bit number u gives label u · labels / 2^64, rounded down: each label has 2^64 / labels numbers, or one more.

@@ -64,7 +64,7 @@ class HashFunctions(ABC):
 
 @dataclass(frozen=True)
 class SimHash(HashFunctions):
-    """Signs of Gaussian projections (equation 2): two vectors at angle a have equal signs with probability 1 - a / pi."""
+    """Signs of Gaussian projections (equation 2): vectors at angle a have equal signs with probability 1 - a / pi."""
 
     @cached_property
     def directions(self) -> np.ndarray:
@@ -81,9 +81,8 @@ class SimHash(HashFunctions):
 class Dwta(HashFunctions):
     """Densified winner-take-all: the index of the largest of a bin's m coordinates (equation 4); zeros are ignored.
 
-    Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, so that
-    they are independent, as p^K requires. A bin of zeros borrows the winner of another bin, which is the same for every
-    vector.
+    Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, because
+    p^K requires independence. A bin of zeros borrows the winner of another bin, which is the same for every vector.
     """
 
     @cached_property

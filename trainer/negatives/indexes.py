@@ -6,8 +6,8 @@ checkpoint. So a resumed run and a run that was not stopped both build the index
 that this takes. Sampling by MIPS (MIPS-s, section 3).
 
 `FreshIndex` scores every label with its present vector in every step, in bfloat16 if the processor supports it, so that
-a search costs a fraction of one-vs-all's forward pass. It looks for the best K labels in the K groups of labels with the
-largest maxima: no other group can contain one of the best K.
+a search costs a fraction of one-vs-all's forward pass. It looks for the best K labels in the K groups of labels with
+the largest maxima: no other group can contain one of the best K.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class CopiedIndex(NegativeSource):
         return {"index_age": self._age - 1} if self._current else {}
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
+        """Return the best labels of all ranks for x [B, D], without positives, [B, K]."""
         from search.block import padded
         from search.exclusions import Exclusions, start_search
 
@@ -131,7 +131,7 @@ class FreshIndex(NegativeSource):
         self._products = Products()
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
+        """Return the best labels of all ranks for x [B, D], without positives, [B, K]."""
         assert x is not None
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
@@ -169,8 +169,8 @@ class Products:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
 
-        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs (queries, rows) in
-        `masked`.
+        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs `masked`:
+        queries and rows.
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)
@@ -205,7 +205,7 @@ class Products:
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Sort `rows` [B, k] by descending `scores`, equal scores by ascending row, to [B, width]; -1 pads, also for -inf."""
+    """Sort `rows` [B, k] by falling `scores`, equal scores by ascending row, to [B, width]; -1 pads, also for -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)

@@ -91,8 +91,8 @@ class HashedNegatives(NegativeSource):
     def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
         """Return distinct negatives of B queries, int32, without positives.
 
-        x [B, D]. By embedding (Theorem 2), x is hashed. By label (Theorem 1), each step draws one positive per query and
-        uses its stored code instead of x; a query without a positive gets no negatives.
+        x [B, D]. By embedding (Theorem 2), x is hashed. By label (Theorem 1), each step draws one positive per query
+        and uses its stored code instead of x; a query without a positive gets no negatives.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -134,7 +134,7 @@ def _rehashed(step: int, every: int) -> int:
     """
     if step <= 0:
         return 0
-    # Rounding may make a rehash one step late, but never removes a step.
+    # The term 1e-9 prevents that rounding removes a rehash; at worst, a rehash comes one step early.
     return int(math.log1p(step * (GROWTH - 1) / every) / math.log(GROWTH) + 1e-9)
 
 

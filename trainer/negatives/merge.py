@@ -212,7 +212,7 @@ def _append(label, size, values, start, stop, with_pads):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
-    """Number the labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's place in `ids`.
+    """Number labels [n], labels of the pool (from `pairs` on) first: write `ids` [C], and each label's place in `ids`.
 
     Return C, and the number of labels in the pool.
     """

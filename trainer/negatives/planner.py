@@ -49,8 +49,8 @@ class Options(Protocol):
 class GlobalBatch:
     """A batch of all ranks: `part` has this rank's rows, `sizes` [G] is the number of rows of each rank.
 
-    `whole` has the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates if the
-    batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    `whole` has the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates if
+    the batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
     """
 
     part: Batch
@@ -132,7 +132,7 @@ class Planner:
         return weigh_positives(build(part, hard, drawn, weight), part, self._weights)
 
     def of_batch(self, batch: Batch) -> Candidates:
-        """Return the labels of the batch as candidates of every query: drawn positives and hard negatives of all queries."""
+        """Return candidates of every query: the drawn positives and the hard negatives of all queries in the batch."""
         drawn = self.learnt(batch)
         ids = labels_of(batch, self.of_table(batch), drawn)
         if self.part is None:

@@ -39,12 +39,12 @@ class Interrupts:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Decision about an epoch: train on the table made for `table_epoch` (None: random negatives only, or random order).
+    """Decision about an epoch: to use the table made for `table_epoch` (None: random negatives only, or random order).
 
-    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at: the
-    step of the run at which the vectors were dumped. overlap: mean share of a row's hard negatives that the previous
-    table also had, over all sources; None if unknown. epochs: the present number of epochs of the run; None in runs of
-    earlier versions, which did not record it.
+    late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at:
+    the step of the run at which the vectors were dumped. overlap: mean share of a row's hard negatives that the
+    previous table also had, over all sources; None if unknown. epochs: the present number of epochs of the run; None in
+    runs of earlier versions, which did not record it.
     """
 
     epoch: int

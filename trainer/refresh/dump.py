@@ -131,8 +131,8 @@ class EmbeddingCollector:
     ) -> None:
         """Write each source's embeddings in its row order, and last this rank's vectors [n, D] of the `labels` labels.
 
-        `read` returns the old rows of `vectors` while they change. Clusters need only embeddings, whose manifest then has
-        the `parameters`. Raises StorageError.
+        `read` returns the old rows of `vectors` while they change. Clusters need only embeddings, whose manifest then
+        has the `parameters`. Raises StorageError.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -206,8 +206,8 @@ class EmbeddingCollector:
         """Publish a table of vectors by id, with this rank's `blocks`: (shard of `count`, first id, vectors [n, D]).
 
         `manifest`: its fields except columns, shards and range of ids; `group_rows`: the row groups of each shard.
-        No rank overwrites a shard of a table that is still published. The manifest is written after all ranks have written
-        their shards, which are in rank order.
+        No rank overwrites a shard of a table that is still published. The manifest is written after all ranks have
+        written their shards, which are in rank order.
         """
         group = self._group
         if group.first:
@@ -257,7 +257,7 @@ class Refresher:
             self.publish(dump, model, 0)
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
-        """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or it already exists."""
+        """Open the dump of `epoch`, restored up to its `step`; None if no table needs the dump, or the dump exists."""
         if epoch + LEAD not in self.recipe.table_epochs():
             return None
         for_clusters = tables[0].name if self.recipe.clusters else None

@@ -25,8 +25,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
     The pairs are of some rows of the batch, encoded as in training, with dropout, before the batch is trained on.
 
-    Every rank calls the function with its part of the batch. Returns an empty dictionary if there is nothing to compare:
-    no rows of a table, or a table that was mined with label embeddings.
+    Every rank calls the function with its part of the batch. The result is empty if there is nothing to compare: no
+    rows of a table, or a table that was mined with label embeddings.
     """
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
@@ -56,7 +56,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the places in `rows` [n] of some rows, and for their pairs index of place, label ids int64, scores float32.
+    """Return places in `rows` [n] of some rows; and for their pairs index of place, label ids int64, scores float32.
 
     The rows come from few row groups. Row ids count through the sources in storage order.
     """

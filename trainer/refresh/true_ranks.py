@@ -26,8 +26,8 @@ def measure(
 ) -> np.ndarray:
     """Return one rank per (query, hard negative), [n] int64 ascending: the number of non-positives that score higher.
 
-    Uses the first rows of the global batch. Every rank calls the function and gets the same result. `vectors` [n, D]: the
-    rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, counted from start, -1 pads.
+    Uses the first rows of the global batch. Every rank calls the function and gets the same result. `vectors` [n, D]:
+    the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, counted from start, -1 pads.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]

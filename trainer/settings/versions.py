@@ -31,7 +31,7 @@ class EarlierRun:
 
     @classmethod
     def open(cls, data: str, url: str) -> "EarlierRun":
-        """Open RUN1. Raises InputError: no run, or a run on data other than DATA or its earlier versions; TableError."""
+        """Open RUN1. Raises InputError: no run, or a run on data other than DATA or its ancestors; TableError."""
         recipe, _, parts = find_earlier(DataLayout(data), RunLayout(url))
         return cls(url, recipe.model_dump(), parts)
 
