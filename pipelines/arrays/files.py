@@ -62,7 +62,7 @@ class RowFile:
     order: Literal["<", ">"] = "<"  # byte order
 
     def read(self, start: int, stop: int, step: int, wanted: Collection[str], cosine: bool) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) of the fields `wanted`, at most `step` at a time, checked, in the stored types."""
+        """Check and yield the fields `wanted` of rows [start, stop), at most `step` rows at a time, in stored types."""
         columns = {role: name for role, name in self.columns.items() if role in wanted}
         for first, rows in (self._batches if self.names else self._matrices)(start, stop, step, [*columns.values()]):
             yield pa.table({role: self._column(role, first, rows[name], cosine) for role, name in columns.items()})
@@ -281,7 +281,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
 
 
 def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
-    """Find the place of each record batch, in a file with a footer or in a stream, as `datasets` saves."""
+    """Find the places of the record batches in a file with a footer, or in a stream, which `datasets` saves."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
         place = stream.tell()

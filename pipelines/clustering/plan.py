@@ -77,7 +77,7 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
     """Lay out parts of `points` points each in clusters of at most `size` points, equal within one over all parts.
 
     `row_group_rows` and `shard_rows` describe the old table; the new table has about the same. Raises InputError
-    if a part has too few points for clusters as equal as the others.
+    if a part has too few points for clusters of C and C - 1 points.
     """
     counts = [-(-count // size) for count in points]
     rows = max((-(-count // clusters) for count, clusters in zip(points, counts, strict=True) if clusters), default=1)
@@ -192,7 +192,7 @@ def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> in
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """Estimate a query's bytes: its vector as read, ordered, and in float64 for means; and the row itself."""
+    """Estimate the bytes of a query: its vector after reading, ordered, and in float64 for means; and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 

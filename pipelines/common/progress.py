@@ -163,7 +163,7 @@ class Step:
 
     @property
     def state(self) -> str:
-        """Rows done, rows a second, time left, and workers, for people."""
+        """Text with rows done, rows per second, time left, and workers."""
         parts = [f"{say_count(self.rows, self.total)} rows"]
         if self.seconds > 0 and self.rows:
             rate = self.rows / self.seconds

@@ -315,7 +315,7 @@ def _require_points(url: str, fields: Fields) -> Holds:
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
-    """List the files of a table: `stem.kind`, `stem-00000.kind`, or all that end in `kind` in the folder `stem`."""
+    """List the files of a table: `stem.kind`, `stem-00000.kind`, or all files `*.kind` in the folder `stem`."""
     return [name for name in names if re.fullmatch(rf"{stem}(?:[-_.0-9][^/]*|/[^/]+)?\.{kind}", name)]
 
 

@@ -58,7 +58,7 @@ def stack(audits: Sequence[Audit], width: int) -> Audit:
 
 
 def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
-    """Merge audits of the same rows against different blocks into one against all labels."""
+    """Merge audits of the same rows against different blocks into one audit against all labels."""
     exact, rows, scores = zip(*blocks, strict=True)
     return Audit(merge(exact, width), np.concatenate(rows), np.concatenate(scores))
 

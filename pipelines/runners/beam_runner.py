@@ -172,7 +172,7 @@ def _for_beam(made: Any) -> Any:
 
 
 def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
-    """Return the counts of a finished pipeline from its metrics; empty if the runner keeps none."""
+    """Return the counts of a finished pipeline from its metrics; empty if the runner has no metrics."""
     counts: dict[str, Count] = {}
     with contextlib.suppress(Exception):  # any error: the runner has no metrics
         assert metrics is not None

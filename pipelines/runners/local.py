@@ -27,7 +27,7 @@ Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of a stage, and the work on them."""
+    """A group of elements of a stage, and the work on them."""
 
     work: Work
     elements: Elements

@@ -57,7 +57,7 @@ class Phases:
         return None
 
     def finish(self, phase: str, left: Any, kinds: Sequence[str]) -> None:
-        """Record that `phase` is finished with its output `left`; remove all folders except those of `kinds`.
+        """Record that `phase` is finished with its output `left`; remove all folders except the folders of `kinds`.
 
         Raises LostError, StorageError.
         """

@@ -272,7 +272,7 @@ class Refresher:
         return collector
 
     def save_part(self, dump: EmbeddingCollector, step: int, global_step: int) -> None:
-        """Begin to write the dump up to the epoch's `step`. Raises StorageError of earlier background writing."""
+        """Begin to write the dump up to the epoch's `step`. Raises StorageError from earlier background writing."""
         rows = dump.take_fresh()
         self.writer.begin(global_step, {}, lambda _: dump.save_part(step, rows))
 
