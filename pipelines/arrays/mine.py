@@ -239,7 +239,7 @@ def _pairs_by_shard(sides: Sequence[Side], pairs: Ragged) -> Iterator[tuple[tupl
 
 
 def import_rows(element: tuple[tuple[int, int], Packet], plan: ImportPlan) -> Summary:
-    """Write one shard of rows and one shard of their vectors. Raises InputError that names file and row; StorageError."""
+    """Write a shard of rows and a shard of their vectors. Raises InputError that names file and row; StorageError."""
     (number, shard), packet = element
     plan.meter.start(_STEP)
     side = plan.sides[number]

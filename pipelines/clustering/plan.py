@@ -192,7 +192,7 @@ def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> in
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """Estimate the bytes of a query: its vector after reading, ordered, and in float64 for means; and the row itself."""
+    """Estimate the bytes of a query: its vector as read, as ordered, and in float64 for means; and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 

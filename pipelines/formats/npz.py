@@ -26,7 +26,7 @@ _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runti
 
 
 def read_shape(url: str) -> tuple[int, int]:
-    """Return (rows, columns) of the matrix at `url`. Raises InputError (no such file, not a CSR matrix), StorageError."""
+    """Return (rows, columns) of the matrix at `url`. Raises InputError (no file, not a CSR matrix), StorageError."""
     with _open(url) as arrays:
         return _shape(url, arrays)
 

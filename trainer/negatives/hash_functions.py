@@ -22,7 +22,7 @@ _NONE = -1
 
 
 def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "HashFunctions":
-    """Open the family by name; `width` is m of DWTA. Raises ValueError: too many buckets, or D below m."""
+    """Open the family by name; `width` is m of DWTA. Raises ValueError: bad number of buckets, or D below m."""
     width = 2 if family == "simhash" else width
     buckets = width**bits
     if not 2 <= buckets <= _MOST_BUCKETS:
