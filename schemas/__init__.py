@@ -1,4 +1,4 @@
 """Data on storage: Arrow schemas, manifests, layout of paths, atomic publishing."""
 
-PAD = -1  # in place of a label that is not there, in arrays of labels
-LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
+PAD = -1  # fills places without a label in arrays of label ids
+LABEL_TEXTS = "labels"  # name of the source of label texts, also in a mix of sources

@@ -30,10 +30,10 @@ def queries(
     features: bool = False,
     dense: int = 0,
 ) -> pa.Schema:
-    """One point a row. `filter_label_ids` are predictions to remove before top-k; positives stay as they are.
+    """One point per row. `filter_label_ids` are labels to remove from predictions before top-k; positives are kept.
 
-    An encoder reads `input_ids` (absent where `tokens` is None), `features`, and the vector `dense` [d] (0: absent), or
-    some of these. Raises ValueError if a row would have none.
+    An encoder reads one or more of `input_ids` (absent if `tokens` is None), `features`, and the vector `dense` [d]
+    (absent if 0). Raises ValueError if a row would have no input.
     """
     inputs = _inputs(tokens, features, dense)
     fields = {"query_id": pa.int64(), "key": pa.string(), **inputs, "label_ids": pa.list_(labels)}
@@ -45,9 +45,9 @@ def queries(
 
 
 def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0) -> pa.Schema:
-    """One label a row, `label_id` dense in [0, L); `frequency` counts its training points.
+    """One label per row; `label_id` fills [0, L) without gaps, `frequency` counts the label's training points.
 
-    `tokens`, `features` and `dense` as in `queries`. Raises ValueError if a row would have none.
+    `tokens`, `features` and `dense` mean the same as in `queries`. Raises ValueError if a row would have no input.
     """
     names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
     return without_nulls({**names, **_inputs(tokens, features, dense), "frequency": pa.int64()})
@@ -59,7 +59,7 @@ def rejects() -> pa.Schema:
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
-    """Aligned with its queries: shard by shard, row group by row group, row by row. `vector` is [D]."""
+    """Embeddings, aligned with their queries by shard, by row group and by row. `vector` is [D]."""
     return _vectors("query_id", dimension, dtype)
 
 
@@ -76,9 +76,9 @@ def texts(dimension: int, dtype: str = "float16") -> pa.Schema:
 
 
 def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.Schema:
-    """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K].
+    """Negatives, aligned with their queries. `label_ids` [K] is best first, padded at the end with -1; `scores` is [K].
 
-    With label ranges, K is G equal groups of columns, one for each range. `teacher` is [K], a cross-encoder's scores.
+    With label ranges, the K columns form G equal groups, one per range. `teacher` [K] holds a cross-encoder's scores.
     """
     scores = pa.list_(pa.float16(), width)
     types = {"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores}

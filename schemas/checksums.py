@@ -1,4 +1,4 @@
-"""CRC-32 of the parts of a shard: its end (footer or index) first, then what that end points at.
+"""CRC-32 of the parts of a shard: first its end (footer or index), then the parts that the end points to.
 
 The checksums are in the manifest, as base64 of little-endian uint32, and the manifest's digest covers them: a flipped
 bit anywhere between storage and a column is found before the column is made.
@@ -12,8 +12,8 @@ import numpy as np
 try:
     from zlib_ng.zlib_ng import (
         crc32,
-    )  # ten times as fast as that of zlib
-except ImportError:  # where nothing can be installed
+    )  # ten times as fast as zlib's CRC-32
+except ImportError:  # for machines where the package cannot be installed
     from zlib import crc32
 
 __all__ = ["crc32", "pack", "unpack"]

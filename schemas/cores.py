@@ -1,4 +1,4 @@
-"""Cores that this process may use: by its affinity and the container's quota."""
+"""Number of cores that this process may use, from its affinity and the container's quota."""
 
 import functools
 import math
@@ -13,16 +13,16 @@ _QUOTAS = (
 
 @functools.cache
 def cores() -> int:
-    """Count the cores that this process may use, one at least."""
+    """Count the cores that this process may use; the count is at least 1."""
     present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(present, *map(_quota, _QUOTAS))))
 
 
 def share_cores(threads: int | None = None) -> None:
-    """Limit OpenMP, which torch and Faiss use, to these cores, and do not let it spin while it waits.
+    """Limit OpenMP, which torch and Faiss use, to these cores, and stop its threads from spinning while they wait.
 
-    To be called before either is loaded. A thread that spins takes a core that other threads have work for. What the
-    environment says already stays, unless `threads` are stated, which processes that are started from now on use, too.
+    Call this before torch and Faiss are loaded. A spinning thread takes a core that other threads need. Existing
+    environment variables stay, but `threads` replaces the number of threads, also for processes that start later.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
@@ -31,10 +31,10 @@ def share_cores(threads: int | None = None) -> None:
 
 
 def _quota(files: tuple[str, ...]) -> float:
-    """Return the cores of a quota in a cgroup's `files`; inf without one."""
+    """Return the number of cores that a cgroup's `files` allow; inf without a quota."""
     try:
         words = " ".join(Path(file).read_text() for file in files).split()
         share, period = map(int, words)
-    except (OSError, ValueError):  # there is no such file, or its first word is "max"
+    except (OSError, ValueError):  # the file does not exist, or its first word is "max"
         return math.inf
     return share / period if share > 0 and period > 0 else math.inf

@@ -5,7 +5,7 @@ import re
 
 from schemas.secrets import redact
 
-# What libraries say in place of a MemoryError, and where /dev/shm has no room.
+# Messages of libraries that raise no MemoryError when memory runs out, or when /dev/shm is full.
 _MEMORY = re.compile(
     "(?<!OutOf)MemoryError|bad_alloc|not enough memory|annot allocate memory|CUDA out of memory|start new thread|"
     "failed to map segment"
@@ -36,10 +36,10 @@ class RoomError(InputError):
 
 
 class MissingExtra(InputError):
-    """Something is not installed that an extra of this project brings: `problem`, and how to install it.
+    """A package that an extra of this project installs is missing: states `problem` and how to install the package.
 
-    It names a checkout and the wheel: `extremis` on PyPI is a different one project, which no message may tell to
-    install.
+    The message names a checkout and the wheel, because `extremis` on PyPI is another project, which users must not
+    install by mistake.
     """
 
     def __init__(self, problem: str, extra: str) -> None:

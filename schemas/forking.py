@@ -1,4 +1,4 @@
-"""Forking with open connections, as a DataLoader does for its workers, and with threads of libraries."""
+"""Safe forks, such as those of a DataLoader, in a process with open connections or with threads of libraries."""
 
 import asyncio
 import functools
@@ -11,31 +11,31 @@ import fsspec.asyn
 
 @functools.cache
 def survive_forks() -> None:
-    """Make forked children leave the connections of this process alone; registered once.
+    """Make forked children leave the connections of this process alone; later calls do nothing.
 
     A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child
-    closes the connections that it inherited, they are removed from that instance: the parent would wait for ever for
-    an answer that has come.
+    closes inherited connections, they are removed from that instance, so that the parent would wait forever for an
+    answer that has already arrived.
     """
     if not hasattr(os, "register_at_fork"):
         return
     loops: list[asyncio.AbstractEventLoop | None] = [None]
 
     def remember() -> None:
-        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook forgets it in the child, before ours runs
+        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook clears it in the child before our hook runs
 
     def part() -> None:
         loop, loops[0] = loops[0], None
         inherited = getattr(loop, "_selector", None)
         if inherited is not None:
-            inherited.close()  # the child's handle: the parent's stays as it is
+            inherited.close()  # closes the child's handle; the parent's handle stays open
             loop._selector = selectors.DefaultSelector()  # type: ignore[union-attr]
 
     os.register_at_fork(before=remember, after_in_child=part)
 
 
 def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
-    """Return `set_threads` of a library that uses OpenMP; forked children always set 1.
+    """Wrap `set_threads` of a library that uses OpenMP, so that forked children always set 1 thread.
 
     A forked child calls it at once: OpenMP's threads do not survive a fork, and a child with more threads would wait
     forever.

@@ -1,4 +1,4 @@
-"""Small JSON objects on storage with a checksum among their fields: a record is read as it was written, or refused."""
+"""Small JSON objects on storage with a checksum field: a record that differs from what was written is refused."""
 
 import json
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from schemas import storage
 from schemas.checksums import crc32
 from schemas.errors import TableError
 
-MAX_BYTES = 1 << 28  # of a record that is parsed
-_FIELD = "crc32"  # of the others; records of earlier versions have none
+MAX_BYTES = 1 << 28  # size of the largest record that is parsed
+_FIELD = "crc32"  # checksum of the other fields; records of earlier versions have no checksum
 
 
 def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
@@ -21,7 +21,7 @@ def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> 
 def read_json(url: str, remedy: str = "Remove the file, and run the command that made it again.") -> dict[str, Any]:
     """Read a JSON object; read again if the checksum differs.
 
-    Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`: damaged.
+    Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`, if the object is damaged.
     """
     body = storage.read_matching(lambda: parse_object(storage.read_bytes(url)), _matches)
     if body is None or not _matches(body):

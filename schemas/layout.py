@@ -10,11 +10,11 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
-MANIFEST = "_manifest.json"  # readers of Parquet folders take no file that begins with `_` for a shard
+MANIFEST = "_manifest.json"  # readers of Parquet folders skip files that begin with `_`
 RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
-EARLIER_MANIFEST = "manifest.json"  # of tables of earlier versions, which are read as before
-SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
-# What `extremis ablate` writes: of one run in its RUN, of all of them in OUT; and its page in OUT.
+EARLIER_MANIFEST = "manifest.json"  # manifest of tables of earlier versions, which are still read
+SPENT = "spent.json"  # beside the tables of a refresh: the cost of mining them
+# Files of `extremis ablate`: the result of one run in its RUN; the results of all runs, and the page, in OUT.
 COMPARED, COMPARISON = "ablation.json", "ablation.md"
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
@@ -38,7 +38,7 @@ def phases(url: str) -> str:
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """Find the tokenizer's file in the directory of a model: in it, in that of a module, or as WordLlama names it."""
+    """Find the tokenizer's file in a model's directory or in a module's folder below it, also by WordLlama's name."""
     patterns = ("tokenizer.json", "*/tokenizer.json", "tokenizers/*.json")
     return next((place for pattern in patterns for place in sorted(folder.glob(pattern))), None)
 
@@ -66,14 +66,14 @@ def parts_prefix(part: str) -> str:
 
 
 def source_of_part(source: str, part: str) -> str:
-    """Return the name that rows of one part have among the sources of a run."""
+    """Return the name of the source that holds the rows of one part in a run."""
     return f"{source}-{part}"
 
 
 def check_name(what: str, name: str) -> str:
-    """Return `name`, which is new and becomes a folder or the name of a part. Raises InputError.
+    """Return the new `name` of a folder or a part if it is allowed. Raises InputError.
 
-    Names that exist already, which earlier versions took, go through `folder`.
+    Existing names, which earlier versions allowed, are checked by `folder` instead.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -84,7 +84,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def folder(name: str) -> str:
-    """Return `name`, which may come from a manifest, as one folder. Raises InputError if it would lead elsewhere."""
+    """Return `name`, perhaps from a manifest, if it names one folder. Raises InputError if it would lead elsewhere."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
         raise InputError(f"{name!r} cannot name a split or a source: the path would lead out of the folder.")
     return name
@@ -131,10 +131,10 @@ class RunLayout:
     metrics = _Below("metrics.jsonl")
     log = _Below("run.log")
     tensorboard = _Below("tensorboard")
-    services = _Below("services.json")  # which runs of tracking services are this one
+    services = _Below("services.json")  # the ids of this run in tracking services
     evaluations = _Below("evaluations")
     finished = _Below("finished.json")
-    commands = _Below("commands.json")  # that made the run
+    commands = _Below("commands.json")  # the command lines that made the run
     fusions = _Below("fusion")
 
     def checkpoint(self, step: int) -> str:
@@ -143,12 +143,12 @@ class RunLayout:
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
         """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them.
 
-        `on`: digest of the data, if it is a later version than the data of the run.
+        `on`: digest of the evaluated data if that is a later version than the data of the run.
         """
         return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
 
     def evaluations_on(self, digest: str | None) -> str:
-        """Folder of evaluations on the run's own data (None), or on the later version of this digest."""
+        """Folder of evaluations on the run's own data (None), or on the later version with this digest."""
         return self.evaluations if digest is None else join(self.evaluations, f"on-{digest[:16]}")
 
     def fusion(self, step: int) -> str:
@@ -156,7 +156,7 @@ class RunLayout:
         return join(self.fusions, f"step-{step:08d}")
 
     def dump(self, epoch: int) -> str:
-        """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""
+        """The dump written during `epoch`: embeddings of each source, and the vectors at the end of the epoch."""
         return epoch_of(self.dumps, epoch)
 
     def embeddings(self, epoch: int, source: str) -> str:
@@ -166,7 +166,7 @@ class RunLayout:
         return join(self.dump(epoch), "vectors")
 
     def parts(self, epoch: int) -> str:
-        """Embeddings of an epoch still under way, saved with each checkpoint so that a resume loses none."""
+        """Embeddings of an unfinished epoch, saved with each checkpoint so that a resumed run loses no embeddings."""
         return join(self.dump(epoch), ".parts")
 
     def negatives(self, epoch: int, source: str) -> str:
@@ -178,5 +178,5 @@ class RunLayout:
         return join(epoch_of(self.clusters_root, epoch), folder(source))
 
     def adoption(self, epoch: int) -> str:
-        """The decision which table `epoch` trains on, made once, before its first step."""
+        """The decision which table `epoch` trains on; it is made once, before the first step of the epoch."""
         return join(self.adoptions, f"epoch-{epoch:04d}.json")

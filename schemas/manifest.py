@@ -21,13 +21,13 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
+_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds of tables whose shards hold all rows
 KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
-MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
+MAX_BYTES = 1 << 30  # size of a manifest: enough for a million shards with their checksums
 
 _LONGEST_PLACE = 4096  # characters
-MOST = 1 << 48  # of any count: more rows than there are
-MOST_DENSE = 1 << 16  # numbers of a row's dense vector
+MOST = 1 << 48  # largest count of any kind: more rows than any table has
+MOST_DENSE = 1 << 16  # largest dimension of a row's dense vector
 
 
 class _Number(NamedTuple):
@@ -38,7 +38,7 @@ class _Number(NamedTuple):
     optional: bool = True
 
 
-# Parameters by the kind of table that a reader takes for whole numbers.
+# Parameters that readers use as whole numbers, by the kind of table.
 _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     "tokenizer": {"vocabulary": _Number(1, 1 << 32, optional=False), "max_tokens": _Number(1, 1 << 31)},
     "labels": {"training_points": _Number(0)},
@@ -75,7 +75,7 @@ def _require_inside(path: str) -> str:
     return path
 
 
-# A path of something below the prefix that it is relative to.
+# A relative path that stays below its prefix.
 Inside = Annotated[str, pydantic.AfterValidator(_require_inside)]
 
 
@@ -85,11 +85,11 @@ def _require_place(place: str) -> str:
     return place
 
 
-Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # relative to the table that names it, or a URL
+Place = Annotated[str, pydantic.AfterValidator(_require_place)]  # a URL, or a path relative to the table that names it
 
 
 class _Stated(BaseModel):
-    """What a manifest states: nothing in it changes, and no name in it is unknown."""
+    """Base of the parts of a manifest: frozen, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -105,9 +105,9 @@ class Patch(_Stated):
 class View(_Stated):
     """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
 
-    `first`: id of its first row here; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
-    `columns`: columns instead of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
-    their new columns.
+    `first`: id of the view's first row; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
+    `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions (`row`) of
+    rows with new values, and these values.
     """
 
     table: Place
@@ -149,7 +149,7 @@ class Shard(_Stated):
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out absent fields, so that digests of older tables do not change."""
+        """Omit absent fields, so that digests of older tables do not change."""
         body: dict[str, Any] = dump(self)
         return {name: value for name, value in body.items() if value is not None}
 
@@ -181,7 +181,7 @@ class Manifest(_Stated):
     rows: int = 0
     row_group_rows: int | None = None
     id_range: tuple[int, int] | None = None  # [first, last)
-    parents: dict[Inside, str] = {}  # those of a data set are paths
+    parents: dict[Inside, str] = {}  # the parents of a data set have paths as names
     parameters: dict[str, Any] = {}
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
@@ -189,34 +189,34 @@ class Manifest(_Stated):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest's canonical JSON, which the parents of other tables refer to."""
+        """SHA-256 of the manifest's canonical JSON; other tables list this digest among their parents."""
         return storage.sha256(_canonical(self.model_dump(mode="json")))
 
     def group_rows(self, shard: int) -> int | tuple[int, ...]:
-        """Return the rows of each row group of a shard, or of all but its last."""
+        """Return the rows of each row group of a shard; one number stands for all row groups except the last."""
         return self.shards[shard].groups or self.row_group_rows or 1
 
     @property
     def files(self) -> list[str]:
-        """Paths of the files of this table itself: its patches, and shards except those of views."""
+        """Paths of the table's own files: its patches, and its shards that are not views."""
         patches = [patch.place for entry in self.shards if entry.view for patch in entry.view.patches]
         own = [place for place in patches if not place.startswith(("/", "..")) and "://" not in place]
         return [entry.path for entry in self.shards if entry.view is None] + own
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return the schema as a manifest states it."""
+    """Return the columns of a schema in the form of a manifest."""
     return tuple(Column(name=field.name, type=str(field.type)) for field in schema)
 
 
 def publish(url: str, manifest: Manifest) -> Manifest:
-    """Write `manifest` at `url`, after its shards: the moment the table becomes visible. Raises StorageError."""
+    """Write `manifest` at `url`, after its shards; this makes the table visible. Raises StorageError."""
     storage.write_bytes(join(url, MANIFEST), _file_of(manifest))
     return manifest
 
 
 def publish_new(url: str, manifest: Manifest) -> bool:
-    """Write `manifest` at `url` if there is none; return whether this manifest is now there. Raises StorageError."""
+    """Write `manifest` at `url` unless one exists; return whether `url` now has this manifest. Raises StorageError."""
     body = _file_of(manifest)
     return storage.create_bytes(join(url, MANIFEST), body) or storage.read_bytes(join(url, MANIFEST)) == body
 
@@ -244,7 +244,7 @@ def manifest_url(url: str) -> str:
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
-    """Read the manifest at the prefix `url`, checked against its own digest and, if not None, the expected `kind`.
+    """Read the manifest at the prefix `url`, and check its digest and, unless None, the expected `kind`.
 
     Raises TableError: missing, unfinished, foreign, damaged, of another format version, or of another kind.
     """
@@ -261,7 +261,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     except TableError:
         raise
     except (FileNotFoundError, InputError) as error:
-        if isinstance(error, InputError) and not storage.exists(url):  # else it is below a file, where nothing is
+        if isinstance(error, InputError) and not storage.exists(url):  # else `url` lies below a file
             raise
         raise TableError(_absent(url, kind)) from None
     if isinstance(body, Exception):
@@ -304,7 +304,7 @@ def shard_url(url: str, shard: Shard) -> str:
 
 
 def read_patch(url: str, patch: Patch) -> bytes:
-    """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
+    """Read a patch of the table at `url`. Raises TableError if the patch is missing or damaged; StorageError."""
     place = resolve(url, patch.place)
     try:
         return _read_checked(place, patch.sha256, f"The file belongs to {url}: make this version again.")
@@ -317,7 +317,7 @@ def read_patch(url: str, patch: Patch) -> bytes:
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
     """Return the URL of a shard of the table at `url`.
 
-    Raises TableError, which ends with `remedy`, when it is missing or not as long as it was.
+    Raises TableError, which ends with `remedy`, if the shard is missing or its length has changed.
     """
     place = shard_url(url, shard)
     try:
@@ -375,7 +375,7 @@ def write_file(url: str, name: str, data: bytes) -> Shard:
 
 
 def describe_file(path: str, name: str, rows: int, checksums: str | None = None) -> Shard:
-    """Describe the shard `name`, which is in the local file `path` until it is published."""
+    """Describe the shard `name` from the local file `path`, before the shard is published."""
     digest = storage.file_sha256(path)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
@@ -386,7 +386,7 @@ def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make 
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:
-    """Return the JSON value in `data` without its digest, or the error over it; and whether it matches its digest."""
+    """Return the JSON value in `data` without its digest, or its parse error; and whether it matches its digest."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -395,7 +395,7 @@ def _parse(data: bytes) -> tuple[Any, bool]:
 
 
 def _absent(url: str, kind: str | None) -> str:
-    """Say what is at `url` instead of a table of `kind`, and what to do."""
+    """Describe what is at `url` instead of a table of `kind`, and what to do."""
     if storage.exists(url):
         return (
             f"{url}: expected a table (a folder with a {MANIFEST}), got a file. Give the folder. `extremis shard` "
@@ -442,7 +442,7 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """Say which rule a manifest breaks, even if it has a valid digest; None if it breaks none."""
+    """Describe the rule that a manifest breaks, even with a valid digest; None if it breaks no rule."""
     kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
     shards = sum(shard.rows for shard in manifest.shards)
     if not 0 <= rows <= MOST or not 0 <= shards <= MOST:

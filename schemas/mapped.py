@@ -1,7 +1,7 @@
-"""Files mapped into memory: scratch files, whose space is reserved at the start, and files that are read.
+"""Files mapped into memory: scratch files, whose space is reserved at the start, and input files.
 
-The system ends a process (SIGBUS) that touches a page which its disk has no room for, or which a file that was cut no
-longer has; no message can be given then. So room is taken before, and changes are looked for before a file is used.
+The system kills a process (SIGBUS) that touches a mapped page if the disk is full or the file was cut; the process
+cannot print a message then. So space is reserved first, and a file is checked for changes before it is used.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from schemas.ragged import Ragged
 from schemas.sizes import say_bytes
 from schemas.storage import is_full
 
-_HEADER = 1 << 26  # bytes of the names and shapes of tensors, at most
+_HEADER = 1 << 26  # limit in bytes for the names and shapes of tensors
 _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -40,10 +40,10 @@ def stamp(file: str | int) -> tuple[int, int, int]:
 
 
 class Mapped:
-    """First `length` bytes of a local file, 0: all; a file renamed over it or removed later changes nothing here.
+    """The first `length` bytes of a local file (0: all), which stay readable if the file is replaced or removed.
 
-    `private`: the bytes may be changed in memory, not in the file. Raises FileNotFoundError, and ValueError if the file
-    is shorter.
+    `private`: changes to the bytes stay in memory and do not reach the file. Raises FileNotFoundError, and ValueError
+    if the file is shorter.
     """
 
     def __init__(self, path: str, length: int = 0, private: bool = False) -> None:
@@ -55,25 +55,25 @@ class Mapped:
         self.whole = pa.py_buffer(self._map)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """Return a view of the bytes. Raises ValueError if the file has been cut: they would end the process."""
+        """Return a view of the bytes. Raises ValueError if the file was cut: reading them would kill the process."""
         size = self._map.size()
         if size < self._length:
             raise ValueError(f"{size} bytes, expected {self._length}")
         return self.whole.slice(start, stop - start)
 
     def has_changed(self) -> bool:
-        """Return whether the file was written to since it was mapped."""
+        """Return whether the file has changed since it was mapped."""
         now = stamp(self.path)
         return now[0] == self._stamp[0] and now != self._stamp
 
 
-MapFile = Callable[[str], Mapped]  # by its name in a folder
+MapFile = Callable[[str], Mapped]  # maps a file, given its name in a folder
 
 
 def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
     """Return the tensors (float32, float16, int64) of a mapped safetensors file, without a copy.
 
-    Raises ValueError if it is a different one file.
+    Raises ValueError if the file has another format.
     """
     data = np.frombuffer(file.whole, np.uint8)
     start = 8 + int(data[:8].view("<u8")[0]) if len(data) >= 8 else 0
@@ -91,7 +91,7 @@ def map_tensors(file: Mapped) -> dict[str, np.ndarray]:
 
 
 class ScratchFile:
-    """File without a name in TMPDIR, or in `directory`, for `what`: it is missing with its map, however a process ends.
+    """Unnamed file in TMPDIR, or in `directory`, for `what`; it disappears with its map, however the process ends.
 
     Raises StorageError if there is no room.
     """
@@ -108,22 +108,22 @@ class ScratchFile:
             self._file.write(data)
 
     def write_at(self, place: int, data: memoryview) -> None:
-        """Write bytes from byte `place` on; gaps take no space on disk."""
+        """Write bytes at byte offset `place`; gaps take no space on disk."""
         with self._room_for(data.nbytes):
             while data:
                 written = os.pwrite(self._file.fileno(), data, place)
                 place, data = place + written, data[written:]
 
     def read_at(self, place: int, into: memoryview) -> None:
-        """Fill `into` with what `write_at` wrote from byte `place` on; another thread may write elsewhere meanwhile."""
+        """Fill `into` from byte offset `place`; another thread may write at other offsets at the same time."""
         while into:
             read = os.preadv(self._file.fileno(), [into], place)
             place, into = place + read, into[read:]
 
     def reserve(self, size: int) -> mmap.mmap:
-        """Map `size` bytes, zeros, which are all taken from the disk now; on tmpfs, as /dev/shm is, from memory."""
+        """Map `size` zero bytes, and reserve all of them on disk now; on tmpfs, such as /dev/shm, in memory."""
         with self._room_for(size), self._file:
-            if size > shutil.disk_usage(self._directory).free:  # else it is filled before it is refused
+            if size > shutil.disk_usage(self._directory).free:  # else the disk would fill up before the error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(self._file.fileno(), 0, size)
             return mmap.mmap(self._file.fileno(), size)
@@ -149,20 +149,20 @@ class ScratchFile:
 
 
 class ScratchRows:
-    """Rows of entries, laid end to end in scratch files for `what`. Raises StorageError if there is no room."""
+    """Rows of entries, stored end to end in scratch files for `what`. Raises StorageError if there is no room."""
 
     def __init__(self, what: str) -> None:
         self._values, self._offsets = ScratchFile(what), ScratchFile(what)
         self._count, self._dtype = 0, np.dtype(np.uint16)
 
     def add(self, rows: Ragged) -> None:
-        """Append rows, whose entries are of one type."""
+        """Append rows; all entries have the same type."""
         self._dtype = rows.values.dtype
         self._values.write(np.ascontiguousarray(rows.entries).data)
         self._offsets.write((rows.offsets[:-1] - rows.offsets[0] + self._count).data)
         self._count += len(rows.entries)
 
     def mapped(self) -> Ragged:
-        """Return all rows, mapped to be read."""
+        """Return all rows, mapped for reading."""
         self._offsets.write(np.array([self._count], np.int64).data)
         return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))

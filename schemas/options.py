@@ -1,4 +1,4 @@
-"""Options: frozen, typed and checked when they are made; a wrong one is an error that says which and why."""
+"""Options: frozen, typed and checked when they are made; an error names the wrong option and the reason."""
 
 import re
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from pydantic_core import PydanticCustomError
 from schemas.errors import InputError
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
-MOST_THREADS = 4096  # of one kind in a process
-MOST_RATE = 10_000  # of learning
-_SHOWN = 200  # characters of a value in a message
+MOST_THREADS = 4096  # limit for each kind of threads in a process
+MOST_RATE = 10_000  # limit for learning rates
+_SHOWN = 200  # characters of a value that a message shows
 _LONG = re.compile(r"(\S{200})\S{100,}")
 
 
 class Options(BaseModel):
-    """Base of every set of options: no key that it does not know, finite numbers, which true and false are not."""
+    """Base of every set of options: refuses unknown keys, infinite numbers, and booleans in place of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _within_64_bits(cls, values: Any) -> Any:
-        """Refuse whole numbers that arithmetic on arrays does not hold."""
+        """Refuse whole numbers outside of 64 bits, which arrays cannot hold."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
                 raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")
@@ -45,7 +45,7 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """`values` as options of `kind`. Raises InputError with option, problem and value of each fault."""
+    """Return `values` as options of `kind`. Raises InputError with option, problem and value of each fault."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -53,7 +53,7 @@ def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
 
 
 def fault_text(fault: Mapping[str, Any]) -> str:
-    """Describe a fault of pydantic in one clause: a validator's message, or option, expected and given value."""
+    """Describe a pydantic error in one clause: the validator's message, or option, expected value and given value."""
     if fault["type"] == "value_error":
         return _LONG.sub(r"\1…", str(fault["msg"]).removeprefix("Value error, "))
     where = ".".join(str(part) for part in fault["loc"])

@@ -1,4 +1,4 @@
-"""Python processes: how to start one, how it ends with its parent, and how much memory it used."""
+"""Python processes: start a process, end it with its parent, and measure its memory."""
 
 import os
 import resource
@@ -7,7 +7,7 @@ import threading
 
 from schemas.waits import waiting
 
-_LOOK_SECONDS = 0.5  # of a process, whether its parent is there
+_LOOK_SECONDS = 0.5  # interval at which a process checks whether its parent still runs
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
@@ -19,9 +19,9 @@ def python_command(program: str, *arguments: str) -> list[str]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process has held since it started."""
+    """Return the peak memory of this process since it started, in bytes."""
     try:
-        # Not `ru_maxrss`: a process inherits it from the one that started it.
+        # Not `ru_maxrss`: a process inherits it from its parent.
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration):
@@ -29,9 +29,9 @@ def peak_bytes() -> int:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process with its parent: a worker that outlived a run would write next to the following run.
+    """End this process when its parent ends, because a worker that outlived a run could write during the next run.
 
-    `parent`: number of that process, if it is known, which may be gone by now.
+    `parent`: pid of the parent, if known; the parent may have ended already.
     """
 
     def watch_parent(parent: int) -> None:

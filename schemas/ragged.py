@@ -1,4 +1,4 @@
-"""Ragged rows: lists of entries, and lists of ids with a value each.
+"""Ragged rows: lists of entries, and lists of (id, value) pairs.
 
 As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets[i + 1]` of the entries; `offsets[0]`
 need not be 0. Among label ids, negative ones are pads wherever they stand.
@@ -11,7 +11,7 @@ import numpy as np
 
 from schemas import PAD
 
-_FEW = 8  # entries of a row: comparing each costs less than a binary search
+_FEW = 8  # entries per row up to which comparing all entries costs less than a binary search
 Kind = TypeVar("Kind", bound="_Rows")
 
 
@@ -30,7 +30,7 @@ class _Rows(tuple[np.ndarray, ...]):
 
     @classmethod
     def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
-        """Return the rows of all `parts`, of one at least, in their order."""
+        """Return the rows of all `parts` (at least one), in their order."""
         own = [(*(column[part[-1][0] : part[-1][-1]] for column in part[:-1]), counts_of(part[-1])) for part in parts]
         *columns, counts = map(np.concatenate, zip(*own, strict=True))
         return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
@@ -82,17 +82,17 @@ class Ragged(_Rows, _Ragged):
 
     @property
     def counts(self) -> np.ndarray:
-        """Entries of each row, [B]."""
+        """Number of entries of each row, [B]."""
         return counts_of(self.offsets)
 
     @property
     def longest(self) -> int:
-        """Entries of the longest row; 0 without rows."""
+        """Number of entries of the longest row; 0 without rows."""
         return int(self.counts.max(initial=0))
 
     @property
     def entries(self) -> np.ndarray:
-        """Values of all rows as a view, without values before or after them."""
+        """Values of all rows as a view, without values before the first or after the last row."""
         return self.values[self.offsets[0] : self.offsets[-1]]
 
     def padded(self) -> np.ndarray:
@@ -102,7 +102,7 @@ class Ragged(_Rows, _Ragged):
         return rows
 
     def contains(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K]. Pads never are.
+        """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K], False for pads.
 
         Raises ValueError if `ids` has another number of rows.
         """
@@ -117,7 +117,7 @@ class Ragged(_Rows, _Ragged):
                 hits |= ids == column[:, None]
             return hits & (ids >= 0)
         values = np.asarray(self.entries, dtype=np.int64)
-        # Row and id make one number, so that one binary search over all rows replaces a search a row.
+        # Row and id form one number, so that one binary search over all rows replaces a search per row.
         stride = 1 + max(int(values.max(initial=PAD)), int(ids.max(initial=PAD)))
         keys = (self.row_of() * stride + values)[values >= 0]
         if not keys.size or not ids.size:
@@ -128,7 +128,7 @@ class Ragged(_Rows, _Ragged):
         return (keys[nearest] == sought) & (ids >= 0)
 
     def filter_ranking(self, ids: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best `k` of each ranking that are not in its ragged row; pads -1 and -inf fill what is missing.
+        """Return the best `k` ids of each ranking that are not in its ragged row, padded with -1 and -inf.
 
         ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, order kept.
         The result equals filtering before ranking if K' >= min(L, k + longest).
@@ -159,7 +159,7 @@ class SparseRows(_Rows, _SparseRows):
     __slots__ = ()
 
     def best(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (values [B, k], ids int64 [B, k]) best first, equal ones by ascending id; -inf and -1 pad."""
+        """Return (values [B, k], ids int64 [B, k]), best first, ties by ascending id, padded with -inf and -1."""
         row = self.row_of()
         order = np.lexsort((self.ids, -self.values, row))
         place = np.arange(len(row)) - (self.offsets[:-1] - k * np.arange(self.rows))[row]
@@ -180,12 +180,12 @@ def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
 
 
 def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return entries of each row [B, S] at its places `order` [B, k]: np.take_along_axis, in a fifth of the time."""
+    """Return the entries of each row [B, S] at positions `order` [B, k]: np.take_along_axis in a fifth of the time."""
     return rows[np.arange(len(rows))[:, None], order]
 
 
 def repeats(ids: np.ndarray) -> np.ndarray:
-    """Return whether an id stands further in front in its row, too: ids [B, K] integer -> bool [B, K]."""
+    """Return whether an id also occurs earlier in its row: ids [B, K] integer -> bool [B, K]."""
     order = np.argsort(ids, axis=1, kind="stable")
     ranked, again = in_order(ids, order), np.zeros(ids.shape, bool)
     again[np.arange(len(ids))[:, None], order[:, 1:]] = ranked[:, 1:] == ranked[:, :-1]
@@ -200,19 +200,19 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 
 
 def counts_of(offsets: np.ndarray) -> np.ndarray:
-    """Return the entries of each row, [B], of `offsets` [B + 1]."""
+    """Return the number of entries of each row, [B], from `offsets` [B + 1]."""
     return offsets[1:] - offsets[:-1]
 
 
 def starts_of(keys: np.ndarray) -> np.ndarray:
-    """Return whether each of ascending `keys` [n] is the first of its value, bool [n]."""
+    """Return whether each of the ascending `keys` [n] is the first with its value, bool [n]."""
     first = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=first[1:])
     return first
 
 
 def batches_by_length(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Yield rows of `lengths` [B] in batches of up to `budget` entries with their pads, the longest rows first."""
+    """Yield batches of rows of `lengths` [B], longest first; a batch with its pads has up to `budget` entries."""
     order, start = np.argsort(-lengths, kind="stable"), 0
     while start < len(order):
         stop = start + max(1, budget // max(1, int(lengths[order[start]])))

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
 
-Every stream of random numbers of the project is named here, once. Its number is part of the key: a number never changes
-and is never used again, wherever its line is.
+This module names every stream of random numbers of the project once. The number of a stream is part of the key: it
+never changes and is never reused.
 """
 
 from enum import IntEnum
@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     WINDOW = 3  # (epoch, stream, window)
     RANDOM_POOL = 4  # (epoch, step, RandomPoolStream)
     HARD_COLUMNS = 5  # (epoch, step)
-    # (epoch, step), and of a batch that is encoded in pieces the piece, which trainer.heads.queries numbers.
+    # (epoch, step), and the piece if a batch is encoded in pieces, numbered by trainer.heads.queries.
     FEATURE_DROPOUT = 6
     DROPOUT = 7
     MODEL_DROPOUT = 9  # without pieces (epoch, step, first row)
@@ -37,7 +37,7 @@ class Purpose(IntEnum):
 
 
 class InitialWeights(IntEnum):
-    """Weights that are drawn apart."""
+    """Weights that are drawn separately."""
 
     EMBEDDING = 1
     DENSE = 2
@@ -47,14 +47,14 @@ class InitialWeights(IntEnum):
 
 
 class RandomPoolStream(IntEnum):
-    """Pools of a step that are drawn separately; 0 and 1 drew those of all ranks at once."""
+    """Pools of a step that are drawn separately; earlier versions used 0 and 1 for the pools of all ranks together."""
 
     SHARED = 2
     OWN = 3
 
 
 class HashFunctionsStream(IntEnum):
-    """Parts of the hash functions that are drawn apart."""
+    """Parts of the hash functions that are drawn separately."""
 
     DIRECTIONS = 0
     COORDINATES = 1
@@ -62,14 +62,14 @@ class HashFunctionsStream(IntEnum):
 
 
 class HashTablesStream(IntEnum):
-    """Draws of a step for hash tables: which rows full buckets keep, and which tables and positives are asked."""
+    """Draws of a step for hash tables: the rows that full buckets keep, and the tables and positives to query."""
 
     KEPT = 0
     QUERIES = 1
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
-    """Return a NumPy generator for up to three `counters`. Raises ValueError for more, or an unknown purpose."""
+    """Return a NumPy generator for up to three `counters`. Raises ValueError for a fourth, or an unknown purpose."""
     key, counter = philox_state(seed, purpose, *counters)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 

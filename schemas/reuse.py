@@ -1,4 +1,4 @@
-"""Tables that are made already: the same one is kept, a stale one is made again, any other is refused."""
+"""Reuse of existing tables: the requested table is kept, a stale table is made again, any other table is an error."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +12,9 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Request:
-    """A table that is to be made: its kind, its parents by digest, and the parameters that decide its content.
+    """The table to make: its kind, its parents by digest, and the parameters that determine its content.
 
-    `parents` None: the parameters tell them. `section` names the parameter under which the manifest keeps the others.
+    `parents` None: the parameters contain them. `section`: name of the manifest's parameter that holds the others.
     A parameter that a manifest lacks counts as None; additional parameters are ignored.
     """
 
@@ -24,7 +24,7 @@ class Request:
     section: str | None = None
 
     def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
-        """Describe how the requested table differs from a finished table; empty if it does not."""
+        """Describe the differences between the requested table and a finished table; empty if there are none."""
         if self.parents is not None:
             names = sorted({*manifest.parents, *self.parents})
             yield from (f"other {name}" for name in names if manifest.parents.get(name) != self.parents.get(name))
@@ -41,11 +41,11 @@ def find_reusable(
     is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
     check_replaceable: Callable[[str, Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Return the table at `url` if it is the requested table; None if it has to be made, or made again.
+    """Return the table at `url` if it is the requested table; None if it must be made or made again.
 
-    A table made with other options is made again with `overwrite`, or if its parents differ and `is_stale` of its
-    parameters is true: its input was written again. `check_replaceable` has its say before. Raises InputError for any
-    other table; it names what differs and ends with `remedy`.
+    A table with other options is made again with `overwrite`, or if its parents differ and `is_stale` of its parameters
+    is true, because its input was rewritten. `check_replaceable` is called before. Raises InputError for any other
+    table; the error names the differences and ends with `remedy`.
     """
     if not is_published(url):
         return None
@@ -71,7 +71,7 @@ def find_reusable(
 
 
 def find_by_parents(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
-    """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
+    """Return the table at `url` if it was made from these parents with any parameters. Raises TableError."""
     table = Table.find(url, kind)
     return table.manifest if table is not None and table.parents == parents else None
 

@@ -1,4 +1,4 @@
-"""Finished tables of hard negatives that a run has."""
+"""Finished tables of hard negatives of a run."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class RunTable(NamedTuple):
 
 
 def run_tables(run: RunLayout, source: str | None = None, before: int | None = None) -> Iterator[RunTable]:
-    """Yield the run's finished tables, newest first: only those of `source`, and for epochs before `before`, if given.
+    """Yield the run's finished tables, newest first; if given, only tables of `source` and of epochs before `before`.
 
     Raises TableError, StorageError.
     """
@@ -25,7 +25,7 @@ def run_tables(run: RunLayout, source: str | None = None, before: int | None = N
         if before is not None and epoch >= before:
             continue
         for name in storage.list_names(epoch_of(run.negatives_root, epoch)) if source is None else [source]:
-            if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
+            if name.startswith("."):  # a claim and candidates of a miner that is working or was killed
                 continue
             if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:
                 yield RunTable(epoch, name, table)

@@ -1,8 +1,8 @@
-"""Removal of credentials: a URL may have a password or a signature, and errors, logs and pages name URLs."""
+"""Removal of credentials: a URL may contain a password or a signature, and errors, logs and pages name URLs."""
 
 import re
 
-# user:password@, where the password may hold slashes (host:8080/path@v1 has a port); and user@, but container@account.
+# user:password@ (the password may contain slashes; host:8080/path@v1 has a port) and user@, not container@account.
 _USER = re.compile(
     r"(?<=://)(?:[^/\s@'\"<>]*:(?![0-9]+(?:[/\s'\"<>]|$))[^\s'\"<>]*@|(?<!abfs://)(?<!abfss://)[^/\s@'\"<>]+@)"
 )
@@ -14,14 +14,14 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """Replace the user and password of any URL in `text` by `***`, and signatures and tokens of its query."""
+    """Replace the user, password, and the query's signatures and tokens of any URL in `text` by `***`."""
     if "://" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub("***@", _BUCKET.sub(_hide_bucket, text)))
 
 
 def redact_known(text: str, url: str) -> str:
-    """Redact `text`, also if it repeats the part before the host of `url` alone."""
+    """Redact `text`, also where it repeats only the part of `url` before the host."""
     for match in _USER.finditer(url):
         user, _, password = match[0][:-1].partition(":")
         for secret in filter(None, (match[0][:-1], password, user)):
@@ -30,12 +30,12 @@ def redact_known(text: str, url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Tell whether a URL of S3 or Google's store names more than a bucket: no bucket has a colon or an @."""
+    """Return whether a URL of S3 or GCS has credentials before the bucket: bucket names contain no colon and no @."""
     return _BUCKET.search(url) is not None
 
 
 def _hide_bucket(match: re.Match[str]) -> str:
-    """Keep the scheme, and the part after the last @, which no secret contains."""
+    """Keep the scheme, and the part after the last @: this part contains no secret."""
     scheme, _, rest = match[0].partition("://")
     _, mark, place = rest.rpartition("@")
     return f"{scheme}://***@{place}" if mark else f"{scheme}://***"

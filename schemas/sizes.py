@@ -1,4 +1,4 @@
-"""Sizes in bytes and counts, as people write and read them, and checks for space on a disk."""
+"""Parsing and formatting of sizes in bytes and of counts for people, and checks for space on a disk."""
 
 import contextlib
 import re
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
-    """Yield `things` in lists, each as soon as its sizes add up to `least`; the last one may be smaller."""
+    """Yield `things` in lists; a list ends as soon as its sizes add up to `least`. The last list may be smaller."""
     piece, size = list[T](), 0
     for thing in things:
         piece.append(thing)
@@ -52,9 +52,9 @@ def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> I
 
 
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
-    """Refuse to write more than the free space at `url`: `needs`, the least bytes by content.
+    """Refuse to write more than the free space at `url`; `needs`: lower bounds in bytes by content.
 
-    Only local disks report their free space. Raises RoomError that ends with `remedy`.
+    Only local disks report their free space. Raises RoomError, which ends with `remedy`.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 
@@ -69,8 +69,8 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
 def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     """Write about `size` bytes of `what` to a file at `url` in the block, if there is space.
 
-    That is the disk of `url`, or TMPDIR, from which files are uploaded. Raises RoomError, which ends with `remedy`,
-    before the block, and if the disk becomes full.
+    The disk is that of `url`, or TMPDIR for uploads. Raises RoomError, which ends with `remedy`, before the block, and
+    if the disk becomes full.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 

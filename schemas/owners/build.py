@@ -1,4 +1,4 @@
-"""Attempts at an output: the owner builds it in a folder of its own and then puts it in place as a whole."""
+"""Attempts at an output: the owner builds the output in a separate folder and then puts it in place as a whole."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Build:
-    """Attempt at the output `out`: its files are written at `url`, a name that no other attempt has.
+    """Attempt at the output `out`. Its files are written at `url`, a name that no other attempt has.
 
-    What a process writes after it lost its claim is never read.
+    Nobody reads files that a process writes after it lost its claim.
     """
 
     out: str
@@ -25,14 +25,14 @@ class Build:
     claim: Claim
 
     def put(self, names: Sequence[str]) -> None:
-        """Move files by `names` from the attempt to the output. Raises LostError, StorageError."""
+        """Move the files `names` from the attempt to the output. Raises LostError, StorageError."""
         self.claim.require()
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
-        """Put the manifest's files (or the files `names`) in place, and publish it instead of an earlier manifest.
+        """Put the manifest's files (or the files `names`) in place; publish the manifest over any earlier one.
 
-        Raises LostError if another process has taken over, whose output is kept; StorageError.
+        Raises LostError if another process has taken over, and keeps that process's output; StorageError.
         """
         self.claim.require()
         old = set[str]()
@@ -53,33 +53,33 @@ class Build:
 
 @contextlib.contextmanager
 def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
-    """Claim `out` for the block and build it aside; unpublished files are removed.
+    """Claim `out` for the block, and build it in a separate folder; unpublished files are removed.
 
-    `in_phases`: but for what finished phases left, unless they end in an InputError, which they would again; a disk
-    that is full may have room later.
-    Raises ClaimedError while another process has it; StorageError.
+    `in_phases`: output of finished phases is kept, except after an InputError, which would happen again. After a full
+    disk it is kept, because space may be freed.
+    Raises ClaimedError while another process holds the claim; StorageError.
     """
     with claimed(out, doing, say) as claim:
-        _clear_staging(out, in_phases)  # of attempts that were cut off
+        _clear_staging(out, in_phases)  # files of interrupted attempts
         build = Build(out, join(staging(out), claim.attempt), claim)
         try:
             yield build
         except BaseException as error:
-            with contextlib.suppress(StorageError):  # of the two errors the first is the cause
+            with contextlib.suppress(StorageError):  # the first of the two errors is the cause
                 _clear(build, in_phases and (isinstance(error, RoomError) or not isinstance(error, InputError)))
             raise
         _clear(build, False)
 
 
 def clean_up(out: str, doing: str) -> None:
-    """Remove the rest of a process stopped right after publishing `out`, unless another process works there."""
+    """Remove the files of a process that stopped right after publishing `out`, unless another process works there."""
     if storage.list_names(staging(out)) or storage.exists(join(out, FILE)):
-        with contextlib.suppress(ClaimedError), claimed(out, doing):  # nobody is
+        with contextlib.suppress(ClaimedError), claimed(out, doing):  # no other process works there
             storage.remove(staging(out), recursive=True)
 
 
 def _clear(build: Build, keep_phases: bool) -> None:
-    """Remove the files of the attempt, and all of staging if the output still belongs to this process."""
+    """Remove the attempt's files, and the whole staging folder if this process still owns the output."""
     with contextlib.suppress(LostError):
         build.claim.require()
         _clear_staging(build.out, keep_phases)
@@ -88,7 +88,7 @@ def _clear(build: Build, keep_phases: bool) -> None:
 
 
 def _clear_staging(out: str, keep_phases: bool) -> None:
-    """Remove all of the output's staging, or all but what finished phases left."""
+    """Remove the output's staging folder, or keep only the output of finished phases in it."""
     places = [staging(out)]
     if keep_phases and storage.list_names(phases(out)):
         places = [join(staging(out), name) for name in storage.list_names(staging(out))]

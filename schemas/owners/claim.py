@@ -1,16 +1,16 @@
-"""Claim on an output: one process at a time writes it, and says so in small files beside it while it works.
+"""Claim on an output: one process at a time writes the output, and small files beside it show the claim meanwhile.
 
     .claim.json                the first claim on the output, written only if there is none
     .claim-after-<id>.json     the claim that took over from claim <id>, whose owner was gone: at most one
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
-A claim file is never changed. Whoever stands last in the chain owns the output. An owner is missing if it ran on this
-machine and its process has ended; else if its beat has not changed for LEASE_SECONDS by the observer's own clock: no
-two clocks are compared. If an owner's own beats are late, because the process was paused or cut off from storage, it
-checks its claim before it writes anything (`Claim.require`); meanwhile its files have the name of its attempt.
+A claim file is never changed. The last claim in the chain owns the output. An owner is gone if it ran on this machine
+and its process has ended, or if its beat has not changed for LEASE_SECONDS by the observer's own clock: no two clocks
+are compared. If an owner's own beats are late, because the process was paused or cut off from storage, the owner
+checks its claim before it writes anything (`Claim.require`); until then its files have the name of its attempt.
 
-On a disk only one process can create a file, and the same holds for stores with conditional writes, such as S3 and GCS.
-Without conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check who won.
+On a disk, and on stores with conditional writes such as S3 and GCS, only one process can create a file. Without
+conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check which one won.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from schemas.waits import Say, waiting
 FILE = ".claim.json"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
-SETTLE_SECONDS = 0.2  # until a write is seen by whoever looks
-_JOIN_SECONDS = 10.0  # for a beat that storage does not answer
-_FRESH = 0.8  # share of the lease after which an owner looks again: clocks do not run at quite the same rate
+SETTLE_SECONDS = 0.2  # until every reader sees a write
+_JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
+_FRESH = 0.8  # share of the lease after which an owner checks again: the rates of clocks differ a little
 
 
 class ClaimedError(InputError):
@@ -49,7 +49,7 @@ class LostError(ClaimedError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that claims an output: what it does (`sharded`, `trained`), and how to check whether it runs.
+    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts to check whether it runs.
 
     `pid` is unique among the processes of `machine`; `born` is the start of the process.
     """
@@ -83,7 +83,7 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
     def has_ended(self) -> bool:
-        """Tell whether this is a process of this machine that no longer runs; False if that cannot be known."""
+        """Return whether this process ran on this machine and has ended; False if that is unknown."""
         return self.machine == _machine() and _born(self.pid) != self.born
 
 
@@ -101,11 +101,11 @@ class Claim:
 
     @property
     def attempt(self) -> str:
-        """Name of what this claim's owner writes until it is put in place; no other claim has it."""
+        """Name of the owner's files until they are put in place; no other claim has this name."""
         return self.owner.id[:16]
 
     def require(self) -> None:
-        """Raise LostError unless this process still owns the output; without a request if its last beat is fresh."""
+        """Raise LostError unless this process still owns the output; makes no request if the last beat is fresh."""
         if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
             return
         with self._lock:
@@ -118,7 +118,7 @@ class Claim:
             )
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the beats."""
         self._thread.start()
 
     def release(self) -> None:
@@ -128,7 +128,7 @@ class Claim:
         with contextlib.suppress(LostError, StorageError):
             self.require()
             chain = _chain(self.root)
-            storage.remove(join(self.root, FILE))  # which gives the output free
+            storage.remove(join(self.root, FILE))  # the output is free now
             for owner in chain:
                 storage.remove(_after(self.root, owner))
                 storage.remove(_beat_of(self.root, owner))
@@ -138,12 +138,12 @@ class Claim:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            with self._lock, contextlib.suppress(StorageError):  # the next one may pass
+            with self._lock, contextlib.suppress(StorageError):  # the next beat may succeed
                 if self._lost is None:
                     self._confirm()
 
     def _confirm(self) -> None:
-        """Beat; after a pause that another process may have taken for the end, look who owns the output."""
+        """Beat; after a pause so long that another process may have taken over, check who owns the output."""
         if self._lost is not None:
             return
         second = _clock()
@@ -156,7 +156,7 @@ class Claim:
         chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
             storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
-            time.sleep(SETTLE_SECONDS)  # whoever is taking over sees the beat, or is seen
+            time.sleep(SETTLE_SECONDS)  # a process that takes over sees the beat, or this process sees its claim
             chain = _chain(self.root)
         if chain and chain[-1] == self.owner:
             self._confirmed = second
@@ -165,7 +165,7 @@ class Claim:
 
 
 class Unclaimed(Claim):
-    """Claim on an output that nobody else can know of: always held."""
+    """Claim on an output that no other process can know of; it is always held."""
 
     def __init__(self) -> None:
         super().__init__("", Owner.here("made"))
@@ -175,11 +175,11 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block; a claim that this thread holds already continues.
+    """Hold the claim on the output at `root` for the block; an existing claim of this thread continues.
 
-    A claim whose owner has ended is taken over, and `say` gets a line. What is made there is marked (`place`). Raises
-    ClaimedError while another process has the claim; LostError, instead of an error of the block, if another process
-    took over meanwhile; StorageError.
+    A claim whose owner has ended is taken over, and `say` gets a line. The output gets a mark of its kind (`place`).
+    Raises ClaimedError while another process holds the claim; LostError, in place of an error of the block, if another
+    process took over during the block; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
@@ -195,7 +195,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         yield claim
     except Exception:
         with contextlib.suppress(StorageError):
-            claim.require()  # whatever failed, failed because another process has the output now
+            claim.require()  # LostError replaces the error, which another process caused by taking over
         raise
     finally:
         del _HELD[key]
@@ -205,11 +205,11 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
                 unmark(root, doing)
         claim.release()
         if is_new:
-            with contextlib.suppress(OSError):  # something is in it
+            with contextlib.suppress(OSError):  # the folder is not empty
                 os.rmdir(storage.filesystem(root)[1])
 
 
-_HELD: dict[tuple[int, str], Claim] = {}  # of this process, by thread and root
+_HELD: dict[tuple[int, str], Claim] = {}  # claims of this process, by thread and root
 
 
 def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
@@ -219,7 +219,7 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
         claim, chain = Claim(root, owner), _chain(root)
         last, beat = (chain[-1], _read(_beat_of(root, chain[-1]))) if chain else (None, None)
         if last is not None and not _is_gone(root, last, say):
-            continue  # it has just ended, and the output is free
+            continue  # the owner has just released the output
         place = join(root, FILE) if last is None else _after(root, last)
         storage.create_bytes(place, body)
         if last is not None or not storage.is_local(root):
@@ -231,18 +231,18 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
                 say(f"{root}: taken over from {last}, which has ended")
             return claim
         is_cut_off = owner not in chain and Owner.read(_read(place) or b"") == owner
-        if is_ours or is_cut_off:  # the one before is back, or has left meanwhile
+        if is_ours or is_cut_off:  # the earlier owner works again, or has released the output meanwhile
             storage.remove(place)
 
 
 def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
-    """Tell whether the last owner is missing, False if it has just released `root`; watches for up to LEASE_SECONDS.
+    """Return whether the last owner is gone, False if it has just released `root`; watches for up to LEASE_SECONDS.
 
-    Raises ClaimedError as soon as the owner shows a sign of life.
+    Raises ClaimedError as soon as the owner's beat changes.
     """
     beat, every = _read(_beat_of(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
     for _ in waiting(f"a sign of life from {owner}, which was working on {root},", say, LEASE_SECONDS, every):
-        if owner.has_ended():  # a process that is being killed takes a moment
+        if owner.has_ended():  # a killed process ends after a short delay
             return True
         changed = _read(_beat_of(root, owner)) != beat
         chain = _chain(root)
@@ -257,7 +257,7 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
 
 
 def _chain(root: str) -> list[Owner]:
-    """Return the owners of `root`, each taken over from the one before. Raises StorageError."""
+    """Return the owners of `root`, oldest first; each took over from the owner before. Raises StorageError."""
     chain: list[Owner] = []
     place = join(root, FILE)
     while (content := _read(place)) is not None:
@@ -275,7 +275,7 @@ def _beat_of(root: str, owner: Owner) -> str:
 
 
 def _read(place: str) -> bytes | None:
-    """Return the content of a claim or a beat, or of the file in its place; None if there is no file."""
+    """Return the content of a claim file or a beat file; None if there is no file."""
     try:
         sealed = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.unseal(data) is not None)
     except FileNotFoundError:
@@ -285,12 +285,12 @@ def _read(place: str) -> bytes | None:
 
 
 def _clock() -> float:
-    """Return seconds of a clock that nobody sets, and that also runs in sleep, if the system has one."""
+    """Return seconds of a clock that cannot be set, and that also runs during sleep if the system has such a clock."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:
-    """Name the set of processes whose numbers this process sees: this boot of this machine, or of a container."""
+    """Name the set of processes whose pids this process sees: one boot of this machine or of a container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -298,7 +298,7 @@ def _machine() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return a mark of the start of process `pid`; "" if it does not run, or has ended and is not yet reaped."""
+    """Return a mark of the start of process `pid`; "" if the process does not run or is a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

@@ -1,7 +1,7 @@
-"""Place of an output: absent, empty, of the kind that is written, or an unfinished one; and apart from all inputs.
+"""Place of an output: absent, empty, or with an output of the same kind, perhaps unfinished; and outside all inputs.
 
-The kind is the work of the output's owner: sharded, trained, exported. A manifest tells it, or a run's recipe, and
-before either the file `.kind`, which is written before all others and removed with the claim.
+The kind is the work of the output's owner: sharded, trained, exported. A manifest or a run's recipe shows the kind.
+Before either exists, the file `.kind` shows it; this file is written first and removed with the claim.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from schemas.table import Table
 
 MARK = ".kind"
 _OTHER = "other files"
-# What an owner does, by the kind of the table that comes of it.
+# The work of an owner, by the kind of the table that it makes.
 _DOING = {"data": "sharded", "export": "exported", "negatives": "mined", "index": "indexed", "tuples": "handed over"}
 _DOING |= dict.fromkeys(("embeddings", "vectors"), "embedded")
-_LOOSE = (SPENT, COMPARED)  # beside tables, and in runs that failed
+_LOOSE = (SPENT, COMPARED)  # files beside tables, and in failed runs
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _NAMES |= {"handed over": "tuples"}
@@ -26,7 +26,7 @@ _RECIPE = RunLayout("").config.strip("/")
 
 
 def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
-    """Refuse to write a `doing` output at the prefix `out` over anything else, or inside a place in `reads`.
+    """Refuse to write an output of kind `doing` at the prefix `out` over anything else, or inside a place in `reads`.
 
     Raises InputError, StorageError; TableError if the existing files are damaged.
     """
@@ -43,10 +43,10 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
 
 
 def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
-    """Refuse to write a file at `out` over or inside a place in `reads`, or over a file that it may not replace.
+    """Refuse to write a file at `out` over or inside a place in `reads`, or over a file unless `may_replace`.
 
-    What is no regular file, such as a device or a pipe, is written through. Raises InputError that ends with `remedy`
-    if a file is there; StorageError.
+    A device, a pipe or another file that is not regular is allowed. Raises InputError, which ends with `remedy`, if a
+    file exists; StorageError.
     """
     _require_apart(out, reads)
     if storage.is_folder(out):
@@ -56,14 +56,14 @@ def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace
 
 
 def mark(out: str, doing: str) -> bool:
-    """Write a mark of the kind `doing` at `out`, before anything else; return whether the mark is there."""
+    """Write a mark of the kind `doing` at `out`, before anything else; return whether the mark exists."""
     if doing in _NAMES:
         storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
     return doing in _NAMES
 
 
 def unmark(out: str, doing: str) -> None:
-    """Remove the mark if other files show the kind of `out`, or nothing is left there."""
+    """Remove the mark if other files show the kind of `out`, or if no other file is left."""
     names = [name for name in storage.list_names(out) if name != MARK]
     if ".staging" not in names and (names_manifest(names) or _kind_at(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
@@ -78,7 +78,7 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
 
 
 def _kind_at(url: str, names: list[str]) -> str | None:
-    """Return the kind of the output at `url`, with `names` in it; None if none. Raises TableError, StorageError."""
+    """Return the kind of the output at `url` with the files `names`, or None. Raises TableError, StorageError."""
     if names_manifest(names):
         return _kind_of(url)
     if _RECIPE in names:
@@ -91,12 +91,12 @@ def _kind_at(url: str, names: list[str]) -> str | None:
     if MARK in names:
         return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
     below = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
-    made = below - {"indexed"} or below  # an index may lie beside the tables that it served
+    made = below - {"indexed"} or below  # an index may lie beside the tables that it was used for
     return _OTHER if len(made) > 1 else made.pop() if made else None
 
 
 def _kind_of(url: str) -> str:
-    """Return how the finished table at `url` is made. Raises TableError."""
+    """Return the kind of work that made the finished table at `url`. Raises TableError."""
     table = Table.open(url)
     made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
     return _DOING.get(table.kind, made)

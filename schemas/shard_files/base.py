@@ -13,18 +13,18 @@ from schemas.shard_files.ranges import Pieces, Range, Source
 class OpenShard(AbstractContextManager["OpenShard"]):
     """An open shard; any number of threads may read its row groups.
 
-    Raises ValueError, and what Arrow raises, over damaged bytes.
+    Damaged bytes raise ValueError or an error of Arrow.
     """
 
     schema_arrow: pa.Schema
     num_row_groups: int
-    memory: int  # bytes of memory while it is open, about
+    memory: int  # approximate bytes of memory while the shard is open
 
     def __init__(self, source: Source) -> None:
         self._source, self.local = source, isinstance(source, Mapped)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the bytes that `read_row_group` reads of the source; by default none, all was read when it opened."""
+        """Return the byte ranges that `read_row_group` reads; by default none, because opening read all bytes."""
         return []
 
     def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
@@ -35,10 +35,10 @@ class OpenShard(AbstractContextManager["OpenShard"]):
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group`, with the existing columns of `columns`, from `pieces` if they were fetched before."""
+        """Read row group `group` with those of `columns` that exist, from `pieces` if they were fetched before."""
 
     def close(self) -> None:
-        """Close what is open; by default only memory is held."""
+        """Close open files; by default there are none."""
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,12 +1,12 @@
-"""Cache of remote shards on a local disk: ranges of files by the file's SHA-256, in a directory of its own.
+"""Cache of remote shards on a local disk: byte ranges of files, by the file's SHA-256, in a separate directory.
 
     FOLDER/.extremis-cache            marks the directory as a cache; locked for writing
     FOLDER/.bytes                     bytes of all entries, at least: counted before they are written
     FOLDER/ab/ab12...-START-STOP      the bytes, and their CRC-32
 
-Processes of one machine may share it, and may be killed at any moment: an entry appears whole (a temporary file is
-renamed) and is checked when it is read. The entries used longest ago go first, and nothing else is ever removed.
-A cache that fails (a full disk) costs time only.
+Processes of one machine may share the cache, and may be killed at any moment: an entry appears whole (a temporary
+file is renamed) and is checked when it is read. The least recently used entries are removed first, and no other file
+is ever removed. A failure of the cache, such as a full disk, costs only time.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _COUNT = ".bytes"
 _ENTRY = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)")
 _LEFT_OVER = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}(-{_ENTRY.pattern})?")
 _CHECKSUM = struct.Struct("<I")
-_KEPT = 0.9  # of the limit, where room is made: looking at every entry is dear
+_KEPT = 0.9  # share of the limit that a clean-up keeps, because scanning all entries is slow
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LocalCache:
     limit: int
 
     def __post_init__(self) -> None:
-        """Set up `folder`. Raises InputError if it holds other files, or cannot hold `limit` bytes."""
+        """Set up `folder`. Raises InputError if it contains other files, or has no space for `limit` bytes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             names = os.listdir(self.folder)
@@ -67,7 +67,7 @@ class LocalCache:
             )
 
     def require(self, least: int, why: str) -> None:
-        """Raise InputError if the limit is below `least` bytes, which `why` needs at once."""
+        """Raise InputError if the limit is below the `least` bytes that `why` needs at the same time."""
         if self.limit < least:
             raise InputError(
                 f"storage.cache_size: {self.limit:,} bytes are too few: {why} take {least:,} at once. Raise "
@@ -94,7 +94,7 @@ class LocalCache:
             return
         path = self._entry(sha256, start, stop)
         with contextlib.suppress(OSError), self._locked():
-            if os.path.exists(path):  # somebody else fetched it at the same time
+            if os.path.exists(path):  # another process or thread fetched it at the same time
                 return
             self._make_room(size)
             with replacing(path, durable=False) as temporary, open(temporary, "xb") as out:
@@ -119,7 +119,7 @@ class LocalCache:
     def _scan(self, most: int) -> int:
         """Remove what killed processes left, and the entries used longest ago, down to `most` bytes; return the rest.
 
-        The caller has the lock.
+        The caller holds the lock.
         """
         entries = []
         for folder in os.scandir(self.folder):
@@ -145,7 +145,7 @@ class LocalCache:
         return held
 
     def _count(self, held: int) -> None:
-        """Overwrite the count in place: on many disks a file that is cut to nothing first costs a millisecond."""
+        """Overwrite the count in place, because truncating the file first takes a millisecond on many disks."""
         with open(os.open(self._path(_COUNT), os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
             file.write(b"%020d" % held)
 

@@ -1,4 +1,4 @@
-"""Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
+"""Shards as Parquet with fixed row groups and deterministic bytes, written and read one row group at a time."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ _NUMBERS = {name: name for name in ("int8", "int16", "int32", "int64", "uint8", 
     "float": "float32",
     "double": "float64",
 }
-_CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
+_CHUNK_BYTES = 900  # parsed metadata of a column chunk in memory
 
 
 def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
@@ -42,12 +42,12 @@ def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
 
 
 class ShardEncoder:
-    """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last.
+    """Writes one shard to an Arrow output stream; all row groups but the last have exactly `row_group_rows` rows.
 
-    Several numbers are the rows of each row group.
+    `row_group_rows` may also be a sequence, one number per row group.
     """
 
-    entry: Shard  # of a shard that is published
+    entry: Shard  # the manifest's entry, set once the shard is published
 
     def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int | Sequence[int]) -> None:
         self._writer = pq.ParquetWriter(
@@ -57,7 +57,7 @@ class ShardEncoder:
             compression_level=1,
             use_dictionary=_leaves_that_repeat(schema),
             write_statistics=False,
-            write_page_checksum=True,  # compressed bytes that have changed can decode to other values without an error
+            write_page_checksum=True,  # damaged compressed bytes can decode to wrong values without an error
             store_schema=True,
         )
         self._schema = schema
@@ -67,7 +67,7 @@ class ShardEncoder:
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows; full row groups are written out as they fill."""
+        """Append rows; a row group is written as soon as it is full."""
         self.rows += table.num_rows
         pending = pa.concat_tables([self._pending, table.cast(self._schema)])
         start = 0
@@ -111,10 +111,10 @@ def _checksums_of(data: memoryview) -> str:
 def writing_shard(
     url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int | Sequence[int]
 ) -> Iterator[ShardEncoder]:
-    """Yield the writer of shard `index` of `count` under the prefix `url`, published whole or not at all.
+    """Yield the writer of shard `index` of `count` under the prefix `url`; the shard is published whole or not at all.
 
-    Memory is bounded by one row group. Its `entry` exists once the block has ended; after an error nothing is
-    published. Raises StorageError.
+    One row group bounds the memory. The writer's `entry` exists after the block; after an error nothing is published.
+    Raises StorageError.
     """
     name = shard_name(index, count)
     with storage.writing(join(url, name)) as path:
@@ -129,7 +129,7 @@ def writing_shard(
 class ParquetShard(OpenShard):
     """An open Parquet file; its footer is parsed once.
 
-    `expected`: checksums from the manifest; None: pages are verified by their own checksums.
+    `expected`: checksums from the manifest; None: the pages' own checksums are verified.
     """
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
@@ -155,7 +155,7 @@ class ParquetShard(OpenShard):
         self.memory = _CHUNK_BYTES * self.num_row_groups * len(self._columns)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the bytes of the chunks of `columns` in row group `group`, in the order of the file."""
+        """Return the byte ranges of the chunks of `columns` in row group `group`, in file order."""
         return [chunk for _, chunk in self._chunk_ranges(group, columns)]
 
     def read_row_group(
@@ -196,7 +196,7 @@ class ParquetShard(OpenShard):
         return table
 
     def _chunk_ranges(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
-        """Return the numbers of the leaves of `columns` in row group `group`, and their bytes."""
+        """Return the leaf numbers of `columns` in row group `group`, each with its byte range."""
         chunks = self._metadata.row_group(group)
         leaves = [leaf for leaf, name in enumerate(self._columns) if columns is None or name in columns]
         return [(leaf, _chunk(chunks.column(leaf))) for leaf in leaves]
@@ -210,7 +210,7 @@ class ParquetShard(OpenShard):
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
-    """Open one shard for reading row groups. Raises TableError when it is missing, cut short, or not Parquet."""
+    """Open one shard for reading row groups. Raises TableError if it is missing, truncated, or not Parquet."""
     with ranges.opening(url, shard, access) as source:
         return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
 
@@ -235,7 +235,7 @@ def number_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
-    """Return a view if a column is numeric: Arrow's conversions would load pandas, which takes 0.2 s."""
+    """Return a NumPy view of a numeric column; Arrow's own conversion would load pandas, which takes 0.2 s."""
     if column.null_count or str(column.type) not in _NUMBERS:
         return column.to_numpy(zero_copy_only=False)
     _, data = column.buffers()
@@ -252,7 +252,7 @@ def string_bytes(column: pa.Array) -> Ragged:
 
 
 def filters_of(table: pa.Table) -> Ragged:
-    """Return the label ids that are removed from each query's predictions; empty without such a column."""
+    """Return the label ids to remove from each query's predictions; empty rows if the column is absent."""
     name = "filter_label_ids"
     return list_column(table, name) if name in table.column_names else Ragged.empty(table.num_rows)
 
@@ -261,7 +261,7 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
     """Return a fixed-size list column as a NumPy matrix [rows, K]."""
     column = _array(table, name)
     width = column.type.list_size
-    values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
+    values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy the values
     return _numbers(values).reshape(-1, width)
 
 
@@ -283,7 +283,7 @@ def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray
 
 
 def _leaves_that_repeat(schema: pa.Schema) -> list[str]:
-    """Return the leaves to write with a dictionary, which only costs time for ids of rows and floating values."""
+    """Return the leaves to write with a dictionary; a dictionary of row ids or of floats would only cost time."""
     leaves = []
     for field in schema:
         is_list = pa.types.is_list(field.type)

@@ -1,7 +1,7 @@
-"""Fixed-size lists without nulls, copied from Parquet pages that contain plain values.
+"""Fast read of fixed-size lists without nulls from Parquet pages with plain values.
 
-Arrow visits the levels of every value to find the lists, which takes most of the time for wide lists. A page without
-nulls says so in one run of levels, and the width of the lists is known, so only decompressing is left.
+Arrow visits the levels of every value to find the lists, and spends most of its time on this for wide lists. A page
+without nulls has a single run of levels, and the width of the lists is known, so that decompression is enough.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _DATA_PAGE, _PLAIN = 0, 0
-_LENGTH = 4  # bytes that say how long levels are, before them
-# Fields of a page's header, and of the header within for data (parquet.thrift).
+_LENGTH = 4  # bytes of the length field before the levels
+# Fields of a page's header, and of the data page header inside (parquet.thrift).
 _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 
 
 def read_matrix(
     chunk: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, kind: pa.FixedSizeListType
 ) -> pa.Array | None:
-    """Return the lists of a column chunk; None if Arrow is to read it: its pages are others, or damaged.
+    """Return the lists of a column chunk; None if Arrow has to read it, because its pages are not plain or are damaged.
 
     The chunk belongs to column `leaf` in row group `group`. Raises OSError or ValueError if bytes do not decompress.
     """
@@ -29,7 +29,7 @@ def read_matrix(
     try:
         if not _copy_values(chunk, metadata.row_group(group).column(leaf), levels, kind, out):
             return None
-    except (IndexError, KeyError, TypeError, RecursionError):  # a header that says nothing sensible
+    except (IndexError, KeyError, TypeError, RecursionError):  # an invalid header
         return None
     flat = pa.Array.from_buffers(kind.value_type, rows * kind.list_size, [None, pa.py_buffer(out)])
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)
@@ -49,7 +49,7 @@ def _copy_values(
         page, compressed, length = header[_DATA], header[_COMPRESSED], header[_UNCOMPRESSED]
         size = page[_VALUES] * kind.value_type.bit_width // 8
         is_plain = header[_TYPE] == _DATA_PAGE and page[_ENCODING] == _PLAIN and page[_VALUES] % kind.list_size == 0
-        # Levels take a few bytes a run, of which a page has two for each list at most.
+        # A run of levels takes a few bytes, and a page has at most two runs per list.
         if not is_plain or not 0 <= size <= len(out) - filled or not size <= length <= 9 * size + 64 or compressed < 0:
             return False
         body, position = chunk.slice(position, compressed), position + compressed
@@ -76,7 +76,7 @@ def _without_levels(page: memoryview, values: int, repeated: int, defined: int) 
 
 
 def _struct(data: memoryview, position: int) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol: {field: value}, and where it ends. Raises IndexError, KeyError."""
+    """Parse a struct of Thrift's compact protocol: ({field: value}, its end). Raises IndexError, KeyError."""
     fields: dict[int, Any] = {}
     field = 0
     while byte := data[position]:
@@ -105,7 +105,7 @@ def _integer(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned number, 7 bits a byte, and where it ends."""
+    """Return an unsigned number, stored as 7 bits per byte, and its end."""
     value = 0
     for shift in range(0, 64, 7):
         byte = data[position]

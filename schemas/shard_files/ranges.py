@@ -1,4 +1,4 @@
-"""Byte ranges of a shard, half-open: mapped from a local disk, or fetched."""
+"""Half-open byte ranges of a shard, mapped from a local disk or fetched."""
 
 import contextlib
 import struct
@@ -15,8 +15,8 @@ from schemas.manifest import Shard, find_shard, shard_url
 from schemas.mapped import Mapped
 from schemas.shard_files.cache import LocalCache
 
-GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
-_TAIL = 1 << 16  # read at first: most footers and indexes fit
+GAP = 1 << 17  # largest gap between two ranges for which one request is cheaper than two
+_TAIL = 1 << 16  # bytes of the first read: most footers and indexes fit
 
 Range = tuple[int, int]
 
@@ -34,7 +34,7 @@ VERIFIED = Access()
 
 
 class Remote:
-    """File on remote storage: each read is one request, with retries, unless the cache has the bytes.
+    """File on remote storage. Each read is one request, with retries, unless the cache has the bytes.
 
     Reads raise FileNotFoundError, StorageError.
     """
@@ -58,9 +58,9 @@ Source = Mapped | Remote
 
 @contextlib.contextmanager
 def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
-    """Yield the bytes of `shard` of the table at `url`, for a block that reads its end.
+    """Yield the source of the bytes of `shard` of the table at `url`; the block reads the end of the file.
 
-    Raises TableError when it is missing, not as long as it was, or when the block finds it damaged; StorageError.
+    Raises TableError if the shard is missing or damaged, or its length has changed; StorageError.
     """
     place = shard_url(url, shard)
     if storage.is_local(place):
@@ -74,14 +74,14 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
     except (FileNotFoundError, StorageError, TableError):
         if access.cache:
             access.cache.discard(shard.sha256)
-        find_shard(url, shard)  # the look-up costs a request, so it is made only for the reason
+        find_shard(url, shard)  # costs a request, so it only runs to find the reason
         raise
 
 
 def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -> tuple[pa.Buffer, tuple[int, ...]]:
-    """Read the index of a file of `length` bytes from the `footer` at its end, and the facts of the footer.
+    """Read the index of a file of `length` bytes, found by the `footer` at its end; return (index, footer fields).
 
-    Its last facts are the length of the index, and `magic`. Raises ValueError if it is a different one.
+    The last two footer fields are the length of the index and `magic`. Raises ValueError if the magic differs.
     """
     begin = max(0, length - _TAIL)
     tail = source.read(begin, length)
@@ -96,7 +96,7 @@ def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -
 
 @contextlib.contextmanager
 def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
-    """Turn any error of Arrow over bytes that do not decode into a TableError, on one line, that names `place`."""
+    """Turn any decoding error of Arrow into a TableError of one line that names `place`."""
     try:
         yield
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator
 
 
 class Pieces:
-    """Ranges fetched of one file, in order."""
+    """Fetched ranges of one file, in order."""
 
     def __init__(self, pieces: Sequence[tuple[int, pa.Buffer]]) -> None:
         self._pieces = pieces
@@ -118,7 +118,7 @@ class Pieces:
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """Return a view of bytes that were fetched. Raises ValueError for others."""
+        """Return a view of fetched bytes. Raises ValueError for bytes that were not fetched."""
         for first, data in self._pieces:
             if first <= start and stop <= first + data.size:
                 return data if (start, stop) == (first, first + data.size) else data.slice(start - first, stop - start)
@@ -126,14 +126,14 @@ class Pieces:
 
 
 class PiecesFile(AbstractBufferedFile):
-    """File of `length` bytes, of which only `pieces` can be read; `pieces` may be replaced."""
+    """File of `length` bytes; only its `pieces` can be read, and they may be replaced."""
 
     def __init__(self, length: int) -> None:
         super().__init__(None, "", size=length, cache_type="none")
         self.pieces = Pieces(())
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Read without a copy, as Arrow asks for it."""
+        """Read without a copy; Arrow calls this."""
         data = self.pieces.read(self.loc, self.loc + size)
         self.loc += size
         return data
@@ -143,7 +143,7 @@ class PiecesFile(AbstractBufferedFile):
 
 
 def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
-    """Sort ranges, and join ranges if at most `gap` bytes lie between them."""
+    """Sort ranges, and join neighbours that are at most `gap` bytes apart."""
     joined: list[Range] = []
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= gap:

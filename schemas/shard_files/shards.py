@@ -1,4 +1,4 @@
-"""Shards of any table and file format: the name of a shard shows its format."""
+"""Shards of any table and file format; the name of a shard shows its format."""
 
 import contextlib
 import importlib
@@ -42,9 +42,9 @@ def write_table(
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
-    """Open one shard for reading row groups; an end that is damaged is read again, it may have been so on its way.
+    """Open one shard for reading row groups; a damaged end is read again, because the network may have damaged it.
 
-    Raises TableError: missing, cut short, or of an unknown format.
+    Raises TableError if the shard is missing, truncated, or of an unknown format.
     """
     if shard.view is not None:
         file = open_shard(resolve(url, shard.view.table), shard.model_copy(update={"view": None}), access)
@@ -75,8 +75,8 @@ def read_group(
 ) -> pa.Table:
     """Read row group `group` of an open shard, from `pieces` if they were fetched before and are not damaged.
 
-    Bytes that are damaged are read again. Raises StorageError, and TableError that names `place` and the row group when
-    they stay so.
+    Damaged bytes are read again. Raises StorageError; TableError, which names `place` and the row group, if the bytes
+    are still damaged.
     """
     names, table = list(columns) if columns else None, None
     for _ in range(0 if file.local else READS - 1):

@@ -1,4 +1,4 @@
-"""Kinds of shard files: the modules that write and open them, by the names that --sink takes."""
+"""Kinds of shard files: the modules that write and open them, by their --sink names."""
 
 from typing import Annotated
 

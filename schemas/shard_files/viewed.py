@@ -1,4 +1,4 @@
-"""Shards of a view: rows of another table's file, without removed rows, with the patches and ids of the view."""
+"""Shards of a view: rows of another table's file without the removed rows, with the view's patches and ids."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from schemas.shard_files.parquet import number_column
 from schemas.shard_files.ranges import Pieces, Range
 
 POSITION = "row"  # column of patches: a row's position in the file
-RETIRED = "retired"  # column of labels that a view may have: false where no patch says otherwise
+RETIRED = "retired"  # column that a view of labels may have: false unless a patch sets it
 _IDS = ("query_id", "label_id")
 
 
 class ViewedShard(OpenShard):
-    """An open shard of a view over `file`; row groups without a row left are skipped.
+    """An open shard of a view over `file`; empty row groups are skipped.
 
     Raises TableError if a patch is missing or damaged; StorageError.
     """
@@ -34,7 +34,7 @@ class ViewedShard(OpenShard):
         if gone is not None:
             self._kept[gone.column(POSITION).to_numpy()] = False
         starts = np.arange(0, view.rows, view.row_group_rows)
-        self._bounds = np.append(starts, view.rows)  # of the file's row groups
+        self._bounds = np.append(starts, view.rows)  # first rows of the file's row groups
         live = np.add.reduceat(self._kept, starts, dtype=np.int64) if len(starts) else np.zeros(0, np.int64)
         self._groups = np.flatnonzero(live)
         self._first = view.first + offsets_of(live[self._groups])
@@ -94,7 +94,7 @@ class ViewedShard(OpenShard):
         return [name for name in self._file.schema_arrow.names if name not in over and _wanted(name, columns)]
 
     def _with_changes(self, rows: pa.Table, start: int, stop: int) -> pa.Table:
-        """Return the file's rows [start, stop) with those columns of rows that changed."""
+        """Return the file's rows [start, stop) with the changed values of the view."""
         if self.changed is None:
             return rows
         positions = number_column(self.changed, POSITION)

@@ -1,13 +1,13 @@
-"""Shards as WebDataset tars, with an index after the end of the archive, where every tar reader stops.
+"""Shards as WebDataset tars, with an index after the end of the archive, which tar readers ignore.
 
-A sample is its key, the zero-padded id of the row, and one member a column: `000000000007.input_ids.npy` for a list of
-numbers, `.key.txt` for a string. POSIX ustar in blocks of 512 bytes, time and owner 0, so that bytes are deterministic.
-Headers, members and padding are laid out at once in NumPy, never a sample at a time.
+The key of a sample is the zero-padded id of the row. A sample has one member per column: `000000000007.input_ids.npy`
+for a list of numbers, `.key.txt` for a string. The format is POSIX ustar in blocks of 512 bytes, with time and owner 0
+for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
 
-The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. So the
-place of every value follows by arithmetic, and a row group is one range read and a few gathers. Its metadata holds the
-byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has the
-CRC-32 of the index.
+The index is an Arrow IPC file with one record batch per row group: the number of values of each member of each row. So
+arithmetic gives the place of every value, and reading a row group takes one range read and a few gathers. The metadata
+of a batch contains the first byte of the row group, the id of its first row, and a CRC-32 of each column's values. The
+manifest contains the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -47,7 +47,7 @@ _CHECKSUM = slice(148, 154)  # six octal digits
 
 @dataclass(frozen=True)
 class Member:
-    """A column as a member of every sample: values of `dtype` after `head` bytes (the .npy header, or none)."""
+    """A column as a member of every sample: values of `dtype` after `head` header bytes (.npy header, or 0)."""
 
     column: str
     dtype: np.dtype
@@ -67,16 +67,16 @@ class Layout:
 
     @classmethod
     def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
-        """Lay out rows with `counts` [B] values, by column."""
+        """Lay out rows; `counts` [B] by column are the numbers of values."""
         sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
         blocks = 1 + -(-sizes // BLOCK)
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
     def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
-        """Return the position, in values, of every value of `member`, which is that `number`: int64 [V].
+        """Return the positions, in units of values, of all values of `member`, the member `number`: int64 [V].
 
-        `offsets` [B + 1]: of the values of each sample.
+        `offsets` [B + 1]: offsets of the values of each sample.
         """
         starts = ((self.starts[:, number] + 1) * BLOCK + member.head) // member.dtype.itemsize
         return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
@@ -93,15 +93,15 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
         with open(path, "wb") as out:
             for piece in encode(table, row_group_rows):
                 out.write(piece)
-        # Of the last piece without the footer: a CRC-32 over bytes and their own CRC-32 is the same for all bytes.
+        # The footer is left out, because a CRC-32 over bytes and their own CRC-32 is a constant.
         packed = checksums.pack([crc32(piece[: -_FOOTER.size])])
         return describe_file(path, name, table.num_rows, packed)
 
 
 def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
-    """Yield `table` as the bytes of a tar, a piece a row group, and of its index, the last piece.
+    """Yield the bytes of a tar of `table`, one piece per row group, and then the bytes of its index.
 
-    Raises ValueError as `write_shard`.
+    Raises ValueError for the same reasons as `write_shard`.
     """
     members = members_of(table.schema)
     if (np.diff(table.column("query_id").to_numpy()) != 1).any():
@@ -135,7 +135,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
 
 
 class _Group(NamedTuple):
-    """Entry of the index for a row group of B rows: its bytes, its facts, `counts` [B] by column, and the layout."""
+    """Index entry of a row group of B rows: its byte range, its facts, `counts` [B] by column, and its layout."""
 
     place: Range
     facts: dict[str, Any]
@@ -152,7 +152,7 @@ class TarShard(OpenShard):
         content = _index(source, length, expected, verify)
         self.memory = content.size
         self._index = pa.ipc.open_file(pa.BufferReader(content))
-        self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
+        self._lock = threading.Lock()  # Arrow does not promise that threads may share its reader
         metadata = self._index.schema.metadata or {}
         if b"schema" not in metadata:
             raise ValueError("the index has no columns")
@@ -161,13 +161,13 @@ class TarShard(OpenShard):
         self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the bytes of row group `group`, with all its columns."""
+        """Return the byte range of row group `group` with all its columns."""
         return [self._group(group).place] if {*self._names(columns)} - {"query_id"} else []
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group`, with the existing columns of `columns`, in the order of the schema."""
+        """Read row group `group` with those of `columns` that exist, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
         if {*names} - {"query_id"}:
             data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
@@ -204,13 +204,13 @@ class TarShard(OpenShard):
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
-    """Open one shard for reading row groups. Raises TableError when it is missing, cut short, or without its index."""
+    """Open one shard for reading row groups. Raises TableError if it is missing, truncated, or has no index."""
     with ranges.opening(url, shard, access) as source:
         return TarShard(source, shard.bytes, shard.checksums, access.verify)
 
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
-    """Read the index after the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
+    """Read the index after the archive, and verify it by the manifest's CRC-32 and its own. Raises ValueError."""
     end, (checksum, size) = ranges.read_end(source, length, _FOOTER, _MAGIC)
     content = end[:size]
     if verify:
@@ -286,11 +286,11 @@ def _size(member: Member, counts: np.ndarray) -> np.ndarray:
 
 
 def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return headers uint8 [B, 512]: the checksum is the sum of all bytes, its own field counted as spaces."""
+    """Return headers uint8 [B, 512]. The checksum is the sum of all bytes, with its own field counted as spaces."""
     head = bytearray(BLOCK)
     head[ID_DIGITS : ID_DIGITS + 1 + len(member.suffix)] = b"." + member.suffix.encode()
     head[100:124] = b"0000644\0" + b"0000000\0" * 2  # mode, owner, group
-    head[135:148] = b"\0" + b"00000000000\0"  # end of the size, time
+    head[135:148] = b"\0" + b"00000000000\0"  # end of the size field, and the time
     head[148:156] = b" " * 8
     head[156:157] = b"0"  # a regular file
     head[257:265] = b"ustar\x0000"
