@@ -96,7 +96,7 @@ def dense_type(dimension: int) -> pa.DataType:
 
 
 def _inputs(tokens: pa.DataType | None, features: bool, dense: int) -> dict[str, pa.DataType]:
-    """Return token ids; sparse features: ids in [0, F), sorted and unique within a row, with values; and a vector."""
+    """Return the input columns: token ids; sparse features (ids in [0, F), sorted and unique per row); a vector."""
     if tokens is None and not features and not dense:
         raise ValueError("a row needs token ids, features or a vector; got none of the three")
     types = {} if tokens is None else {"input_ids": pa.list_(tokens)}

@@ -103,7 +103,7 @@ class Patch(_Stated):
 
 
 class View(_Stated):
-    """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
+    """A shard of the other table `table`, used as a shard here. Its file has `rows` rows in groups of `row_group_rows`.
 
     `first`: id of the view's first row; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
     `columns`: columns that replace or extend the columns of the file, for all rows. `changed`: positions (`row`) of

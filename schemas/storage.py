@@ -1,4 +1,4 @@
-"""Reading and writing of any fsspec URL, with retries, and with writes that are whole or not there.
+"""Reads and writes of any fsspec URL, with retries; a file is written whole or not at all.
 
 A URL is anything that fsspec accepts: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
@@ -35,18 +35,18 @@ from schemas.secrets import has_credentials, redact_known
 from schemas.waits import SAY_SECONDS, SILENT_SECONDS, Wait
 
 ATTEMPTS = 5
-DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
-REQUEST_SECONDS = 60.0  # of one look-up or one range: a server that accepts and never answers is given up
-FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
-CONNECTIONS = 64  # to an object store
-MOVES = 16  # copies within a store at a time
-READ_BYTES = 4 << 20  # of one request of a streaming pass
-SLOWEST_SECONDS = 8.0  # between two attempts
-READS = 3  # of bytes that do not match their checksum
-_LONGEST = 4096  # characters of a path, as systems take them
+DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
+REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept and never answer
+FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
+CONNECTIONS = 64  # connections to an object store
+MOVES = 16  # copies within a store that run at the same time
+READ_BYTES = 4 << 20  # size of one request of a streaming pass
+SLOWEST_SECONDS = 8.0  # longest pause between two attempts
+READS = 3  # times that bytes with a wrong checksum are read
+_LONGEST = 4096  # longest path in characters, as operating systems allow
 TEMPORARY = ".tmp-"
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
-_LINKS = 40  # followed, as systems do
+_LINKS = 40  # symbolic links followed, as operating systems do
 _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def join(url: str, *parts: str) -> str:
 
 
 def resolve(url: str, place: str) -> str:
-    """Return the URL of `place`, which is relative to the prefix `url`, or absolute.
+    """Return the URL of `place`, a path relative to the prefix `url`, or an absolute URL.
 
     Raises InputError if it leads out of the bucket.
     """
@@ -76,7 +76,7 @@ def resolve(url: str, place: str) -> str:
 
 
 def relative(url: str, target: str) -> str:
-    """Return `target` as seen from the prefix `url`: relative within one store and bucket, else absolute."""
+    """Return `target` relative to the prefix `url` if both are in one store and bucket, else absolute."""
     scheme, separator, path = url.rpartition("://")
     other, other_separator, there = target.rpartition("://")
     if not other_separator:
@@ -118,14 +118,14 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         if extra is None:
             raise InputError(f"cannot open {url!r}: {error}. Install the package for this scheme.") from error
         raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
-    except Exception as error:  # filesystems of fsspec raise what they like over a URL
+    except Exception as error:  # fsspec's filesystems raise any kind of error for a URL
         cause = redact_known(str(error) or type(error).__name__, url)
         raise InputError(f"cannot open {url!r}: {cause}. Check the spelling.") from None
     return fs, path
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Raise botocore's limit of 10 connections; the user's own configuration of fsspec goes first."""
+    """Return options that raise botocore's limit of 10 connections; the user's own configuration of fsspec wins."""
     protocol = url.partition("://")[0]
     if protocol not in ("s3", "s3a"):
         return {}
@@ -158,7 +158,7 @@ def is_folder(url: str) -> bool:
 
 
 def is_within(url: str, prefix: str) -> bool:
-    """Return true if `url` is `prefix` or below it; on a local disk by any name, links followed."""
+    """Return true if `url` is `prefix` or below it; on a local disk after links are followed."""
     (fs, path), (other, root) = filesystem(url), filesystem(prefix)
     if type(fs) is not type(other):
         return False
@@ -192,7 +192,7 @@ def read_bytes(url: str) -> bytes:
 def read_range(
     url: str, start: int, stop: int, given_up: threading.Event | None = None, checksum: int | None = None
 ) -> bytes:
-    """Read bytes [start, stop) of the file at `url`; no further attempt is begun once `given_up` is set.
+    """Read bytes [start, stop) of the file at `url`; no further attempt starts once `given_up` is set.
 
     Bytes that do not match `checksum`, a CRC-32, are read again. Raises FileNotFoundError, StorageError.
     """
@@ -220,15 +220,15 @@ def seal(data: bytes) -> bytes:
 
 
 def unseal(sealed: bytes) -> bytes | None:
-    """Return what `seal` was given; None if the content does not match the checksum."""
+    """Return the data that `seal` got; None if the content does not match the checksum."""
     line, _, data = sealed.partition(b"\n")
     return bytes(data) if line == b"%08x" % crc32(data) else None
 
 
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
-    """Read what `write_sealed` wrote; bytes that do not match their checksum are read again.
+    """Read the data of `write_sealed`; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError, StorageError, also for damaged bytes; with a `remedy` TableError that ends with it.
+    Raises FileNotFoundError; StorageError, also for damaged bytes, or with a `remedy` TableError that ends with it.
     """
     data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
     if data is not None:
@@ -240,9 +240,9 @@ def read_sealed(url: str, remedy: str | None = None) -> bytes:
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
-    """Return what `read` reads; read again where the checksum differs, because a fault of the network may have passed.
+    """Return the result of `read`; call it again if the checksum differs, because the network may have caused this.
 
-    The last of READS is returned whether it matches or not.
+    The last of READS results is returned even if it does not match.
     """
     for _ in range(READS - 1):
         if matches(data := read()):
@@ -253,7 +253,7 @@ def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
 def open_read(url: str) -> IO[bytes]:
     """Open the file at `url` for one streaming pass; on remote storage in requests of READ_BYTES, each with retries.
 
-    Raises FileNotFoundError, StorageError; reading it OSError on a local disk, StorageError elsewhere.
+    Raises FileNotFoundError, StorageError. Reads raise OSError on a local disk, StorageError elsewhere.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -262,16 +262,16 @@ def open_read(url: str) -> IO[bytes]:
 
 
 class RangeReader(AbstractBufferedFile):
-    """File of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
+    """File of `length` bytes at `url` for random access; each read is one request, with retries.
 
-    Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
+    Reads raise StorageError, because calling libraries would treat an OSError as damaged content.
     """
 
     def __init__(self, url: str, length: int) -> None:
         super().__init__(None, url, size=length, cache_type="none")
 
     def readall(self) -> bytes:
-        """Read the rest in requests of READ_BYTES: a failed request is repeated on its own."""
+        """Read the rest in requests of READ_BYTES, so that only a failed request is repeated."""
         return b"".join(iter(lambda: self.read(READ_BYTES), b""))
 
     def _fetch_range(self, start: int, end: int) -> bytes:
@@ -287,7 +287,7 @@ def size(url: str) -> int:
 def list_names(url: str) -> list[str]:
     """List the names directly under the prefix `url`, sorted; empty if there are none."""
     own, listed = _list(url, detail=False)
-    paths = {path.rstrip("/") for path in listed} - {own}  # some stores list the folder itself, too
+    paths = {path.rstrip("/") for path in listed} - {own}  # some stores also list the folder itself
     return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
 
 
@@ -338,15 +338,15 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     payload = bytes(data)
     try:
         _attempt(lambda: _bounded(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url)
-    except FileNotFoundError as error:  # there are no folders to miss: it is the bucket
+    except FileNotFoundError as error:  # a store has no folders, so the bucket is missing
         raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
 
 
 def create_bytes(url: str, data: bytes) -> bool:
-    """Write `data` at `url` as a whole if nothing is there; return whether it was written; one writer succeeds.
+    """Write `data` at `url` as a whole if no file exists; return whether it was written. Only one writer succeeds.
 
-    An answer that was lost may make it False though it was written: read it back. On a store without conditional writes
-    all succeed, and the last write stays. Raises StorageError.
+    A lost answer may give False although the file was written, so read it back. On a store without conditional writes
+    all writers succeed, and the last write stays. Raises StorageError.
     """
     fs, path = filesystem(url)
 
@@ -367,7 +367,7 @@ def create_bytes(url: str, data: bytes) -> bool:
 
 
 def move_files(source: str, target: str, names: Sequence[str]) -> None:
-    """Move files by `names` from one prefix to another of the same store, over existing files; bytes do not change.
+    """Move the files `names` from one prefix to another of the same store, over existing files; bytes do not change.
 
     On a local disk they are renamed; elsewhere the store copies them, and the caller removes `source`. Raises
     FileNotFoundError, StorageError.
@@ -386,7 +386,7 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
         for folder in folders:
             _make_folder(folder)
         for before, after in pairs:
-            if os.path.exists(before) or not os.path.exists(after):  # an attempt before this one may have moved it
+            if os.path.exists(before) or not os.path.exists(after):  # an earlier attempt may have moved the file
                 os.replace(before, after)
         for folder in folders:
             _sync(folder, os.O_RDONLY)
@@ -424,7 +424,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
 
 
 def remove(url: str, recursive: bool = False) -> None:
-    """Remove a file, or a whole prefix; nothing there is no error."""
+    """Remove a file, or a whole prefix; a missing file is no error."""
     fs, path = filesystem(url)
 
     def drop() -> None:
@@ -435,7 +435,7 @@ def remove(url: str, recursive: bool = False) -> None:
 
 
 def free_bytes(url: str) -> int | None:
-    """Return the free bytes at `url`, which need not exist, on a local disk; None elsewhere."""
+    """Return the free bytes at `url` on a local disk, even if `url` does not exist; None on other storage."""
     fs, path = filesystem(url)
     if not isinstance(fs, LocalFileSystem):
         return None
@@ -481,7 +481,7 @@ def replacing(path: str, durable: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _beside(path: str) -> Iterator[str]:
-    """Yield a new folder next to `path`; it is removed at the end."""
+    """Yield a new folder next to `path`, and remove it at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     _make_folder(folder or ".")
@@ -516,19 +516,19 @@ def _descriptor(path: str) -> int | None:
 def _open_stream(path: str) -> IO[bytes]:
     """Open a device, a pipe or an open file for writing, without truncating it."""
     number = _descriptor(path)
-    with Wait(f"a reader of {path}"):  # of a pipe: nothing else takes that long to open
+    with Wait(f"a reader of {path}"):  # only a pipe takes that long to open
         return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
 def _link(path: str, data: bytes) -> None:
-    """Write a local file that is not there yet. Raises FileExistsError."""
+    """Write a new local file. Raises FileExistsError."""
     with _beside(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(data)
         _sync(temporary, os.O_RDWR)
         try:
             os.link(temporary, path)
-        except PermissionError:  # a file system without links: whole for all but who reads it this moment
+        except PermissionError:  # a file system without links: only a reader at this moment can see a part of the file
             with open(path, "xb") as out:
                 out.write(data)
 
@@ -538,7 +538,7 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
     try:
         _bounded(fs, "pipe_file", path, data, mode="create")
         return
-    except (NotImplementedError, TypeError):  # a driver without conditional writes
+    except (NotImplementedError, TypeError):  # the driver has no conditional writes
         pass
     except OSError as error:
         if error.errno == errno.EEXIST or "PreconditionFailed" in str(error) or "ConditionalRequest" in str(error):
@@ -561,9 +561,9 @@ def _sync(path: str, flags: int) -> None:
 def _bounded(
     fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
 ) -> Any:
-    """Call a method of `fs`, and give up after `seconds` if it waits for a network. Raises TimeoutError then.
+    """Call a method of `fs`; raises TimeoutError after `seconds` if it waits for a network.
 
-    Others write there, too: nothing is known from an earlier call.
+    Drops cached listings first, because other processes write to the same storage.
     """
     call = getattr(fs, method)
     fs.invalidate_cache()
@@ -576,12 +576,12 @@ def _bounded(
 
 
 def _seconds_for(size: int) -> float:
-    """Return the seconds for writing `size` bytes: a slow line takes a MiB a second."""
+    """Return the seconds allowed for writing `size` bytes: a slow connection writes 1 MiB per second."""
     return REQUEST_SECONDS + size / (1 << 20)
 
 
 def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:
-    """Run `action` with backoff and jitter on errors that may pass; name URL, attempts and cause otherwise."""
+    """Run `action`, with backoff and jitter after temporary errors; a final error names URL, attempts and cause."""
     attempts = 0
     given_up = given_up or threading.Event()
 
@@ -599,7 +599,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         reraise=True,
     )
     wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
-    wait.due += SAY_SECONDS - SILENT_SECONDS  # a large file takes its time
+    wait.due += SAY_SECONDS - SILENT_SECONDS  # a large file takes longer
     try:
         with wait if "://" in url else contextlib.nullcontext():
             return retrying(counted)
@@ -608,7 +608,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
     except (IsADirectoryError, NotADirectoryError) as error:
         kind = "a directory" if isinstance(error, IsADirectoryError) else "below a file"
         raise InputError(f"could not {verb} {url}: it is {kind}, where a file is expected. Fix the path.") from error
-    except Exception as error:  # clients of stores raise what they like
+    except Exception as error:  # clients of stores raise any kind of error
         strerror = error.strerror if isinstance(error, OSError) else None
         cause = redact_known(strerror or str(error) or type(error).__name__, url)
         raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
@@ -624,7 +624,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return true for errors of a network; a missing file, a refused permission and a full disk do not pass."""
+    """Return true for network errors, which may pass; a missing file, a refused permission and a full disk do not."""
     if isinstance(error, _LASTING) or is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
@@ -633,7 +633,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _client_errors() -> tuple[Any, ...]:
-    """Return the S3 client's errors that are not OSErrors; empty without the `s3` extra."""
+    """Return the S3 client's error types that are not OSErrors; empty without the `s3` extra."""
     try:
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError

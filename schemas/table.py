@@ -1,4 +1,4 @@
-"""Table, the noun of storage: shards below a URL with a manifest, opened by name and read by rows."""
+"""Table: shards below a URL with a manifest, opened by name and read by rows."""
 
 import fnmatch
 import itertools
@@ -24,7 +24,7 @@ _IDS = ("query_id", "label_id")
 class RowGroups:
     """All M row groups of a table in storage order: row group m is number `group` [M] of shard `shard` [M].
 
-    It holds rows [first[m], first[m + 1]); `first` is [M + 1]. int64 all.
+    Row group m contains rows [first[m], first[m + 1]); `first` is [M + 1]. All are int64.
     """
 
     shard: np.ndarray
@@ -41,9 +41,9 @@ class RowGroups:
 
 @dataclass(frozen=True)
 class PartTable:
-    """A part of a table: its name, the table that contains its shards (a place) and its digest, and the remaining rows.
+    """A part of a table: its name, the place and digest of the table that contains its shards, and its remaining rows.
 
-    Shards [first, stop) of the table of all parts are its.
+    The part has shards [first, stop) of the table of all parts.
     """
 
     name: str
@@ -56,7 +56,7 @@ class PartTable:
 
 @dataclass(frozen=True)
 class Table:
-    """Published table at `url`. Cheap: nothing but the manifest is read until rows are asked for; picklable.
+    """Published table at `url`. Opening is cheap: only the manifest is read until rows are requested. Picklable.
 
     Reading raises TableError if a shard is missing or damaged, StorageError. Rows count from 0 in storage order; row
     groups are numbered over the whole table.
@@ -72,16 +72,16 @@ class Table:
 
     @classmethod
     def find(cls, url: str, kind: str | None = None) -> "Table | None":
-        """Open the table at `url`; None if nothing finished is there. Raises TableError as `open` does."""
+        """Open the table at `url`; None if there is no finished table. Raises TableError as `open` does."""
         try:
             return cls.open(url, kind) if manifests.is_published(url) else None
         except TableError:
             if manifests.is_published(url):
                 raise
-            return None  # it disappeared between two look-ups, as when a trainer resumes from an earlier checkpoint
+            return None  # the table disappeared meanwhile, as when a trainer resumes from an earlier checkpoint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Table, (self.url, self.manifest)  # without what is cached
+        return Table, (self.url, self.manifest)  # without cached values
 
     @property
     def kind(self) -> str:
@@ -95,27 +95,27 @@ class Table:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Entries of the shards, in storage order."""
+        """Manifest entries of the shards, in storage order."""
         return self.manifest.shards
 
     @property
     def parents(self) -> Mapping[str, str]:
-        """Digests of what the table was made from, by name."""
+        """Digests of the inputs that the table was made from, by name."""
         return self.manifest.parents
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Parameters that the table was made with."""
+        """Parameters with which the table was made."""
         return self.manifest.parameters
 
     @property
     def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
-        """Rows and row groups of each shard: tables of one cut are aligned."""
+        """Rows and row groups of each shard; tables with equal cuts are aligned."""
         return [(entry.rows, self.manifest.group_rows(shard)) for shard, entry in enumerate(self.shards)]
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the manifest, which the parents of other tables refer to."""
+        """SHA-256 of the manifest; other tables list this digest among their parents."""
         return self.manifest.digest
 
     @property
@@ -130,7 +130,7 @@ class Table:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Columns and their types as the first shard has them. Raises IndexError if there is none."""
+        """Columns and types of the first shard. Raises IndexError if the table has no shard."""
         from schemas.shard_files import shards
 
         with shards.open_shard(self.url, self.shards[0]) as file:
@@ -138,11 +138,11 @@ class Table:
 
     @property
     def id_column(self) -> str:
-        """Name of the column of ids. Raises StopIteration if the table has none."""
+        """Name of the id column. Raises StopIteration if the table has no id column."""
         return next(name for name in _IDS if name in self.columns)
 
     def width(self, column: str) -> int:
-        """Return K of a column of lists of K values, from its type `fixed_size_list<element: float>[64]`.
+        """Return K of a column of lists of K values, from its type, such as `fixed_size_list<element: float>[64]`.
 
         Raises TableError if the table has no such column.
         """
@@ -154,12 +154,12 @@ class Table:
 
     @property
     def dimension(self) -> int:
-        """D of the column `vector`. Raises TableError if there is none."""
+        """D of the column `vector`. Raises TableError if the table has no such column."""
         return self.width("vector")
 
     @cached_property
     def groups(self) -> RowGroups:
-        """All row groups, from the manifest alone."""
+        """All row groups; only the manifest is read."""
         size = self.manifest.row_group_rows or 1
         sizes = [
             np.asarray(entry.groups or np.minimum(size, entry.rows - np.arange(0, entry.rows, size)), np.int64)
@@ -173,7 +173,7 @@ class Table:
     def batches(
         self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
     ) -> Iterator[pa.Table]:
-        """Yield rows [start, stop) in storage order, a row group (or its part in the range) at a time."""
+        """Yield rows [start, stop) in storage order, one row group (or its part in the range) at a time."""
         stop = self.rows if stop is None else min(stop, self.rows)
         first = 0
         for number, entry in enumerate(self.shards):
@@ -184,12 +184,12 @@ class Table:
 
     def batches_of(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield the row groups of shard `shard` in storage order."""
-        from schemas.shard_files import shards  # who opens a table alone needs no reader of Parquet
+        from schemas.shard_files import shards  # opening a table needs no Parquet reader
 
         yield from shards.iterate_shard(self.url, self.shards[shard], columns)
 
     def read(self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None) -> pa.Table:
-        """Read rows [start, stop) into memory. Raises ValueError if there are none."""
+        """Read rows [start, stop) into memory. Raises ValueError if the range is empty."""
         return pa.concat_tables(self.batches(columns, start, stop))
 
     def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -211,7 +211,7 @@ class Table:
                     yield int(groups.first[number]), shards.read_group(file, int(groups.group[number]), columns, place)
 
     def rows_at(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows `rows` in ascending order, each once. Raises ValueError for rows outside of [0, N)."""
+        """Read each of the rows `rows` once, in ascending order. Raises ValueError for rows outside of [0, N)."""
         rows = np.unique(np.asarray(rows, np.int64))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < self.rows:
             raise ValueError(f"rows in [{rows[0]}, {rows[-1]}] of a table of {self.rows}")
@@ -222,7 +222,7 @@ class Table:
         return pa.concat_tables(taken) if taken else pa.table({name: [] for name in columns or self.columns})
 
     def vectors(self, groups: Iterable[int] | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, vectors [n, D]) of row groups, all or those `groups`."""
+        """Yield (first row, vectors [n, D]) of the row groups `groups`; None: all row groups."""
         from schemas.shard_files.parquet import matrix_column
 
         numbers = range(len(self.groups)) if groups is None else groups
@@ -234,7 +234,7 @@ class Table:
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield the row groups of shard `shard` of both: `columns` of this one, and all of `other`, row by row.
 
-        Raises TableError if the ids of `other` are not those of this table.
+        Raises TableError if the ids of the two tables differ.
         """
         own, others = self.batches_of(shard, columns), other.batches_of(shard)
         for rows, joined in zip(own, others, strict=True):
@@ -246,7 +246,7 @@ class Table:
             yield rows, joined
 
     def require_made_from(self, name: str, parent: "Table") -> None:
-        """Refuse this table if its parent `name` is not `parent`. Raises TableError that names both."""
+        """Refuse this table if its parent `name` is not `parent`. Raises TableError, which names both tables."""
         got = self.parents.get(name)
         if got != parent.digest:
             raise TableError(
@@ -272,7 +272,7 @@ class Table:
             raise TableError(f"{self.url}: not aligned with {rows.url}: got {own}, expected {others}. {remedy}")
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
+        """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` is called after each piece."""
         for shard in self.shards:
             manifests.verify_shard(self.url, shard, on_bytes=on_bytes)
             for patch in shard.view.patches if shard.view else ():
@@ -283,12 +283,12 @@ class Table:
         return manifests.shard_url(self.url, self.shards[shard])
 
     def read_files(self) -> dict[str, bytes]:
-        """Read the files of a table without rows, by name, and compare their checksums."""
+        """Read the files of a table without rows, by name, and verify their checksums."""
         return {entry.path: manifests.check_shard(self.url, entry) for entry in self.shards}
 
     @property
     def parts(self) -> tuple[PartTable, ...]:
-        """Parts of a table of a version of data, oldest first; empty if the table does not belong to a version."""
+        """Parts of a table that belongs to a version of data, oldest first; empty for other tables."""
         return tuple(PartTable(**part) for part in self.parameters.get(PARTS, ()))
 
     def choose_parts(self, window: str | Sequence[str]) -> list[PartTable]:
@@ -315,9 +315,9 @@ class Table:
         return named
 
     def of_parts(self, parts: Sequence[PartTable]) -> "Table":
-        """Return the rows of some parts as a table: its shards are some of this one's, each row with its id here.
+        """Return the rows of some parts as a table: a subset of this table's shards, with the row ids of this table.
 
-        It is on no storage, and the same wherever it is made. `id_range` is None if the parts are no neighbours.
+        The new table is not on storage, and is the same on every machine. `id_range` is None if there are gaps.
         """
         shards = tuple(shard for part in parts for shard in self.shards[part.first : part.stop])
         rows = sum(shard.rows for shard in shards)
@@ -335,7 +335,7 @@ class Table:
 
 
 def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
+    """Yield the same rows in tables of exactly `rows` rows, each one contiguous; the last table may be shorter."""
     pending: list[pa.Table] = []
     held = 0
     for table in tables:
@@ -353,7 +353,7 @@ def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
-    """Yield rows [start, stop) of `groups`; later rows are not read."""
+    """Yield rows [start, stop) of `groups`; groups after `stop` are not read."""
     first = 0
     for group in groups:
         low, high = max(start - first, 0), min(stop - first, group.num_rows)

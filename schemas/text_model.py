@@ -1,4 +1,4 @@
-"""A frozen model of texts, as manifests state who made the dense vectors of a data set."""
+"""The frozen text model that made the dense vectors of a data set, as recorded in manifests."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +30,7 @@ class DenseModel:
 
     @classmethod
     def stated(cls, parameters: Mapping[str, Any], url: str) -> "DenseModel | None":
-        """Read the model that the manifest at `url` states; None: the user gave the vectors. Raises TableError."""
+        """Read the model from the manifest at `url`; None if the user supplied the vectors. Raises TableError."""
         stated = parameters.get(DENSE_MODEL)
         if stated is None:
             return None
@@ -40,13 +40,13 @@ class DenseModel:
         return cls(**stated)
 
     def facts(self) -> dict[str, str]:
-        """Return what a manifest states."""
+        """Return the fields for a manifest."""
         return asdict(self)
 
     def identity(self) -> dict[str, str]:
-        """Return what decides the vectors: all but the name."""
+        """Return the fields that determine the vectors: all fields but the name."""
         return {name: value for name, value in self.facts().items() if name != "name"}
 
     def embedder(self, what: str) -> TextEmbedder:
-        """Return what embeds the texts of `what`, queries or labels."""
+        """Return the embedder of the texts of `what`, queries or labels."""
         return TextEmbedder(self.name, self.digest, self.compute, getattr(self, what))

@@ -1,4 +1,4 @@
-"""Versions: what a data set or an export records of its predecessors, what it needs from them, and which is current."""
+"""Versions: the records of a data set or an export about its predecessors, its needs, and the current export."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +12,15 @@ from schemas.manifest import Manifest, View, is_published
 from schemas.storage import join, relative, resolve
 from schemas.table import Table
 
-CURRENT = "CURRENT"  # file in a folder of exports that names the current one, and is replaced whole
+CURRENT = "CURRENT"  # file in a folder of exports that names the current export; replaced as a whole
 VERSION = "version"  # parameter of a data set
 _THREADS = 16
-_LONGEST = 1024  # bytes of the file
+_LONGEST = 1024  # longest content of CURRENT in bytes
 
 
 @dataclass(frozen=True)
 class Version:
-    """Place of a data set among versions: the one it continues from, by place and digest, and its part's name.
+    """Place of a data set among versions: place and digest of its predecessor, and the name of its part.
 
     `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, place of its data set) of all
     parts, oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first
@@ -52,7 +52,7 @@ class Version:
 
 
 def parts_since(data: Manifest, digest: str) -> list[str] | None:
-    """Return the parts of `data` that the version with `digest` lacks; None if it is not an earlier version."""
+    """Return the parts of `data` that the earlier version with `digest` lacks; None if that is no earlier version."""
     version = Version.of(data)
     lineage = [*version.lineage, data.digest]
     return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None
@@ -64,9 +64,9 @@ def part_name(number: int) -> str:
 
 
 def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
-    """Open the data set at `data`, and its tables by name; all tables and parts must exist.
+    """Open the data set at `data`, and its tables by name; every table and part must exist.
 
-    Raises TableError that names missing or changed parts.
+    Raises TableError, which names missing or changed parts.
     """
     table = Table.open(data, "data")
     tables = {name: Table.open(join(data, name)) for name in table.parents}
@@ -105,7 +105,7 @@ def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: st
 
 
 def moved(view: View, before: str, after: str) -> View:
-    """Return the shards of the table at `before` as a view for the table at `after`."""
+    """Return a view of a table at `before` with places that are valid for a table at `after`."""
     patches = {
         name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
         for name in ("gone", "columns", "changed")
@@ -116,10 +116,10 @@ def moved(view: View, before: str, after: str) -> View:
 
 @dataclass(frozen=True)
 class ExportVersion:
-    """Place of an export among versions: the part of the data that it was made with, and the export it continues from.
+    """Place of an export among versions: the part of the data that it was made with, and its predecessor.
 
-    `onto`: place of that export, with its `digest`; None: it continues from none. `needs`: (part, place, digest) of all
-    exports whose files it uses.
+    `onto`, `digest`: place and digest of the predecessor; None if there is none. `needs`: (part, place, digest) of all
+    exports whose files this export uses.
     """
 
     part: str
@@ -136,12 +136,12 @@ class ExportVersion:
         return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
 
     def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
-        """Return the needs of the export at `before`, with places relative to `after`."""
+        """Return the needs of the export at `before` with places relative to `after`."""
         return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
 
 
 def require_needed(table: Table) -> None:
-    """Raise TableError that names the exports that this export needs, and that are missing or made again."""
+    """Raise TableError, which names needed exports that are missing or were made again."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
     _require_all(table, needed, "use another version, or export the run again without --onto")
@@ -150,7 +150,7 @@ def require_needed(table: Table) -> None:
 def follow(url: str) -> str:
     """Return `url` itself, or the current export if `url` is a folder of exports.
 
-    Raises InputError if none is current; TableError if CURRENT names no export; StorageError.
+    Raises InputError if no export is current; TableError if CURRENT names no export; StorageError.
     """
     if is_published(url):
         return url
@@ -166,7 +166,7 @@ def follow(url: str) -> str:
 def find_current(url: str) -> str | None:
     """Return the URL of the export that CURRENT names in the folder `url`; None if there is no such file.
 
-    Raises TableError if it names nothing; StorageError.
+    Raises TableError if CURRENT names no export; StorageError.
     """
     place = join(url, CURRENT)
     try:
@@ -183,14 +183,14 @@ def find_current(url: str) -> str | None:
 
 
 def own_name(url: str) -> str:
-    """Return the name by which CURRENT would name the export at `url`. Raises InputError if it cannot."""
+    """Return the name for the export at `url` in CURRENT. Raises InputError if CURRENT cannot name it."""
     return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
 def switch(url: str) -> str:
     """Make the export at `url` the current export of its folder, and return the file CURRENT.
 
-    Whoever opens the folder has either this one or the one before. Raises InputError, StorageError.
+    A process that opens the folder gets either this export or the one before. Raises InputError, StorageError.
     """
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, so it cannot be made current.")

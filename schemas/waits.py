@@ -1,4 +1,4 @@
-"""Waits for events outside of this process: each says what it waits for, since when and until when."""
+"""Waits for events outside of this process; each wait reports its event, its start and its end."""
 
 import contextlib
 import functools
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 
 from schemas.secrets import redact
 
-SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # of a wait before it is said, and before it is said again
+SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # time before a wait is reported, and between reports
 
 Say = Callable[[str], None]
-_listeners: list[Say] = []  # told of waits that have nobody else to tell
+_listeners: list[Say] = []  # receive reports of waits without a `say`
 add_listener = _listeners.append
 
 
 class Wait:
-    """A wait for `what`, as a context manager: `say` is told after SILENT_SECONDS, then every SAY_SECONDS.
+    """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
 
-    It ends after `seconds` at the latest (set by `until`), or, without `seconds`, at the event `until`. `say` None: the
-    listeners of `add_listener`. An empty `what` is a watch over something, which nobody waits for, and nobody is told
-    of.
+    The wait ends after `seconds` at the latest (set by `until`), or without `seconds` at the event `until`. `say` None:
+    the listeners of `add_listener` get the reports. With an empty `what` the wait is a watch that nothing depends on,
+    and is not reported.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
@@ -29,14 +29,14 @@ class Wait:
         self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
-        """Wait for `what`: from now on, if it was something else before."""
+        """Wait for `what`; the time counts from now if `what` has changed."""
         if what != self._what:
             self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
 
     def __enter__(self) -> "Wait":
         if self._what:
             _going_on.add(self)
-            with contextlib.suppress(RuntimeError):  # no room for a thread: nothing is said
+            with contextlib.suppress(RuntimeError):  # no thread can start: nothing is reported
                 _start_teller(os.getpid())
         return self
 
@@ -44,7 +44,7 @@ class Wait:
         _going_on.discard(self)
 
     def tell(self) -> None:
-        """Report that this wait continues, if it is time."""
+        """Report that this wait continues, if a report is due."""
         if time.monotonic() < self.due:
             return
         self.due = time.monotonic() + SAY_SECONDS
@@ -63,7 +63,7 @@ def waiting(
     until: str = "",
     stop: threading.Event | None = None,
 ) -> Iterator[Wait]:
-    """Yield the wait at once, and again `every` so many seconds, until `seconds` are over or `stop` is set."""
+    """Yield the wait at once, and again every `every` seconds, until `seconds` are over or `stop` is set."""
     wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
     while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
         yield wait
@@ -77,13 +77,13 @@ os.register_at_fork(after_in_child=_going_on.clear)
 
 @functools.cache
 def _start_teller(process: int) -> None:
-    """Start the thread of this process that reports waits; once, and again in a forked process."""
+    """Start the thread that reports waits: once per process, and again in a forked process."""
 
     def work() -> None:
         while True:
             time.sleep(0.25)
             for wait in tuple(_going_on):
-                with contextlib.suppress(Exception):  # whoever is told must not end what waits
+                with contextlib.suppress(Exception):  # an error of a listener must not end the wait
                     wait.tell()
 
     threading.Thread(target=work, name="waits", daemon=True).start()

@@ -117,7 +117,7 @@ class LocalCache:
         self._count(held + size)
 
     def _scan(self, most: int) -> int:
-        """Remove what killed processes left, and the entries used longest ago, down to `most` bytes; return the rest.
+        """Remove files of killed processes, and least recently used entries down to `most` bytes; return the rest.
 
         The caller holds the lock.
         """

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 900  # parsed metadata of a column chunk in memory
 
 
 def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
-    """Return `table` as Parquet bytes with row groups of `row_group_rows` rows, but for the last; or of each number."""
+    """Return `table` as Parquet bytes; `row_group_rows`: rows of all row groups but the last, or of each row group."""
     out = pa.BufferOutputStream()
     with contextlib.closing(ShardEncoder(out, table.schema, row_group_rows)) as writer:
         writer.write(table)
@@ -243,7 +243,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 def string_bytes(column: pa.Array) -> Ragged:
-    """View strings or bytes without nulls, of 32-bit or of 64-bit offsets, as the bytes of each row."""
+    """View a column of strings or bytes without nulls, with 32-bit or 64-bit offsets, as the bytes of each row."""
     _, offsets, data = column.buffers()
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     bounds = np.frombuffer(offsets, np.int64 if is_large else np.int32)[column.offset :][: len(column) + 1]

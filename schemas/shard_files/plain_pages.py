@@ -70,7 +70,7 @@ def _without_levels(page: memoryview, values: int, repeated: int, defined: int) 
         length = int.from_bytes(page[start : start + _LENGTH], "little")
         run, end = _varint(page, start + _LENGTH)
         start += _LENGTH + length
-        if run != values << 1 or end + 1 != start or page[end] != defined:  # one run of values that are all there
+        if run != values << 1 or end + 1 != start or page[end] != defined:  # not one run without nulls
             return None
     return np.frombuffer(page[start:], np.uint8)
 

@@ -60,7 +60,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of the members of B samples, in blocks from the first: `starts` int64 [B, M], and `blocks` in all."""
+    """Layout of the members of B samples: `starts` int64 [B, M] in blocks from the first, and the total of `blocks`."""
 
     starts: np.ndarray
     blocks: int
@@ -83,7 +83,7 @@ class Layout:
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
-    """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds a row group at a time.
+    """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
     `query_id` must count up by one; strings and lists of numbers are the other columns.
     Raises StorageError; ValueError for other columns and ids.
@@ -239,7 +239,7 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
-    """Return a member for every column but `query_id`, in order. Raises ValueError for a type that no member holds."""
+    """Return a member for every column but `query_id`, in order. Raises ValueError for a type without a member form."""
     return [_member(field) for field in schema if field.name != "query_id"]
 
 
