@@ -176,7 +176,7 @@ def exists(url: str) -> bool:
 
     def find() -> bool:
         try:
-            return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
+            return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() is False after any failure
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -468,7 +468,7 @@ def stream_sha256(file: IO[bytes], on_bytes: Callable[[int], None] | None = None
 
 @contextlib.contextmanager
 def replacing(path: str, durable: bool) -> Iterator[str]:
-    """Yield a name next to `path`, or next to the target of the link; its file takes that place when the block ends."""
+    """Yield a name next to `path`, or next to the target of a link; the file replaces `path` when the block ends."""
     path = os.path.realpath(path) if os.path.islink(path) else path
     with _beside(path) as temporary:
         yield temporary
@@ -493,7 +493,7 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make the folder of `path`, links followed, if it is missing. Raises NotADirectoryError if something else is."""
+    """Make the folder of `path` if it is missing, following links. Raises NotADirectoryError if its place is taken."""
     try:
         os.makedirs(os.path.realpath(path), exist_ok=True)
     except FileExistsError:
@@ -619,7 +619,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return true for an error of a disk that has no more room, or none for this user or file."""
+    """Return true for errors of a full disk, of a user's full quota, or of a file beyond the size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

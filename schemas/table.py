@@ -199,7 +199,7 @@ class Table:
     def read_groups(
         self, numbers: Iterable[int], columns: Sequence[str] | None = None
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (first row, rows) of the row groups `numbers`; neighbours in one shard share one open file."""
+        """Yield (first row, rows) of the row groups `numbers`; consecutive groups of one shard share one open file."""
         from schemas.shard_files import shards
 
         groups = self.groups
@@ -262,7 +262,7 @@ class Table:
             raise TableError(f"{given}. Mine one {'with' if what == 'points' else 'without'} --by points.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
-        """Refuse this table if it was made from other rows than `rows`, or its row groups differ. Raises TableError."""
+        """Refuse this table if it was made from rows other than `rows`, or its row groups differ. Raises TableError."""
         self.require_made_from("queries", rows)
         if self.cut != rows.cut:
             own, others = (

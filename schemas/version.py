@@ -23,8 +23,8 @@ class Version:
     """Place of a data set among versions: place and digest of its predecessor, and the name of its part.
 
     `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, place of its data set) of all
-    parts, oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first
-    one's first. `choices`: what decides its content besides its input and options.
+    parts, oldest first. `retired`: labels excluded from the candidates. `lineage`: digests of the earlier versions,
+    oldest first. `choices`: facts besides input and options that determine the content.
     """
 
     number: int

@@ -1,7 +1,7 @@
-"""Search of one block: exact and repeatable scores for the candidates of any index.
+"""Search of one block, with exact and repeatable scores for the candidates of any index.
 
-Faiss' own scores depend in their last bits on the shape of the matrix product, hence on the number of blocks. Every
-candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
+The last bits of Faiss' own scores depend on the shape of the matrix product, hence on the number of blocks. Every
+candidate is therefore scored again, pair by pair, and exact search proves that no other label can be in the result.
 """
 
 import contextlib
@@ -20,28 +20,28 @@ from schemas.ragged import Ragged
 from search.candidates import best, pack, scores_of
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
-_SLACK = 8  # fetched beyond the need, so that almost every row proves itself
-_SLACKS = _SLACK, 256  # the second for the rows that do not
-_PAIRS = 1 << 22  # scores held at once for the rows that do not even then
-_WIDE_PAIRS = 1 << 25  # the same of half precision, all of which is widened for them
+_SLACK = 8  # extra labels fetched, so that the proof succeeds for almost every row
+_SLACKS = _SLACK, 256  # the second number is for rows without a proof
+_PAIRS = 1 << 22  # scores in memory at a time for rows that still have no proof
+_WIDE_PAIRS = 1 << 25  # the same for half precision, where all vectors are widened
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 10, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
-# Queries below which codes pay, by bytes of a number: a product with all vectors widens half precision first.
+# Codes pay below this number of queries, by bytes per number: half precision must be widened for a matrix product.
 _FEW = {4: 8, 2: 128}
-_ZERO = np.float32(128)  # as this code has it
-_GATHERED = 1 << 18  # numbers of half precision that are gathered and widened at once
-_CODED_SLACKS = 128, 1024  # the same by codes, whose error is that of a hundredth of a vector
-_CODED = 1 << 12, 1 << 26  # rows from which codes pay, and numbers of a block up to which they do
+_ZERO = np.float32(128)  # the code of the number zero
+_GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at a time
+_CODED_SLACKS = 128, 1024  # the same for codes, whose error is about 1 % of a vector
+_CODED = 1 << 12, 1 << 26  # codes pay from this number of rows up to this number of elements in a block
 _FEWEST_FOR_PRODUCTS = 20
-_ONE = threading.Lock()  # of the threads that search, one holds them
+_ONE = threading.Lock()  # only one searching thread at a time uses the codes
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
 def set_up(threads: int | None) -> None:
-    """Set Faiss up in the calling thread: `threads`, and matrix products for small batches, too.
+    """Set Faiss up in the calling thread: the number of `threads`, and matrix products also for small batches.
 
-    Recent Faiss compares pair by pair below some thousand queries, which costs eight times as much on two cores.
+    Recent versions of Faiss compare pair by pair below a few thousand queries, at eight times the cost on two cores.
     """
     faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
     if threads:
@@ -49,13 +49,13 @@ def set_up(threads: int | None) -> None:
 
 
 def threads() -> int:
-    """Return the threads that Faiss uses, in the calling thread."""
+    """Return the number of threads that Faiss uses in the calling thread."""
     return int(faiss.omp_get_max_threads())
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Have Faiss use one thread within the block, in the calling thread: with more, equal offers are cut by chance."""
+    """Make Faiss use one thread in the block, in the calling thread; with more threads, ties are cut at random."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
@@ -66,7 +66,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Block:
-    """Labels [start, start + n): `vectors` [n, D], an index over them or None for exact search.
+    """Labels [start, start + n): their `vectors` [n, D], and an index over them, or None for exact search.
 
     Vectors are float32, or float16, possibly mapped from a file: parts are widened as they are read.
     Exact search runs on `device`, cpu or a device of PyTorch, with the same result. `coded`: many searches of a few
@@ -90,7 +90,7 @@ class Block:
         return self if self.index is None else replace(self, index=None)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find positions with the `count` best scores, up to rounding: as `search.nearest.nearest`."""
+        """Find the positions with the `count` best scores, up to rounding, as `search.nearest.nearest` does."""
         if self.device == CPU:
             return nearest(queries, self.vectors, count)
         return self._on_device.nearest(queries, count)
@@ -101,7 +101,7 @@ class Block:
 
     @cached_property
     def codes(self) -> "Codes | None":
-        """One byte for each number, for a much faster scan; None if it does not pay."""
+        """Codes of one byte per number for a much faster scan; None if they do not pay."""
         if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
             return None
         return Codes.of(self.vectors)
@@ -114,7 +114,7 @@ class Block:
         return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
 
     def prepare(self) -> "Block":
-        """Compute now what searches would compute when they need it first, so that forked processes share it."""
+        """Compute cached values now, before the first search, so that forked processes share them."""
         _ = self.codes, self.longest
         return self
 
@@ -138,7 +138,7 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 class Codes(NamedTuple):
     """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
 
-    `longest`: the greatest norm of bytes where Faiss rounds queries to whole numbers, as it may, by the processor and
+    `longest`: the greatest norm of bytes if Faiss rounds queries to whole numbers, which depends on the processor and
     the number of columns; else 0. `of_vectors`: the greatest norm of a vector.
     """
 
@@ -150,7 +150,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
-        """Round `vectors` [n, D]; None if one is not a number."""
+        """Round `vectors` [n, D] to codes; None if a value is not a number."""
         largest = _largest(vectors)
         if not np.isfinite(largest).all():
             return None
@@ -168,7 +168,7 @@ class Codes(NamedTuple):
             rounded *= scale
             rounded -= rows
             error = max(error, _longest(rounded))
-        index.add_sa_codes(codes)  # at once: memory of an index grows by doubling
+        index.add_sa_codes(codes)  # all at once, because the memory of an index grows by doubling
         probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
         found, position = index.search(probe, 1)
         rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest
@@ -191,8 +191,8 @@ class Codes(NamedTuple):
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
     """Return keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY after the block's size.
 
-    An index offers `refine` times as many candidates; exact scores choose among them. Rows with too few labels in their
-    inverted lists are searched exactly.
+    An index offers `refine` times as many candidates, which are ranked by exact scores. Rows with too few labels in
+    their inverted lists are searched exactly.
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
@@ -204,7 +204,7 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
 
 
 def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys [B, width] of the best that the block's index offers, and the number of its offers int64 [B]."""
+    """Return keys [B, width] of the best candidates of the block's index, and its number of candidates int64 [B]."""
     assert block.index is not None
     fetch = min(len(block.vectors), width * refine + _SLACK)
     _, positions = block.index.search(padded(queries, block.index.d, copy=False), fetch)
@@ -218,10 +218,10 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
 
 
 def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:
-    """Search with `slacks` in turn, as far as rows do not prove themselves."""
+    """Search with the `slacks` in turn, as long as rows without a proof remain."""
     rows = len(block.vectors)
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
-    # Two float32 computations of one inner product, in any order, differ by 2·D·ε·‖x‖·‖w‖ at most.
+    # Two float32 computations of one inner product, in any order, differ by at most 2·D·ε·‖x‖·‖w‖.
     bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
     noise = np.asarray(bound * _norms(queries) * block.longest)
     if codes is None:
@@ -232,9 +232,9 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys
-    # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
+    # A label that was not fetched scores at most approximate[:, -1], up to the rounding errors of both computations.
     unsure = np.flatnonzero(~(scores_of(keys[:, -1]) > approximate[:, -1] + noise))
-    if not unsure.size:  # nor are all vectors read for none
+    if not unsure.size:  # do not read all vectors for no query
         return keys
     if len(slacks) > 1:
         keys[unsure] = _search_exactly(block, queries[unsure], width, slacks[1:])
@@ -267,7 +267,7 @@ def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np
 
 def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, scores: np.ndarray) -> None:
     arrays = (faiss.swig_ptr(array) for array in (scores, queries, vectors, positions))
-    with one_thread() if positions.size < _FEW_PAIRS else contextlib.nullcontext():  # waking others takes longer
+    with one_thread() if positions.size < _FEW_PAIRS else contextlib.nullcontext():  # waking other threads takes longer
         faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
 
 
@@ -281,7 +281,7 @@ def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
 
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
-    """Return keys [B, width] even if many labels tie, or nearly tie, at the last place."""
+    """Return keys [B, width] by scoring all labels, even if many labels tie, or nearly tie, at the last place."""
     approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise

@@ -1,7 +1,7 @@
-"""Candidates as one number each: the score in the high half, the label in the low half of a uint64.
+"""Candidates as uint64 keys: the score in the high half, the label in the low half.
 
-Sorting the keys upward puts the best score first and the smaller label first among equal scores, so a merge is a sort,
-and its result does not depend on the order in which the blocks arrive.
+In ascending order of keys the best score comes first, and the smaller label first among equal scores. So a merge is a
+sort, and its result does not depend on the order of the blocks.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ NOT_A_NUMBER = (
 
 def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Return keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` (float32, same shape)."""
-    bits = (scores + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
-    # IEEE floats order as sign and magnitude; all bits but the sign flipped where positive, they order downward as
-    # plain unsigned integers. In place: these arrays are the largest of a search.
+    bits = (scores + np.float32(0)).view(np.int32)  # + 0 turns -0 into 0, so that both are one score
+    # IEEE floats are sign and magnitude. With all bits but the sign flipped for positive numbers, they sort in
+    # descending order as unsigned integers. In place, because these arrays are the largest of a search.
     downward = bits >> 31
     np.invert(downward, out=downward)
     downward &= np.int32(0x7FFFFFFF)
@@ -45,7 +45,7 @@ def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def scores_of(keys: np.ndarray) -> np.ndarray:
     """Return the scores float32 of keys uint64; -inf for EMPTY."""
     downward = (keys >> np.uint64(32)).astype(np.uint32).view(np.int32)
-    # As in `pack`, which is its own inverse.
+    # The same operation as in `pack`: it is its own inverse.
     bits = np.invert(downward >> 31)
     bits &= np.int32(0x7FFFFFFF)
     bits ^= downward

@@ -1,4 +1,4 @@
-"""The post-filter of every search: a row's positives, their equals by text and its filtered labels are no negatives."""
+"""The post-filter of every search: removes a row's positives, labels with the same text, and its filtered labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +21,11 @@ class Parts(NamedTuple):
 
 
 WHOLE = Parts()
-_USUAL = 64  # labels that a row may lose: rows that fetch more are searched in smaller parts
+_USUAL = 64  # usual number of labels that a row may lose; rows that fetch more are searched in smaller parts
 
 
 class Exclusions(NamedTuple):
-    """Labels to drop from each of B rows. `same_text`: those whose text equals a positive's, positives among them."""
+    """Labels to drop from each of B rows. `same_text`: labels with the text of a positive, the positives included."""
 
     positives: Ragged
     filtered: Ragged
@@ -43,20 +43,20 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Exclusions":
-        """Return those of no rows."""
+        """Return exclusions of no rows."""
         return cls(Ragged.empty(0), Ragged.empty(0), Ragged.empty(0))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
-        """Return those of rows `rows` [B'] in that order."""
+        """Return the exclusions of the rows `rows` [B'] in that order."""
         return Exclusions(*(ids.take(rows) for ids in self))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
-        """Count the labels of [start, stop) that each row loses, at most: int64 [B]."""
+        """Return an upper bound on the labels of [start, stop) that each row loses, int64 [B]."""
         inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in self)
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
     def concat(self, other: "Exclusions") -> "Exclusions":
-        """Return these rows, then those of `other`."""
+        """Return these rows, followed by the rows of `other`."""
         return Exclusions(*map(Ragged.join, zip(self, other, strict=True)))
 
 
@@ -69,7 +69,7 @@ def start_search(
     refine: int = 1,
     parts: Parts = WHOLE,
 ) -> Callable[[], np.ndarray]:
-    """Search the block for each row's best labels that are not excluded, by threads perhaps: queries float32 [B, D].
+    """Start a search of the block for each row's best labels that are not excluded: queries float32 [B, D].
 
     What is returned waits for the keys [B, width]. Fetches as many more candidates as each row can lose, so that a row
     keeps `width` if the block has enough labels. `counts` gets the numbers of fetched candidates and of dropped
@@ -85,7 +85,7 @@ def start_search(
         keys[rows] = best(left, width)
         return dropped
 
-    # What is fetched follows from the whole batch, so that parts find what the batch would.
+    # The number to fetch depends on the whole batch, so that parts find the same labels as the batch.
     tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
     most = parts.most or max(1, len(queries))
     pieces = ((rows, n, max(1, most * min(n, width + _USUAL) // n)) for rows, n in tiers)
@@ -103,7 +103,7 @@ def start_search(
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:
-    """Return (row int64 [V], score float32 [V]) of every positive that lies in the block."""
+    """Return (row int64 [V], score float32 [V]) of every positive in the block."""
     rows, labels = exclusions.positives.row_of(), exclusions.positives.entries
     inside = (labels >= block.start) & (labels < block.stop)
     rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
@@ -111,7 +111,7 @@ def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -
 
 
 def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, Counter[str]]:
-    """Return keys [B, F] with EMPTY for labels that are excluded, and counts of candidates and of drops by reason."""
+    """Return keys [B, F] with EMPTY for excluded labels, and counts of candidates and of drops by reason."""
     label_ids, _ = unpack(keys)
     dropped = Counter(candidates=int((keys != EMPTY).sum()))
     gone = np.zeros(keys.shape, bool)

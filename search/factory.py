@@ -4,23 +4,23 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-AUTO = "auto"  # whatever is cheapest
-EXACT = "exact"  # searches the matrix itself
+AUTO = "auto"  # the cheapest index
+EXACT = "exact"  # searches the matrix without an index
 
-# Inverted lists grow by doubling, so up to half of what they hold is room; measured: 1.3 to 1.6 times their content.
+# Inverted lists grow by doubling, so up to half of their memory is unused; measured: 1.3 to 1.6 times the content.
 _ROOM_IN_LISTS = 1.6
 _LINK_BYTES = 4
 _TRAINING_ROWS = 1 << 16
 _TRAINING_ROWS_A_LIST = 64
-# Costs in multiplications as a blocked matrix product computes them, measured on two cores.
-_SCAN = 4.0  # of a vector of an inverted list, read one by one: for each column
-_SCAN_CODES = 0.5  # of its 4-bit code, 32 at a time
-_PROBE = 48.0  # a list of codes, whose table of products is made first: for each column
-_FETCHED = 320.0  # a candidate that is kept and ranked, beside its score, which is computed again
-_QUERY = 32_000.0  # a query, whatever it finds
-_PROBED = 64.0  # of n vectors in 4 √n lists, so many times √n are probed; in finer lists fewer
-_SECOND = 7.7e10  # of two cores
-_MOMENT = 3.2e11  # some five seconds: where exact search takes no longer, nothing is gained by missing labels
+# Costs in units of one multiplication of a blocked matrix product, measured on two cores.
+_SCAN = 4.0  # per column of a vector in an inverted list, read one by one
+_SCAN_CODES = 0.5  # per column of a 4-bit code, read 32 at a time
+_PROBE = 48.0  # per column of a list of codes, for the table of products
+_FETCHED = 320.0  # per candidate that is kept and ranked, without the cost of computing its score again
+_QUERY = 32_000.0  # per query, independent of its results
+_PROBED = 64.0  # lists probed, in units of √n, for n vectors in 4 √n lists; fewer vectors in finer lists
+_SECOND = 7.7e10  # multiplications per second on two cores
+_MOMENT = 3.2e11  # about five seconds: below this, exact search is fast enough
 _REFINE = 4
 _KMEANS_ROUNDS = 10
 _LEAST_LISTS = 16
@@ -28,7 +28,7 @@ _LEAST_LISTS = 16
 
 @dataclass(frozen=True)
 class Factory:
-    """A factory string, of which `spec` goes to Faiss; `exact` searches the matrix itself."""
+    """A factory string; `spec` goes to Faiss, and `exact` means search of the matrix without an index."""
 
     spec: str
 
@@ -43,7 +43,7 @@ class Factory:
 
     @property
     def lists(self) -> int:
-        """Number of inverted lists; 0 without."""
+        """Number of inverted lists; 0 if the index has no lists."""
         match = re.search(r"\bI(?:VF|MI)(\d+)", self.spec)
         return int(match[1]) if match else 0
 
@@ -54,17 +54,17 @@ class Factory:
 
     @property
     def lossy(self) -> bool:
-        """Tell whether it stores less than the vectors, so that exact scores of more candidates pay."""
+        """Return whether the index compresses the vectors, so that exact scores of more candidates pay."""
         return not self.exact and re.search(r"PQ|SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR", self.spec) is not None
 
     @property
     def subquantizers(self) -> int:
-        """M of a product quantizer, which must divide D; 1 without a quantizer."""
+        """M of a product quantizer, a divisor of the index's D; 1 without a quantizer."""
         match = re.search(r"PQ(\d+)", self.spec)
         return int(match[1]) if match else 1
 
     def dimension(self, dimension: int) -> int:
-        """Return the number of columns of the index: D, or the next multiple of M, padded with zeros."""
+        """Return the number of columns of the index: D, or the next multiple of M, with zeros as padding."""
         return -(-dimension // self.subquantizers) * self.subquantizers
 
     def bytes_per_vector(self, dimension: int) -> float:
@@ -78,40 +78,40 @@ class Factory:
         return (code + 8) * _ROOM_IN_LISTS if self.lists else code
 
     def fixed_bytes(self, dimension: int) -> int:
-        """Return the bytes of centroids and of their graph."""
+        """Return the bytes of the centroids and their graph."""
         return self.lists * (4 * dimension + 200) + (1 << 20)
 
     def stored_bytes(self, rows: int, dimension: int) -> int:
-        """Estimate the bytes of the index of `rows` vectors [dimension] as a file, without room to grow."""
+        """Estimate the bytes of the index file of `rows` vectors [dimension], without room to grow."""
         room = _ROOM_IN_LISTS if self.lists else 1.0
         return int(self.bytes_per_vector(dimension) / room * rows) + self.lists * (4 * dimension + 8)
 
     def training_rows(self) -> int:
-        """Return the rows to train on: enough for every list, whatever the block's size."""
+        """Return the number of training rows: enough for every list, independent of the block's size."""
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
 
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
         """Estimate what building and searching `blocks` blocks of vectors [rows, dimension] costs, in multiplications.
 
-        `_SECOND` of them take a second on two cores.
+        Two cores compute `_SECOND` multiplications per second.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
-        # Half of exact search at most: below that it is not worth what is missed.
+        # At most half the cost of exact search; a smaller gain is not worth the missed labels.
         return blocks * each if self.exact else _MOMENT + 2 * blocks * each
 
     def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
-        """Tell whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
+        """Return whether a query of `nprobe` lists costs less than scoring all vectors [rows, dimension].
 
-        Untrained vectors form no clusters: most lists are then read, which costs more than a product.
+        Untrained vectors have no clusters, so a search reads most lists, at a higher cost than a matrix product.
         """
         return not nprobe or self.query_cost(rows, width, nprobe, dimension) < rows * dimension
 
     def building_cost(self, rows: int, dimension: int) -> float:
-        """Estimate the multiplications of building it over vectors [rows, dimension]; none without lists."""
+        """Estimate the multiplications of building the index over vectors [rows, dimension]; 0 without lists."""
         return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications of a query; without lists, those of all vectors (a graph needs fewer)."""
+        """Estimate the multiplications of a query; without lists, a product with all vectors (a graph needs fewer)."""
         if not (lists := self.lists):
             return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
@@ -120,7 +120,7 @@ class Factory:
         return _QUERY + (lists + probes + scan * scanned) * dimension + (_FETCHED + dimension) * fetched
 
     def milliseconds(self, rows: int, width: int, dimension: int) -> float:
-        """Estimate what one query of many takes of two cores."""
+        """Estimate the milliseconds per query, for many queries on two cores."""
         return 1000 * self.query_cost(rows, width, None, dimension) / _SECOND
 
     def _code_bytes(self, dimension: int) -> float:
@@ -140,7 +140,7 @@ def choose(
     price: Callable[[Factory], float | None] | None = None,
     dimension: int = 0,
 ) -> Factory:
-    """Return the index that `spec` means for `rows` vectors: itself, or with `auto` the index that pays.
+    """Return the index that `spec` names for `rows` vectors; `auto` stands for the cheapest index.
 
     Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists above. With it, the
     cheapest index of several sizes for vectors [dimension]: `price` estimates what one costs, None if it cannot be.

@@ -1,4 +1,4 @@
-"""The Faiss index of one block: how it is built, kept as a file, and tuned to a recall."""
+"""The Faiss index of one block: build it, keep it in a file, and tune it to a recall."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -17,21 +17,20 @@ from search.candidates import unpack
 from search.factory import Factory
 from search.nearest import widened
 
-_AT_ONCE = 1 << 20  # bytes of an index that are read or written at a time
+_AT_ONCE = 1 << 20  # bytes of an index file that are read or written at a time
 MOST_REFINE = 16
-_ABOVE = 0.005  # added to the target: other queries may do a little worse than the sampled ones
+_ABOVE = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
 _FIRST_NPROBE = 4
 _FIRST_EF = 16
-_GAIN = 0.002  # of recall: two doublings in a row that bring less do not pay
+_GAIN = 0.002  # smallest gain in recall: two doublings in a row with smaller gains end the search
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
     """Build an inner-product index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
 
-    Vectors are float32 with as many columns as the index, or float16 with as many or fewer columns: a part at a time is
-    widened.
+    Vectors are float32 with as many columns as the index, or float16 with at most as many, which is widened in parts.
 
-    Raises InputError: not a factory string, or too few vectors to train it.
+    Raises InputError for an invalid factory string, or too few vectors for training.
     """
     if factory.exact:
         return None
@@ -52,7 +51,7 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
 
 
 def add(index: faiss.Index, vectors: np.ndarray) -> None:
-    """Add `vectors` [n, D] after those in the index, as `build` takes them."""
+    """Append `vectors` [n, D], of the same form as for `build`, to the index."""
     for _, rows in widened(vectors):
         index.add(padded(rows, index.d, copy=False))
 
@@ -63,7 +62,7 @@ def keep_first(index: faiss.Index, rows: int) -> None:
 
 
 def empty(factory: Factory, dimension: int) -> faiss.Index:
-    """Return the index before training. Raises InputError: not a factory string that makes one."""
+    """Return the index before training. Raises InputError for an invalid factory string."""
     try:
         return faiss.index_factory(dimension, factory.spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -74,7 +73,7 @@ def empty(factory: Factory, dimension: int) -> faiss.Index:
 
 
 def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
-    """Return the graph that `index` is; None for a graph that only routes to inverted lists."""
+    """Return `index` as a graph; None if it is no graph, or uses a graph only to find inverted lists."""
     inner = faiss.downcast_index(index)
     while isinstance(inner, faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
@@ -82,7 +81,7 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
 
 
 def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
-    """Put `rows` float32 [n, D] instead of those at `positions` int64 [n]; False for an index that has no lists.
+    """Replace the vectors at `positions` int64 [n] by `rows` float32 [n, D]; False for an index without lists.
 
     Centres and codes do not change.
     """
@@ -95,7 +94,7 @@ def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the reason alone: Faiss puts the C++ function and line before it."""
+    """Return only the reason of a Faiss error, without the C++ function and line before it."""
     return str(error).rsplit(": ", 1)[-1].strip()
 
 
@@ -112,7 +111,7 @@ def write_index(url: str, name: str, block: Block) -> Shard:
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:
-    """Read the index in a file under `url` after comparing its checksum; only the index is kept in memory.
+    """Read the index in a file under `url` after checking its checksum; only the index stays in memory.
 
     Raises TableError, StorageError.
     """
@@ -140,7 +139,7 @@ class SearchParams:
 
     @property
     def factor(self) -> int:
-        """Labels to fetch for each requested label."""
+        """Number of labels to fetch per requested label."""
         return self.refine or 1
 
 
@@ -173,10 +172,10 @@ def apply(index: faiss.Index | None, params: SearchParams) -> None:
 def tune(
     block: Block, fixed: SearchParams, lossy: bool, queries: np.ndarray, width: int, target: float
 ) -> SearchParams:
-    """Return `fixed` with its open parameters tuned: the best `width` labels of `queries` [S, D] have recall `target`.
+    """Return `fixed` with its unset parameters tuned to recall `target` of the best `width` labels of `queries` [S, D].
 
-    The smallest refine that reaches the target, and the smallest power of two for the others; the closest values if
-    none reaches the target. Queries [0, D] or an index without parameters give `fixed` itself.
+    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters; the closest
+    values if no values reach the target. Queries [0, D] or an index without parameters give `fixed` itself.
     """
     if block.index is None:
         return fixed
@@ -205,15 +204,15 @@ def tune(
             if share >= min(1.0, target + _ABOVE):
                 return params
             if len(before) >= 2 and share - before[-2] < _GAIN:
-                break  # more lists do not help: what is missing was lost in the codes
+                break  # more lists do not help, because the codes lose the missing labels
             before.append(share)
     return best
 
 
 def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
-    """Return the share of the ids `exact` [S, width] that `params` find.
+    """Return the share of the ids `exact` [S, width] that a search with `params` finds.
 
-    Measures the index alone: rows with too few offers would be searched exactly, and cost as much.
+    Measures only the index: a search would treat rows with too few candidates exactly, at the cost of exact search.
     """
     apply(block.index, params)
     label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])
@@ -222,7 +221,7 @@ def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.nd
 
 
 def _powers(first: int, last: int) -> list[int]:
-    """Return first, 2 first, 4 first, ... and `last`."""
+    """Return `first`, 2 `first`, 4 `first`, ... and `last`."""
     powers = []
     while first < last:
         powers.append(first)

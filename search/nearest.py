@@ -1,4 +1,4 @@
-"""Exact nearest vectors: on a CPU by Faiss, on a GPU by PyTorch, which is imported only if a GPU is used.
+"""Exact nearest vectors: by Faiss on a CPU, by PyTorch on a GPU. PyTorch is imported only if a GPU is used.
 
 Products are computed in float32.
 """
@@ -14,19 +14,19 @@ from schemas.errors import InputError
 
 CPU = "cpu"
 _DRIVER = Path("/dev/nvidiactl")
-_SCORES = 1 << 20  # held at once
+_SCORES = 1 << 20  # scores in memory at a time
 _SCORES_ON_DEVICE = 1 << 28  # 1 GiB
-_MANY = 1024  # queries from which Faiss's blocked search is the faster one; below, it takes up to six times as long
-_MANY_ALONE = 8  # the same where Faiss has one thread: its caller is one of several
-_WIDENED = 1 << 21  # numbers of half precision that are widened at a time
+_MANY = 1024  # Faiss's blocked search is faster from this number of queries on; below it takes up to six times as long
+_MANY_ALONE = 8  # the same if Faiss has one thread because several threads call it
+_WIDENED = 1 << 21  # half-precision numbers that are widened at a time
 
 
 def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the `count` <= n best inner products of queries float32 [B, D] with vectors [n, D], float32 or float16.
+    """Find the best `count` <= n inner products of queries float32 [B, D] with vectors [n, D], float32 or float16.
 
-    Scores float32 [B, count], best first, and positions int64 [B, count]; equal scores in any order.
+    Returns scores float32 [B, count], best first, and positions int64 [B, count]; equal scores are in any order.
     """
-    import faiss  # which a GPU's search does without
+    import faiss  # not needed for a search on a GPU
 
     many = len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE)
     if many and vectors.dtype == np.float32:
@@ -70,7 +70,7 @@ def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray
 
 
 def _best(scores: np.ndarray, positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` best of each row [B, n], or all of them, in any order."""
+    """Return the `count` best scores of each row [B, n] (all if n is smaller) and their positions, in any order."""
     if scores.shape[1] <= count:
         return scores, positions
     picked = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]
@@ -78,7 +78,7 @@ def _best(scores: np.ndarray, positions: np.ndarray, count: int) -> tuple[np.nda
 
 
 def find_device(name: str) -> str:
-    """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError if it is not there."""
+    """Return `cpu` or `cuda:N` for auto, cpu, cuda or cuda:N. Raises InputError if the device does not exist."""
     if name == CPU or (name == "auto" and not _DRIVER.exists()):
         return CPU
     try:
@@ -106,7 +106,7 @@ class DeviceVectors:
         self._vectors = torch.from_numpy(np.ascontiguousarray(vectors)).to(device)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """As the function `nearest`; equal to a CPU's results up to rounding, which `search.block` settles."""
+        """Same as the function `nearest`; results equal a CPU's up to rounding, which `search.block` removes."""
         torch, vectors = self._torch, self._vectors
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)
         scores = x.new_empty(len(x), 0)
@@ -115,7 +115,7 @@ class DeviceVectors:
         for start in range(0, len(vectors), step):
             block = x @ vectors[start : start + step].T
             best, places = block.topk(min(count, block.shape[1]), dim=1)
-            # [B, count] of what came before, beside those of the block
+            # [B, count] of the earlier blocks, next to the scores of this block
             scores, positions = torch.cat([scores, best], 1), torch.cat([positions, places + start], 1)
             scores, order = scores.topk(min(count, scores.shape[1]), dim=1)
             positions = positions.gather(1, order)

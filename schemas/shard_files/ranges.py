@@ -23,7 +23,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Access:
-    """Options of reading shards: verified checksums, a cache of remote ranges, and an event that ends retries."""
+    """Options for reading shards: verification of checksums, a cache of remote ranges, an event that ends retries."""
 
     verify: bool = True
     cache: LocalCache | None = None
