@@ -5,7 +5,7 @@
     extremis.export("data/", "runs/1", "exported/")
     extremis.load("exported/").predict(["a ship in a storm"], k=5)
 
-Nothing but this file and a check of the installation is loaded before the first use of a name.
+Before the first use of a name, only this file and a check of the installation are loaded.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from extremis.installation import refuse_others
 
 refuse_others()
 
-if TYPE_CHECKING:  # for those who read types; the same names are loaded below when they are used first
+if TYPE_CHECKING:  # for type checkers; the code below loads the same names on first use
     from extremis.commands.ablate import ablate as ablate
     from extremis.commands.cluster import cluster as cluster
     from extremis.commands.data import data as data
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for those who read types; the same names are loaded below w
 
     version = code_version
 
-# Commands, and the step of the loop that each is for.
+# Commands, and the step of the loop to which each belongs.
 COMMANDS = {
     "shard": "Data",
     "data": "Data",
@@ -84,7 +84,7 @@ _PLACES = {
     "Result": "extremis.result",
     "TupleStream": "trainer.tuples.stream",
     "version": "schemas.manifest",
-}  # a command's module has its name
+}  # the module of a command has the command's name
 __all__ = sorted([*COMMANDS, *_PLACES])
 
 

@@ -1,4 +1,4 @@
-"""`extremis ablate`: several recipes on the same data, trained one after the other and compared."""
+"""`extremis ablate`: trains several recipes on the same data, one after the other, and compares them."""
 
 import contextlib
 import gc
@@ -23,15 +23,15 @@ from trainer.methods.recipe import Recipe
 from trainer.settings.resolve import resolve
 
 SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
-CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is installed
+CHARTS = "ablation.html"  # `extremis report` of all runs, if plotly is installed
 
-Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
+Variants: TypeAlias = dict[str, Recipe]  # recipes by the name of their line in the comparison
 
 
 def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load `recipes` for `data`, each with the applicable `overrides`.
 
-    A recipe is a name, the path of a file, which gives the line its name, or a folder of files. Raises InputError.
+    A recipe is a name, a path of a file (its line has the file's name), or a folder of files. Raises InputError.
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
@@ -48,10 +48,10 @@ def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> V
 def ablate(
     data: str, out: str, variants: Variants, split: str, shown: Sequence[str] = SHOWN, retry: bool = False
 ) -> dict[str, Any]:
-    """Train each variant into OUT/<name>, evaluate it on `split`, print and write the comparison of `shown` metrics.
+    """Train each variant into OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
 
-    A finished variant is not trained again, and an interrupted variant continues. One that failed is skipped unless
-    `retry`; the others are compared. Raises InputError if OUT holds runs on other data or of other recipes.
+    A finished variant is not trained again, an interrupted variant continues, and a failed variant is skipped unless
+    `retry`; all others are compared. Raises InputError if OUT holds runs on other data or of other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_place(out, "compared", [data])
@@ -98,12 +98,12 @@ def _train_and_score(
         if not storage.exists(RunLayout(run).finished):
             say(f"{name}: training into {run}")
             outcome = train(data, run, recipe, resume=True, beam_options=())
-            gc.collect()  # a trainer is a cycle of references: it would stay in memory beside the next one
+            gc.collect()  # a trainer has reference cycles, and would stay in memory while the next one runs
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
         result |= evaluate(data, run, EvaluateOptions(split, ks=ks))
     except InputError:
-        raise  # wrong use: nothing was tried
+        raise  # wrong use: no training started
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)

@@ -232,7 +232,7 @@ class Table:
     def aligned_with(
         self, other: "Table", shard: int, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the row groups of shard `shard` of both: `columns` of this one, and all of `other`, row by row.
+        """Yield the row groups of shard `shard` of both tables, row by row: `columns` of this one, all of `other`.
 
         Raises TableError if the ids of the two tables differ.
         """

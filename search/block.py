@@ -69,8 +69,8 @@ class Block:
     """Labels [start, start + n): their `vectors` [n, D], and an index over them, or None for exact search.
 
     Vectors are float32, or float16, possibly mapped from a file: parts are widened as they are read.
-    Exact search runs on `device`, cpu or a device of PyTorch, with the same result. `coded`: many searches of a few
-    queries come, for which a byte a number is kept in memory.
+    Exact search runs on `device`, cpu or a device of PyTorch, with the same result. `coded`: keep codes of one byte per
+    number in memory, for many searches of a few queries each.
     """
 
     start: int
@@ -128,7 +128,7 @@ def _longest(rows: np.ndarray) -> float:
 
 
 def _largest(vectors: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude of each column, float32 [D]: bits without the sign, NaN above all numbers."""
+    """Return the largest magnitude of each column, float32 [D]; compares bits without the sign, so NaN is largest."""
     bits = vectors.view(f"u{vectors.itemsize}")
     most = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
     largest = [(bits[start : start + _AT_ONCE] & most).max(0) for start in range(0, len(bits), _AT_ONCE)]
@@ -136,7 +136,7 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 
 
 class Codes(NamedTuple):
-    """Vectors as bytes in units of `scale` [D], one a column; no vector is farther than `error` from its bytes.
+    """Vectors as bytes in units of `scale` [D], one unit per column; a vector is at most `error` away from its bytes.
 
     `longest`: the greatest norm of bytes if Faiss rounds queries to whole numbers, which depends on the processor and
     the number of columns; else 0. `of_vectors`: the greatest norm of a vector.
@@ -212,7 +212,7 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
 
 
 def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
-    """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
+    """Search without missing a label; ties are broken by label id. The result equals sorting all labels."""
     few = len(queries) < _FEW[block.vectors.dtype.itemsize]
     return _search_exactly(block, queries, width, _CODED_SLACKS + _SLACKS if few and block.codes else _SLACKS)
 

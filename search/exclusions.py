@@ -14,7 +14,7 @@ from search.candidates import EMPTY, best, unpack
 
 
 class Parts(NamedTuple):
-    """Division of a batch into parts of at most `most` rows, which `run` searches: `map`, or that of threads."""
+    """Division of a batch into parts of at most `most` rows; `run` searches them: `map`, or a thread pool's `map`."""
 
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
     most: int | None = None
@@ -33,7 +33,7 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
-        """Read them from rows of a queries or labels table; without `label_ids` a row's only positive is itself."""
+        """Read exclusions from rows of a queries or labels table; without `label_ids` a row is its only positive."""
         if "label_ids" in table.column_names:
             positives = list_column(table, "label_ids")
         else:
@@ -71,9 +71,9 @@ def start_search(
 ) -> Callable[[], np.ndarray]:
     """Start a search of the block for each row's best labels that are not excluded: queries float32 [B, D].
 
-    What is returned waits for the keys [B, width]. Fetches as many more candidates as each row can lose, so that a row
-    keeps `width` if the block has enough labels. `counts` gets the numbers of fetched candidates and of dropped
-    candidates, by reason.
+    Call the returned function to wait for the keys [B, width]. The search fetches as many extra candidates as each row
+    can lose, so that a row keeps `width` labels if the block has enough. `counts` gets the numbers of fetched and of
+    dropped candidates, by reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)

@@ -18,7 +18,7 @@ _SCAN_CODES = 0.5  # per column of a 4-bit code, read 32 at a time
 _PROBE = 48.0  # per column of a list of codes, for the table of products
 _FETCHED = 320.0  # per candidate that is kept and ranked, without the cost of computing its score again
 _QUERY = 32_000.0  # per query, independent of its results
-_PROBED = 64.0  # lists probed, in units of √n, for n vectors in 4 √n lists; fewer vectors in finer lists
+_PROBED = 64.0  # vectors scanned, in units of √n, out of n vectors in 4 √n lists; finer lists need fewer
 _SECOND = 7.7e10  # multiplications per second on two cores
 _MOMENT = 3.2e11  # about five seconds: below this, exact search is fast enough
 _REFINE = 4
@@ -34,7 +34,7 @@ class Factory:
 
     @classmethod
     def parse(cls, spec: str) -> "Factory":
-        """Read a factory string, without `,RFlat`: candidates are scored with the block's own vectors anyway."""
+        """Read a factory string without `,RFlat`, because the block's own vectors score the candidates anyway."""
         return cls(re.sub(r",\s*(RFlat|Refine\(Flat\))$", "", spec.strip()))
 
     @property
@@ -49,7 +49,7 @@ class Factory:
 
     @property
     def graph(self) -> bool:
-        """Tell whether a graph is built. With several threads Faiss builds one in an order that no seed fixes."""
+        """Return whether the index has a graph. With several threads no seed fixes the order of building it."""
         return re.search(r"HNSW|NSG|NNDescent", self.spec) is not None
 
     @property
@@ -91,7 +91,7 @@ class Factory:
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
 
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate what building and searching `blocks` blocks of vectors [rows, dimension] costs, in multiplications.
+        """Estimate the multiplications of building and searching `blocks` blocks of vectors [rows, dimension].
 
         Two cores compute `_SECOND` multiplications per second.
         """
@@ -142,8 +142,8 @@ def choose(
 ) -> Factory:
     """Return the index that `spec` names for `rows` vectors; `auto` stands for the cheapest index.
 
-    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists above. With it, the
-    cheapest index of several sizes for vectors [dimension]: `price` estimates what one costs, None if it cannot be.
+    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists above. With `price`,
+    `auto` is the cheapest of several indexes for vectors [dimension]; `price` returns a cost, or None if impossible.
     """
     if spec != AUTO:
         return Factory.parse(spec)
@@ -154,7 +154,7 @@ def choose(
 
 
 def candidates(dimension: int, rows: int) -> list[Factory]:
-    """List indexes for blocks of about `rows` vectors: exact; inverted lists of several sizes, plain or as codes."""
+    """List indexes for blocks of about `rows` vectors: exact, and inverted lists of several sizes, plain or coded."""
     factories = [Factory(EXACT)]
     for share in (1, 2, 4, 8):
         lists = int(share * rows**0.5)

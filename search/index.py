@@ -105,7 +105,7 @@ def write_index(url: str, name: str, block: Block) -> Shard:
         index = faiss.IndexFlatIP(block.vectors.shape[1])
         index.add(block.vectors)
     with storage.writing(join(url, name)) as path:
-        with open(path, "wb") as file:  # what Faiss writes by itself may lose its end on a full disk, in silence
+        with open(path, "wb") as file:  # Faiss's own writer may lose the end of a file on a full disk without an error
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _AT_ONCE))  # type: ignore[attr-defined]
         return describe_file(path, name, len(block.vectors))
 

@@ -51,7 +51,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 
 
 def widened(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` at a time; 0: all, or some of half precision."""
+    """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` at a time; 0: all float32, a part of float16."""
     step = rows or (len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1])
     for start in range(0, len(vectors), max(1, step)):
         yield start, vectors[start : start + step].astype(np.float32, copy=False)

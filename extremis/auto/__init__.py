@@ -1,3 +1,3 @@
-"""`extremis run auto`: the data is looked at, recipes are tried on a part of it, and the best one trains."""
+"""`extremis run auto`: surveys the data, tries recipes on a part of it, and trains the best one."""
 
-WAITS = "refresh.stale=wait"  # for each table of negatives: what is trained on does not depend on the clock
+WAITS = "refresh.stale=wait"  # wait for each table of negatives, so that the training data does not depend on timing

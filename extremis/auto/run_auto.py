@@ -1,4 +1,4 @@
-"""The run of `auto`: survey, trials, the best recipe trained on all rows but a few, and its scores fused."""
+"""The run of `auto`: survey, trials, training of the best recipe on all rows but a few, and fusion of its scores."""
 
 import math
 import statistics
@@ -32,14 +32,14 @@ from trainer.settings.resolve import Resolved, facts_of, resolve
 from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
-_HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
-_PATIENCE = 2  # validations without a better one
-_OF_TRIALS = 1 / 3  # of the time for all
-_LATE = 1.1  # that --minutes may be off
+_HELD_OUT = 500  # queries held out of the final run: enough to fit the weights of scores, and a small loss for training
+_PATIENCE = 2  # validations without a better result before training stops
+_OF_TRIALS = 1 / 3  # share of the total time
+_LATE = 1.1  # factor by which --minutes may be exceeded
 _WIDER, _MINED = 1.9, 1.7  # an epoch of the final run, in one of a trial over as many rows; with a miner beside
-_OF_RANKER, _OF_FUSION = 0.3, 0.1  # of what is left then
-_RANKER, _FUSION = 3.0, 1.0  # what the ranker and the fusion take, in epochs, before they are known
-_LEAST_MINUTES = 0.05  # of a trial
+_OF_RANKER, _OF_FUSION = 0.3, 0.1  # shares of the remaining time
+_RANKER, _FUSION = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
+_LEAST_MINUTES = 0.05  # minimum for a trial
 
 
 def run_auto(
@@ -70,7 +70,7 @@ def run_auto(
         for line in survey.lines():
             say(line)
         if pretrained:
-            find_token_vectors(pretrained, DataLayout(data))  # refuses a model of another tokenizer before any trial
+            find_token_vectors(pretrained, DataLayout(data))  # refuses a model with another tokenizer before any trial
         if is_there:
             recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
             report, epoch = read_json(join(run, REPORT)), 0.0
@@ -93,7 +93,7 @@ def run_auto(
             recipe = _within(recipe, minutes, epoch, time.perf_counter() - began, time.perf_counter() - began - spent)
             _write(run, report, recipe, claim)
         remaining.begin(training, lambda own: epoch * _FUSION)
-        if storage.exists(RunLayout(run).finished):  # its newest checkpoint may be gone
+        if storage.exists(RunLayout(run).finished):  # the newest checkpoint of a finished run may be gone
             outcome: dict[str, Any] = {"epochs": [], "table_versions": {}}
         else:
             outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
@@ -108,7 +108,7 @@ def run_auto(
 
 
 def _require_able(run: str, is_there: bool, resume: bool) -> None:
-    """Refuse what `auto` cannot do, before anything is made. Raises InputError."""
+    """Refuse requests that `auto` cannot fulfil, before it writes anything. Raises InputError."""
     ranks = ranks_of_environment().ranks
     if ranks > 1:
         raise InputError(
@@ -126,7 +126,7 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 def _choose(
     data: str, run: str, survey: Survey, pretrained: str, overrides: Sequence[str], minutes: float, remaining: Remaining
 ) -> tuple[dict[str, Any], Resolved, float]:
-    """Try the contenders, then variations of the best: return a report, the winning recipe, and seconds of its epoch.
+    """Try the contenders, then variations of the best; return a report, the winning recipe, and seconds per epoch.
 
     Trials have a share of `minutes` (0: no limit); contenders without time left are not tried.
     """
@@ -134,7 +134,7 @@ def _choose(
     fitting = _fitting(data, contenders(survey, pretrained), rows, overrides)
     first = next(iter(fitting.values()))
     machine = first.train
-    open_device(machine.device)  # raises InputError before anything is made
+    open_device(machine.device)  # raises InputError before anything is written
     trial_data = TrialData.prepare(data, survey, join(run, FOLDER), machine.device, machine.threads)
     trials = list[Trial]()
 
@@ -180,7 +180,7 @@ def _choose(
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
-    """Return the contenders that the overrides fit, each with its recipe. Raises InputError if they fit none."""
+    """Return the contenders to which the overrides apply, each with its recipe. Raises InputError if there is none."""
     fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in kinds:
         try:
@@ -195,7 +195,7 @@ def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequen
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
-    """Return the contender's recipe for all rows but those held out."""
+    """Return the contender's recipe for all rows except held-out rows."""
     waits = applicable_overrides(contender.recipe, [WAITS]) if WAITS in overrides else []
     changes = [
         *contender.changes,
@@ -210,10 +210,10 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
 
 
 def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranker: float) -> Recipe:
-    """Let training end early enough for the fusion within `minutes`; `spent` seconds have passed.
+    """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
 
-    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Says so if two epochs
-    take longer, because learning rates have to fall to their end.
+    The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Prints a line if two
+    epochs, the minimum for learning rates to fall to their end, take longer.
     """
     if not minutes:
         return recipe
@@ -239,7 +239,7 @@ def _tidy(run: RunLayout, best: int | None, claim: Claim) -> None:
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe, claim: Claim) -> None:
-    """Write the choice and its reasons; the recipe can be trained again like any other."""
+    """Write the choice and its reasons; the recipe can be trained again like any other recipe."""
     claim.require()
     write_json(join(run, REPORT), report, indent=1)
     storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())

@@ -1,4 +1,4 @@
-"""Survey of a data set, and its contenders: the few recipes that could be best on it."""
+"""Survey of a data set, and its contenders: the few recipes that may be best for the data set."""
 
 import math
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from trainer.settings.facts import Facts, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
-_ROWS = 200_000  # of queries and of labels that are compared
-_EVERY_LABEL = 8_000  # up to so many, scoring every label costs about as much as a shared pool
+_ROWS = 200_000  # rows of queries and of labels to compare
+_EVERY_LABEL = 8_000  # number of labels up to which scoring all of them costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
-VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # of the best contender: all weights but the nearest one
+VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest one
 _LEAST_WEIGHT = 0.01
-# On WordNet 10 a query instead of 2 gain 0.3 P@5, and double the time: each is one more label to encode.
+# On WordNet, 10 per query instead of 2 gain 0.3 P@5 and double the time: each is one more label to encode.
 _FEW_MINED = "negatives.hard=2"
-# A shared pool draws an eighth of so many labels for each step: to artworks with 9,315 and 15,562 labels mined ones
-# added 0.2 P@1 at most, and half of the time.
+# A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, and half of
+# the time, on artworks with 9,315 and 15,562 labels.
 _FEW_LABELS, _NONE_MINED = 25_600, "negatives.hard=0"
-_NO_TEXTS = "data.label_texts=false"  # of labels that are queries too: each would be a point twice
+_NO_TEXTS = "data.label_texts=false"  # for labels that are also queries: each would be a training point twice
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Figures of DATA, and the `inputs` that an encoder can read.
+    """Figures of DATA, and the possible `inputs` of an encoder.
 
-    `texts`: share of the labels with a text. `symmetric`: share of these texts that are also queries.
+    `texts`: share of the labels that have a text. `symmetric`: share of these texts that are also queries.
     """
 
     facts: Facts
@@ -49,7 +49,7 @@ class Survey:
         sizes, tables = DataSizes.of(data), (Table.open(data.labels, "labels"), open_queries(data, "train"))
         has_dense = DENSE in tables[1].columns
         inputs = kind_of({"tokens": bool(sizes.vocabulary), "features": bool(sizes.features), "dense": has_dense})
-        if not sizes.vocabulary or (has_dense and DENSE not in tables[0].columns):  # such labels are not encoded
+        if not sizes.vocabulary or (has_dense and DENSE not in tables[0].columns):  # these labels cannot be encoded
             return cls(facts, inputs)
         labels, queries = (texts_of(table, _ROWS) for table in tables)
         filled = pc.sum(pc.greater(pc.binary_length(labels), 0)).as_py() or 0
@@ -64,11 +64,11 @@ class Survey:
 
     @property
     def is_symmetric(self) -> bool:
-        """True if most labels are queries too: a pair may then have its reverse, which an excerpt would not keep."""
+        """True if most labels are also queries. A pair may then have a reverse pair, and an excerpt would lose it."""
         return self.labels_have_texts and self.symmetric > 0.5
 
     def lines(self) -> Iterator[str]:
-        """Describe the survey, one fact a line."""
+        """Describe the survey, one fact per line."""
         facts = self.facts
         named = {"tokens": f"{facts.tokens:.0f} tokens", "features": "sparse features", "dense": "a dense vector"}
         read = " and ".join(named[part] for part in reads(self.inputs))
@@ -81,20 +81,20 @@ class Survey:
 
 
 class Contender(NamedTuple):
-    """A recipe by name, and changes to it."""
+    """The name of a recipe, and changes to the recipe."""
 
     recipe: str
     changes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Name of its trial: the recipe and the values that are changed."""
+        """Name of its trial: the recipe and the changed values."""
         stated = (change.partition(".")[2].split("=", 1) for change in self.changes)
         return "-".join([self.recipe, *(f"{name}-{value.rstrip('/').rpartition('/')[2]}" for name, value in stated)])
 
     @property
     def dual(self) -> bool:
-        """True of a dual encoder."""
+        """True if the recipe is a dual encoder."""
         return _FEW_MINED in self.changes
 
     def changed(self, *changes: str) -> "Contender":
@@ -103,9 +103,9 @@ class Contender(NamedTuple):
 
 
 def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
-    """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder.
+    """List one contender of each kind that is possible for the data: one-vs-all, decoupled softmax, a dual encoder.
 
-    Each comes twice if a model has `pretrained` token vectors: with and without them.
+    With a model of `pretrained` token vectors, each contender comes twice: with and without these vectors.
     """
     sampled, few = survey.facts.labels > _EVERY_LABEL, survey.facts.labels <= _FEW_LABELS
     texts = f"data.label_texts={'true' if survey.labels_have_texts else 'false'}"
@@ -120,6 +120,6 @@ def contenders(survey: Survey, pretrained: str = "") -> list[Contender]:
 
 
 def variations(best: Contender, weight: float) -> list[Contender]:
-    """List the best contender with other weights of n-grams than its own, which decide most of what words are like."""
+    """List the best contender with other weights of n-grams, the settings with the most influence on word vectors."""
     nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
     return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]
