@@ -1,4 +1,4 @@
-"""Bars and tables by rich, which a command loads when it shows the first."""
+"""Bars and tables by rich; a command loads rich when it shows its first bar or table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class SafeConsole(Console):
-    """A console that shows texts, also in cells of a table, as `clean` returns them: no markup, no emoji."""
+    """A console that shows texts unchanged after `clean`, also in table cells: no markup, no emoji."""
 
     def __init__(self, clean: Callable[[str], str], **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
@@ -21,7 +21,7 @@ class SafeConsole(Console):
 
 
 def make_bars(console: Console, counted: bool) -> progress.Progress:
-    """Make bars: `counted` with counts and times, others with a note that contains them. Texts are to be clean."""
+    """Make bars: with counts and times if `counted`, else with a note that contains them. Texts must be clean."""
     title, note = (progress.TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = title, progress.BarColumn(), *(counts if counted else ()), note

@@ -30,7 +30,7 @@ def _print_version(context: click.Context, option: click.Parameter, stated: bool
 
 
 class _Commands(Mapping[str, click.Command]):
-    """Command lines by name. The module of a command is loaded when its name is looked up."""
+    """Command lines by name. Looking up a name loads the command's module."""
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in extremis.COMMANDS:
@@ -46,13 +46,13 @@ class _Commands(Mapping[str, click.Command]):
 
 
 def _summary(name: str) -> str:
-    """Read the first line of a command's docstring from its source: the help of all loads no command."""
+    """Read the first line of a command's docstring from its source, so that the main help loads no command."""
     source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
     return source.partition(f"\ndef {name}(")[2].partition('"""')[2].partition("\n")[0]
 
 
 class _Loop(click.Group):
-    """Commands in the help by the step of the loop that they are for."""
+    """Group of commands, which the help lists by step of the loop."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for step, commands in groupby(extremis.COMMANDS, key=lambda name: extremis.COMMANDS[name]):
@@ -87,15 +87,15 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; user errors become one message and an exit status, never a traceback.
+    """Run the command line; a user error gives one message and an exit status, never a traceback.
 
-    `arguments`: by default those of this process. Raises SystemExit unless the command succeeds.
+    `arguments`: by default the arguments of this process. Raises SystemExit unless the command succeeds.
     """
     if arguments is None:
         open_streams()
         share_cores()
         if TRACEBACK not in os.environ:
-            sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
+            sys.unraisablehook = lambda unraisable: None  # destructors of libraries would print tracebacks
     try:
         words = sys.argv[1:] if arguments is None else arguments
         with output(command=shlex.join(["extremis", *words])):
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Print one message about the error, and exit; a traceback only if it is asked for."""
+    """Print one message about the error, and exit; print a traceback only on request."""
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
         error = MissingExtra(f"this command needs the Python module {error.name}, which is not installed", extra)
     message, status = lack_of_memory(error), 1

@@ -1,9 +1,9 @@
-"""A command is one typed function: that is its Python API, and its command line follows from signature and docstring.
+"""Commands made from typed functions: the function is the Python API, its signature and docstring the command line.
 
-Parameters before `*` are arguments, the others options: `max_tokens` is `--max-tokens`. A parameter's type says how it
-is parsed; an `Option` in its annotation, or a line under "Options:" in the docstring, says the rest. The function of a
-pipeline names the model of its options, as in `@command(ShardOptions)`: a parameter that defaults to None has the
-bounds, the default and the help of the model's field.
+Parameters before `*` are arguments, the others are options: `max_tokens` is `--max-tokens`. The type of a parameter
+determines its parsing; an `Option` in its annotation, or a line under "Options:" in the docstring, adds other facts.
+The function of a pipeline names the model of its options, as in `@command(ShardOptions)`: a parameter that defaults to
+None has the bounds, the default and the help of the model's field.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ class Option:
     """Facts about a parameter in addition to its type: `Annotated[int, Option(ge=1)]`.
 
     `flags`: names on the command line, in addition to the parameter's own. `ge`, `gt`, `le`, `lt`: bounds. `parse`
-    reads a value from text, or raises ValueError with the expected form. `names` are values to complete, and stand in
-    the help in the place of {names}. `repeated`: each value has its own flag.
+    reads a value from text, or raises ValueError with the expected form. `names`: values for completion, which replace
+    {names} in the help. `repeated`: each value has its own flag.
     """
 
     help: str | None = None
@@ -60,23 +60,23 @@ class Option:
 
 Progress = bool | Callable[[Event], object]
 _PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
-_PYTHON_ONLY = ("progress", "beam_options")  # a shell has --quiet, and words behind --
+_PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
 _OF_ALL = {
     ("as_json", "--json"): "Print one JSON object to standard output, and nothing else.",
     ("-q", "--quiet"): "Print results and errors only, no progress.",
     ("-v", "--verbose"): "Print the elapsed seconds before each line, and tracebacks with errors.",
 }
-# A command line as it is typed, which stays; or a flag, with a pair or a number behind it.
+# A whole command line, which is kept; or a flag, with a pair or a number after it.
 _TYPED = re.compile(
     r"extremis [a-z]+ [^`();]*|(--[a-z][a-z-]*)(?![\w-])(?:[ =]([\w.]+)=([\w.,=/-]*\w)|[ =](\d[\w.]*)\b)?"
 )
 
 
 def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
-    """Make a command of a function that returns the object of `--json`; None if another rank reports.
+    """Make a command from a function that returns the object of `--json`, or None if another rank reports.
 
-    The command raises ExtremisError; InputError also for an option that it does not have, or that it refuses.
+    The command raises ExtremisError; InputError also for unknown or refused options.
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Result]:
@@ -97,14 +97,14 @@ def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]]
 
 
 def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
-    """Make the options of a pipeline from the arguments of its command; None: not stated. Raises InputError."""
+    """Make the options of a pipeline from the arguments of its command; None means not given. Raises InputError."""
     from schemas.options import check
 
     names = {field.alias or name for name, field in model.model_fields.items()}
     stated = {name: value for name, value in arguments.items() if name in names and value is not None}
     try:
         return check(model, stated)
-    except InputError as error:  # it names fields; a shell has flags
+    except InputError as error:  # replace names of fields by flags
         clause = rf"(^|; )({'|'.join(names)}): "
         raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
 
@@ -114,7 +114,7 @@ def _flag(name: str) -> str:
 
 
 class Command:
-    """A command made from its function: a command line, a docstring with all options, and calls from Python."""
+    """A command made from a function: a command line, a docstring with all options, and calls from Python."""
 
     def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
@@ -126,22 +126,22 @@ class Command:
 
     @functools.cached_property
     def line(self) -> click.Command:
-        """Return the command line: arguments, options, options of all commands, and the words for Beam."""
+        """Return the command line: arguments, options, common options, and the words for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
         params += [click.Option(names, is_flag=True, help=help) for names, help in _OF_ALL.items()]
         if "beam_options" in self.parameters:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
         def prepare(**values: Any) -> Callable[[], None]:
-            """Return the work, which runs outside of click's frames."""
+            """Return the work of the command, to run outside of click's frames."""
             return functools.partial(_run, self.function, values)
 
-        # The mark by which click prints examples as they are.
+        # With this mark click prints examples unchanged.
         text = re.sub(r"^(?=Examples?:$)", "\b\n", self._text, flags=re.MULTILINE)
         return click.Command(self.function.__name__, callback=prepare, params=params, help=text)
 
     def documentation(self) -> str:
-        """Return the docstring with a line for every option."""
+        """Return the docstring with one line per option."""
         lines = []
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
@@ -153,7 +153,7 @@ class Command:
         return "\n".join([f"{head}\n\nOptions:", *lines, _PROGRESS + mark + examples])
 
     def call(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Result:
-        """Run the command from Python, by the words of its command line."""
+        """Run the command from Python by building the words of its command line."""
         name = self.function.__name__
         for option in options:
             if option not in self.parameters:
@@ -178,7 +178,7 @@ class Command:
                 raise InputError(f"{name}: {error.format_message()}") from None
 
     def _option(self, name: str, annotation: Any) -> tuple[Any, Option]:
-        """Return the type of a parameter without None, and the facts about it."""
+        """Return the type of a parameter without None, and its facts."""
         kind, facts = _unwrapped(annotation)
         sources = [*(self._fields[name].metadata if name in self._fields else ()), *facts]
         found = [(key.name, getattr(source, key.name, None)) for source in sources for key in fields(Option)]
@@ -230,7 +230,7 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _unwrapped(kind: Any) -> tuple[Any, list[Any]]:
-    """Return a type without None and annotations, and the annotations, the outer ones last."""
+    """Return a type without None and annotations, and the annotations, outermost last."""
     if get_origin(kind) is Annotated:
         inner, facts = _unwrapped(kind.__origin__)
         return inner, [*facts, *kind.__metadata__]
@@ -241,7 +241,7 @@ def _unwrapped(kind: Any) -> tuple[Any, list[Any]]:
 
 
 class _Parsed(click.ParamType):
-    """A value that a function reads."""
+    """A parameter type that parses values with a function."""
 
     name = "value"
 
@@ -270,7 +270,7 @@ def _click_type(kind: Any, option: Option) -> click.ParamType:
 
 
 class _Option(click.Option):
-    """An option. Its help shows names that exist only for the help."""
+    """An option that lists the names in its help only when the help is shown."""
 
     def __init__(self, *arguments: Any, listed: Callable[[], Iterable[str]] | None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -279,7 +279,7 @@ class _Option(click.Option):
     def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
         names: list[str] = []
         if self._listed is not None and self.help and "{names}" in self.help:
-            with contextlib.suppress(ImportError):  # an installation without pipelines
+            with contextlib.suppress(ImportError):  # the installation has no pipelines
                 names = [*self._listed()]
             self.help = self.help.replace("{names}", f": {', '.join(names)}" if names else "")
         return super().get_help_record(context)
@@ -288,7 +288,7 @@ class _Option(click.Option):
 def _complete(
     names: Callable[[], Iterable[str]] | None, place: bool, context: click.Context, param: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete `names` (and TOML files if a place is allowed), or files and folders if the value is a place."""
+    """Complete `names` (and TOML files if the value may be a path), or files and folders if the value is a path."""
     matching = [] if names is None else [name for name in names() if name.startswith(begun)]
     if place and names is not None:
         matching += sorted(glob.glob(f"{glob.escape(begun)}*.toml"))
@@ -314,7 +314,7 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
 def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and the options to call `function` with.
 
-    A --start-timeout is one of the Beam options, so the check of the workers gets it.
+    A --start-timeout is added to the Beam options, so that the check of the workers gets it.
     """
     arguments: list[Any] = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -328,7 +328,7 @@ def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[A
 
 
 def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of the command line that state arguments and options; None is the default."""
+    """Yield the words of the command line for the given arguments and options; None means the default."""
     params, places = {param.name: param for param in line.params}, list[str]()
     for name, value in stated.items():
         param = params[name]
@@ -346,14 +346,14 @@ def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
 
 
 def changes(settings: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
-    """Return changes of a recipe as --set has them: KEY=VALUE, with values as TOML, which JSON's are."""
+    """Return changes of a recipe in the form of --set: KEY=VALUE, with the value in TOML (JSON values are TOML)."""
     if isinstance(settings, Mapping):
         return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
     return tuple(settings)
 
 
 def text_of(value: Any) -> str:
-    """Write a value as the command line has it: 0.55,1.5 for (0.55, 1.5), key=id,text=query for a mapping."""
+    """Write a value in command line form: 0.55,1.5 for (0.55, 1.5), key=id,text=query for a mapping."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={part}" for key, part in value.items())
     if isinstance(value, list | tuple):
@@ -368,7 +368,7 @@ def _is_place(value: Any) -> bool:
 def comma_list(
     parse: Callable[[str], Any], expected: str, count: int | None = None
 ) -> Callable[[str], tuple[Any, ...]]:
-    """Return a parser of values with commas between; `parse` reads one value, or raises ValueError."""
+    """Return a parser of comma-separated values; `parse` reads one value, or raises ValueError."""
 
     def read(text: str) -> tuple[Any, ...]:
         try:
@@ -384,7 +384,7 @@ def comma_list(
 
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
-    """Name arguments of commands in errors of the block."""
+    """Replace flags by arguments of commands in errors of the block."""
     try:
         yield
     except ExtremisError as error:
@@ -394,8 +394,8 @@ def naming_arguments() -> Iterator[None]:
 
 @functools.cache
 def _of_all_commands() -> Mapping[str, str]:
-    """Read from the sources of the commands how Python states their flags: no command is loaded."""
-    found = {"--from": "from_run"}  # `from` is a word of Python
+    """Return the Python argument of each flag, read from the commands' sources without loading a command."""
+    found = {"--from": "from_run"}  # `from` is a Python keyword
     for path in (Path(__file__).parent / "commands").glob("*.py"):
         for name, switch in re.findall(r"^    (\w+): .* = (True|False)?", path.read_text("utf-8"), re.MULTILINE):
             flag = name.replace("_", "-")
@@ -404,12 +404,12 @@ def _of_all_commands() -> Mapping[str, str]:
 
 
 def in_python(message: str) -> str:
-    """Return a message with arguments in the place of flags."""
+    """Return a message with arguments in place of flags."""
     arguments = _of_all_commands()
 
     def state(typed: re.Match[str]) -> str:
         flag, key, value, number = typed.groups()
-        if flag not in arguments:  # or one of Beam's
+        if flag not in arguments:  # perhaps an option of Beam
             return typed[0]
         stated = arguments[flag]
         if key is not None:
@@ -420,6 +420,6 @@ def in_python(message: str) -> str:
 
 
 def _literal(word: str) -> str:
-    """Write a word of a command line as Python does."""
+    """Write a word of a command line as a Python literal."""
     number = re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", word)
     return word if number else {"true": "True", "false": "False"}.get(word, json.dumps(word))

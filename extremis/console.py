@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
-_NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # as rich leaves them out: bells, returns, feeds
+_NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # bells, returns and feeds, which rich also removes
 
 
 def without_controls(text: str) -> str:
-    """Return `text` with a mark for each control character but tabs and ends of lines."""
+    """Return `text` with a mark in place of each control character except tabs and line ends."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class _Channel:
-    """A standard stream for people: hides credentials and, on a terminal, control characters.
+    """A standard stream for people; hides credentials and, on a terminal, control characters.
 
-    `width`: characters of a table's line; None: the terminal's.
+    `width`: characters per line of a table; None: the terminal's width.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"], width: int | None) -> None:
@@ -43,7 +43,7 @@ class _Channel:
 
     @property
     def file(self) -> Any:
-        """The stream at present, None if it is closed: also under a bar, which prints above itself."""
+        """The present stream, None if it is closed; a bar replaces the stream to print above itself."""
         file = getattr(sys, self._name)
         return file if self._name == "stderr" else getattr(file, "rich_proxied_file", file)
 
@@ -73,19 +73,19 @@ class _Channel:
 
 
 class _Notes(_Channel):
-    """Messages. Those that cannot be written are lost, and stop nothing."""
+    """Channel of messages; a message that cannot be written is lost without an error."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a file that is closed
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed file
             super().print(text, end, style)
 
 
 class Unread(Exception):
-    """Whoever read standard output has enough. It is no OSError: other pipes break for other reasons."""
+    """The reader of standard output has closed the pipe. Not an OSError, which other broken pipes raise."""
 
 
 class _Stream(io.FileIO):
-    """Standard output (1) or error (2) of a command: what cannot be written there is an error once, or is lost."""
+    """Standard output (1) or error (2) of a command; a failed write raises an error once, or is ignored."""
 
     _failed = False
 
@@ -104,8 +104,8 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open the standard streams of a command, even if they are closed, on a full disk, or a pipe without a reader."""
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a file of ours takes the place of one that is closed
+    """Open the standard streams of a command, even if they are closed, on a full disk, or pipes without a reader."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a new file would get the number of a closed stream
         os.set_inheritable(null, True)
     os.close(null)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -116,13 +116,13 @@ def open_streams() -> None:
             setattr(sys, name, io.TextIOWrapper(raw, *form, line_buffering=number == 2 or raw.isatty()))
 
 
-_BAR_SECONDS = 30.0  # between two lines of a bar where no terminal shows it
-_PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
+_BAR_SECONDS = 30.0  # between two lines of a bar without a terminal
+_PIPED_WIDTH = 200  # characters per line of a table without a terminal
 
 
 @dataclass(frozen=True)
 class Event:
-    """A line of progress. A bar has a `title`, the number `done`, and the `total` if it is known."""
+    """A line of progress. Events of a bar have a `title`, the number `done`, and the `total` if it is known."""
 
     text: str
     title: str = ""
@@ -135,11 +135,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Output:
-    """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
+    """Destinations of output: progress goes to `listener`, else to standard error unless `quiet`; results to `tables`.
 
-    `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work. `log` gets
+    `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log` gets
     every line of progress; while output is `aside`, only `log` gets lines, except lines of bars. `remaining` describes
-    the time left of the command, from the share of the present phase that is done.
+    the command's remaining time, given the finished share of the present phase.
     """
 
     listener: Callable[[Event], object] | None = None
@@ -157,14 +157,14 @@ class _Results(_Channel):
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         if _output.tables == "stdout":
-            with contextlib.suppress(Unread):  # the work, and its status, are what they are
+            with contextlib.suppress(Unread):  # does not change the work and its exit status
                 super().print(text, end, style)
         elif _output.tables == "stderr" and not _output.quiet:
             notes.print(text, end, style)
 
 
 # Messages go to standard error, results to standard output.
-_width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # a daemon's may be None, or closed
+_width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # streams of a daemon may be None or closed
 _width = None if _width_is_known else _PIPED_WIDTH
 notes, results = _Notes("stderr", None if os.isatty(2) else _width), _Results("stdout", _width)
 _output = Output()
@@ -173,7 +173,7 @@ _began = time.monotonic()
 
 @contextlib.contextmanager
 def output(**changes: Any) -> Iterator[None]:
-    """Change the fields of `Output` until the block ends; for all threads."""
+    """Change the fields of `Output` for all threads until the block ends."""
     global _output
     before, _output = _output, replace(_output, **changes)
     try:
@@ -188,8 +188,8 @@ def present_output() -> Output:
 
 
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
-    """Show until the block ends that `title` is at work, unless output is quiet, or goes to a listener, or is a
-    different one rank's.
+    """Show that `title` is at work until the block ends, unless output is quiet, goes to a listener, or belongs to
+    another rank.
     """
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
@@ -197,16 +197,16 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
 
 
 def say(message: str) -> None:
-    """Tell one line of progress."""
+    """Print one line of progress."""
     _tell(Event(redact(message)))
 
 
-# Of waits one rank of a machine tells, and a library does not.
+# One rank of each machine reports waits; a library does not.
 add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
 
 def say_lines(message: str) -> None:
-    """Print a line of progress next to another process that may have its own display."""
+    """Print a line of progress while another process may have its own display."""
     say(message)
 
 
@@ -223,12 +223,12 @@ def _tell(event: Event, keep: bool = True) -> None:
 
 
 def print_json(body: Mapping[str, Any]) -> None:
-    """Print the JSON object that `--json` ends with."""
+    """Print the JSON object at the end of a command with `--json`."""
     _Channel.print(results, json.dumps(body))
 
 
 def print_file(path: str) -> None:
-    """Copy a file to standard output: unchanged, or without control characters to a terminal."""
+    """Copy a file to standard output, without control characters if that is a terminal, else unchanged."""
     spoke()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
@@ -240,7 +240,7 @@ def print_file(path: str) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal; elsewhere a plain line every _BAR_SECONDS. `total` None: not known yet.
+    """A progress bar on a terminal, else a plain line every _BAR_SECONDS. `total` None: not known yet.
 
     `quiet`: print nothing. Use as a context manager.
     """
@@ -267,7 +267,7 @@ class Bar:
         self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
-        """Show `done` of the total. `total`: the new total, if it changed."""
+        """Show `done` of the total. `total`: the new total, if it has changed."""
         self._total = self._total if total is None else total
         if _output.remaining is not None and self._total and (left := _output.remaining(done / self._total)):
             note = f"{note}  in all {left}".strip()
@@ -287,10 +287,10 @@ class Bar:
 
 
 class StepBars:
-    """Bars of the steps of a pipeline, one each, on a terminal; events for a listener; elsewhere nothing.
+    """One bar per step of a pipeline on a terminal; events for a listener; no output elsewhere.
 
-    A context manager that gives a function of the steps which have begun (`pipelines.common.progress.Step`): it shows
-    them, and tells whether it does.
+    A context manager that yields a function. The function gets the steps that have begun
+    (`pipelines.common.progress.Step`), shows them, and returns whether it does.
     """
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
@@ -312,7 +312,7 @@ class StepBars:
                     self._tasks[step.name] = None
                     _tell(Event(str(step), step.name, step.rows, step.total))
         elif self._on_terminal and steps:
-            if not self._tasks:  # the bars take the place of the sign of life
+            if not self._tasks:  # the bars replace the sign of life
                 from extremis.bars import make_bars
 
                 self._progress = make_bars(notes.rich, counted=False)
@@ -346,7 +346,7 @@ def say_value(value: Any) -> str:
 
 
 def format_metric(report: Mapping[str, Any], name: str) -> str:
-    """Format a metric of an evaluation with half the width of its 95 % interval; one it lacks as an empty text."""
+    """Format a metric of an evaluation with half the width of its 95 % interval; "" if the metric is missing."""
     if name not in report["metrics"]:
         return ""
     low, high = report["intervals"][name]

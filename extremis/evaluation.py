@@ -28,10 +28,10 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are as in `Scorer.score`.
+    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
 
-    `step` as of `open_step`, `scores` None as of `scores_of`. `baseline`: also score baselines, on the first queries of
-    the split. `calibrate`: also measure probabilities, learned on the held-out rows.
+    `step` is as in `open_step`, `scores` (also None) as in `scores_of`. `baseline`: also score baselines, on the first
+    queries of the split. `calibrate`: also measure probabilities, fitted on the held-out rows.
     """
 
     split: str = "test"
@@ -47,7 +47,7 @@ class EvaluateOptions:
 
     @property
     def standard(self) -> bool:
-        """True if all queries and candidates count, with the filter, by the scores that the run is judged by."""
+        """True if all queries and candidates count, with the filter, by the scores that represent the run."""
         return self.limit is None and self.filter and not self.seen_only and self.scores is None
 
 
@@ -60,9 +60,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    The run may be trained on an earlier version: it is scored on all labels of DATA, and predicts the labels that it
-    knows. `device`: the device of embedding and search, as in `open_device`. Rank 0 keeps a standard report in the run,
-    for `extremis report`.
+    The run may be trained on an earlier version: all labels of DATA count, and the run predicts the labels of its own
+    version. `device`: the device of embedding and search, as in `open_device`. Rank 0 keeps a standard report in the
+    run, for `extremis report`.
     """
     doing("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
@@ -71,7 +71,7 @@ def evaluate(
     own: By = "classifier" if later else group.decide(lambda: scores_of(run, checkpoint.step))
     by = options.scores or own
     statistics = label_statistics(DataLayout(data), recipe.data)
-    if by != "labels":  # texts of any label can be embedded
+    if by != "labels":  # a dual encoder can embed the text of any label
         statistics = replace(statistics, trained=trained_labels(model, checkpoint))
 
     def open_scorer(split: str) -> Scorer:
@@ -125,7 +125,7 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
 
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
-    """Return {"baselines": metrics by name, "beside_baselines": the model's on the same queries, and their number}."""
+    """Return {"baselines": metrics by name, "beside_baselines": the model's metrics and number of the same queries}."""
     queries = min(scores.queries, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {
@@ -135,7 +135,7 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
 
 
 def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
-    """Return metrics of "seen" queries, whose text is also in train, and of "unseen" queries, if there are any."""
+    """Return metrics of "seen" queries (the text is also in train) and of "unseen" queries, if such queries exist."""
     seen = seen_queries(data, split)
     if seen is not None:
         seen = seen[scores.counted]

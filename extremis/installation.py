@@ -1,4 +1,4 @@
-"""Check of the installation: the packages that `extremis` imports are its own; and the extra of a missing package."""
+"""Checks that the packages that `extremis` imports are its own, and names the extra of a missing package."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
-# Modules that only extras bring, by the extra that has the least beside.
+# Modules that only extras install, by the smallest such extra.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
     "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
@@ -20,9 +20,9 @@ _EXTRAS = {
 
 
 def refuse_others() -> None:
-    """Check the packages; if another package is found, the command ends with one message and status 2.
+    """Check the packages; a foreign package ends the command with one message and status 2.
 
-    Raises ImportError within any other program, which may continue without Extremis.
+    In any other program, which may continue without Extremis, the check raises ImportError.
     """
     try:
         require_ours()
@@ -36,7 +36,7 @@ def refuse_others() -> None:
 def require_ours(names: Sequence[str] = OURS) -> None:
     """Check that each package comes from this folder, not from another distribution or folder with the same name.
 
-    A folder without `__init__.py` shadows nothing. Raises ImportError that names both files and a remedy.
+    A folder without `__init__.py` is harmless. Raises ImportError, which names both files and a remedy.
     """
     root = Path(__file__).resolve().parents[1]
     for name in names:
@@ -54,7 +54,7 @@ def require_ours(names: Sequence[str] = OURS) -> None:
 
 
 def _remedy(folder: Path | None) -> str:
-    """Say what to do about a module of our name in `folder`."""
+    """Describe what to do about a module with our name in `folder`."""
     named = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
     if folder in named:
         return f"Rename it, or take {folder} off PYTHONPATH."
@@ -67,9 +67,9 @@ def _remedy(folder: Path | None) -> str:
 
 
 def _is_command() -> bool:
-    """Return whether this process is a command of ours, not a program that imports Extremis."""
+    """Return whether this process is one of our commands, not a program that imports Extremis."""
     program, words = sys.argv[0], sys.orig_argv
-    if program == "-m":  # until the module is found
+    if program == "-m":  # Python has not found the module yet
         return words[len(words) - len(sys.argv)].removeprefix("-m").partition(".")[0] == "extremis"
     return Path(program).stem in ("extremis", "extremis-worker")
 

@@ -1,4 +1,4 @@
-"""Newest metrics of a run: for the progress line, and at http://HOST:PORT/metrics for Prometheus."""
+"""Newest metrics of a run, for the progress line, and for Prometheus at http://HOST:PORT/metrics."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from schemas.errors import InputError
 
-_RATE_SECONDS = 10.0  # seconds that a rate is averaged over
+_RATE_SECONDS = 10.0  # seconds over which a rate is averaged
 _HELP = {
     "step": "Optimizer steps done.",
     "steps_total": "Optimizer steps of the whole run.",
@@ -29,10 +29,10 @@ class MetricsState(Collector):
         self._batch = batch
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
-        self._mark: tuple[float, int] | None = None  # second and step that the rate is counted from
+        self._mark: tuple[float, int] | None = None  # second and step at which the rate starts
 
     def step(self, step: int, total: int, loss: float) -> None:
-        """Take in a step that was trained."""
+        """Record a training step."""
         second = time.monotonic()
         with self._lock:
             self._values |= {"step": step, "steps_total": total, "loss": loss}
@@ -45,7 +45,7 @@ class MetricsState(Collector):
                 self._mark = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Take in a record of the run: its numbers become metrics `<kind>_<name>`; one without a number is dropped."""
+        """Take a record of the run: its numbers become metrics `<kind>_<name>`; other values are dropped."""
         with self._lock:
             for name, value in values.items():
                 metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))
@@ -55,7 +55,7 @@ class MetricsState(Collector):
                     self._values.pop(metric, None)
 
     def note(self) -> str:
-        """Describe loss, rate, and the table that is trained on."""
+        """Describe the loss, the rate, and the table in use."""
         with self._lock:
             values = dict(self._values)
         rate = values.get("rows_per_second")
@@ -63,7 +63,7 @@ class MetricsState(Collector):
         return "  ".join(filter(None, [loss, f"{rate:,.0f} rows/s" if rate else "", _table_of(values)]))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield all metrics, as Prometheus' client asks for them."""
+        """Yield all metrics; Prometheus' client calls this."""
         with self._lock:
             values = sorted(self._values.items())
         for name, value in values:
@@ -81,9 +81,9 @@ def _table_of(values: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[int | None]:
-    """Serve the metrics of `collector` until the block ends; yield the port, a free one for 0.
+    """Serve the metrics of `collector` until the block ends; yield the port (0: a free port is chosen).
 
-    `place`: host and port, or None to do nothing.
+    `place`: host and port; None: no server.
     Raises InputError if the port cannot be opened.
     """
     if place is None:

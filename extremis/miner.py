@@ -1,4 +1,4 @@
-"""A miner process next to the trainer: it starts and ends with the trainer, even if the trainer is killed."""
+"""A miner process that starts and ends with the trainer, even if the trainer is killed."""
 
 import os
 import signal
@@ -12,9 +12,9 @@ from schemas.errors import ExtremisError, InputError
 from schemas.processes import end_with_parent, python_command
 from schemas.waits import Wait, waiting
 
-PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
+PAUSES = 2.0, 10.0, 30.0  # seconds before the restarts of a dead miner
 _LOOK_SECONDS = 0.2
-ATTACHED = "EXTREMIS_ATTACHED"  # of a miner: the number of the trainer's process
+ATTACHED = "EXTREMIS_ATTACHED"  # environment variable of a miner: the trainer's pid
 
 
 def start_miner(
@@ -25,7 +25,7 @@ def start_miner(
     verb: str = "mine",
     ended: threading.Event | None = None,
 ) -> "Miner":
-    """Start `extremis mine --watch`, or `cluster`, as a process that writes lines to `log`. Raises ExtremisError."""
+    """Start `extremis mine --watch`, or `cluster`, as a process whose lines go to `log`. Raises ExtremisError."""
     command = python_command("from extremis.cli import main; main()", verb, data, run, "--watch")
     if beam_options:
         command += ["--", *beam_options]
@@ -33,9 +33,9 @@ def start_miner(
 
 
 class Miner:
-    """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often.
+    """A watched miner process; its death is reported at once, and it is restarted after each of the PAUSES.
 
-    `ended` is set when the miner has ended and is not started again.
+    `ended` is set when the miner has ended and is not restarted.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Miner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
+        """Stop the miner. After the end of the run a miner ends by itself; an unfinished table would not be used."""
         self._stopping.set()
         self._thread.join()
         if self.process.poll() is None:
@@ -77,7 +77,7 @@ class Miner:
         return process
 
     def _read(self, process: subprocess.Popen) -> None:
-        """Write the lines of a process to the log, and keep the last one."""
+        """Write the lines of a process to the log, and keep the last line."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last = line.rstrip()
@@ -121,16 +121,16 @@ def _describe(status: int) -> str:
 
 
 def end_with_trainer() -> None:
-    """End this process as soon as the trainer that started it is missing, even by `kill -9`; else do nothing.
+    """End this process when the trainer that started it ends, even by `kill -9`; without a trainer do nothing.
 
-    A miner that outlived its trainer would write the same files as the miner of the resumed run.
+    A miner that outlived its trainer could write the same files as the miner of the resumed run.
     """
     if ATTACHED in os.environ:
         end_with_parent(int(os.environ[ATTACHED]))
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that no option names a single dump or place together with --watch. Raises InputError."""
+    """Check that --watch comes without options for a single dump or place. Raises InputError."""
     one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
     flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
     flags += ["--overwrite"] if options.overwrite else []

@@ -1,4 +1,4 @@
-"""An export as a model in this process: labels for texts, embeddings, and the labels themselves."""
+"""An export as a model in this process: predicts labels of texts, embeds texts, and lists its labels."""
 
 import functools
 import itertools
@@ -26,15 +26,15 @@ from trainer.evaluation.votes import shares_of
 from trainer.export.exported import ENCODER, Exported, use_threads
 from trainer.inputs import Inputs
 
-_BATCH = 512  # texts at a time
+_BATCH = 512  # texts per batch
 _EMBEDDER = "Give a path or hub name of the same model: --embedder MODEL, or extremis.load(export, embedder=MODEL)."
 
 
 @dataclass(frozen=True)
 class Label:
-    """A predicted label: its key, its text, and its score, if it has one.
+    """A label: key, text, and score if it is a prediction.
 
-    `probability`: the probability that it is correct, if the export is calibrated.
+    `probability`: the probability that the label is correct, if the export is calibrated.
     """
 
     key: str
@@ -45,9 +45,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first; without `known_tokens`, the most frequent labels.
+    """The best labels of a text, best first; the most frequent labels if the text has no `known_tokens`.
 
-    `none_of_these`: the best one is less likely right than wrong; None if the export is not calibrated.
+    `none_of_these`: True if the best label is more likely wrong than right; None if the export is not calibrated.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The parts that add up to the score of a label: `parts` by source, and details in `words` and `points`.
+    """Terms of the sum that is a label's score: `parts` by source, with details in `words` and `points`.
 
     "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
     the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens. `words`:
@@ -72,7 +72,7 @@ class Explanation:
 
 
 class Predictions(list[Prediction]):
-    """One prediction a text, in their order; a table in a notebook."""
+    """One prediction per text, in the order of the texts; shown as a table in a notebook."""
 
     def __repr__(self) -> str:
         blocks = []
@@ -88,7 +88,7 @@ class Predictions(list[Prediction]):
 
 
 class Labels(Sequence[Label]):
-    """All labels of a model; a label's place is its id."""
+    """All labels of a model, indexed by label id."""
 
     def __init__(self, table: pa.Table) -> None:
         self._keys, self._texts = (table[name].combine_chunks() for name in ("key", "text"))
@@ -100,7 +100,7 @@ class Labels(Sequence[Label]):
         return Label(self._keys[place].as_py(), self._texts[place].as_py() or "")
 
     def scored(self, ids: np.ndarray, *numbers: np.ndarray) -> list[Label]:
-        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] if they are given."""
+        """Return the labels `ids` int64 [n] with their scores [n], and their probabilities [n] if given."""
         columns = zip(ids.tolist(), *(column.tolist() for column in numbers), strict=True)
         return [Label(self._keys[place].as_py(), self._texts[place].as_py() or "", *of) for place, *of in columns]
 
@@ -109,7 +109,7 @@ class Labels(Sequence[Label]):
         return f"{len(self):,} labels: {first}, …"
 
     def ids(self, keys: Sequence[str]) -> list[int]:
-        """Return the ids of labels by their `keys`. Raises InputError: no such label."""
+        """Return the ids of the labels with these `keys`. Raises InputError if a label does not exist."""
         try:
             return [self._ids[key] for key in keys]
         except KeyError as error:
@@ -131,7 +131,7 @@ class Labels(Sequence[Label]):
 
 
 class Model:
-    """An export that is open: `predict`, `embed`, `labels`. It does not change when another export becomes current."""
+    """An open export: `predict`, `embed`, `labels`. It does not change when another export becomes current."""
 
     def __init__(self, exported: Exported, place: str, embedder: str | None = None) -> None:
         self._exported, self._place = exported, place
@@ -152,17 +152,17 @@ class Model:
 
     @property
     def url(self) -> str:
-        """URL of the export; for a folder, of the export that was current at the time of opening."""
+        """URL of the export; if a folder was opened, URL of the export that was current then."""
         return self._exported.table.url
 
     @property
     def is_current(self) -> bool:
-        """False if the folder that was opened has another current export by now: `load` it again."""
+        """False if another export of the opened folder is current now; `load` the folder again then."""
         return follow(self._place) == self.url
 
     @functools.cached_property
     def labels(self) -> Labels:
-        """The labels, by id."""
+        """All labels, by id."""
         return Labels(self._exported.label_table(("key", "text")))
 
     @naming_arguments()
@@ -178,7 +178,7 @@ class Model:
         """Return the best `k` labels of each text that score at least `threshold`, or the threshold of `precision`.
 
         `filter`: keys of labels to leave out, or a list of keys for each text.
-        Raises InputError: no threshold for this precision, or both are given; k below 1; no such label.
+        Raises InputError if no threshold has this precision, both are given, k < 1, or a label does not exist.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
@@ -227,13 +227,13 @@ class Model:
         return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Embed texts: x float32 [N, D], as the vectors of labels are scored against it."""
+        """Embed texts: x float32 [N, D], in the form that is scored against the labels' vectors."""
         parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
 
     def _filters(self, filter: Sequence[str] | Sequence[Sequence[str]], texts: str | Sequence[str]) -> Ragged | None:
-        """Return the ids of the labels that each text leaves out. Raises InputError."""
+        """Return the ids of the labels to leave out for each text. Raises InputError."""
         if not filter:
             return None
         count = 1 if isinstance(texts, str) else len(texts)
@@ -262,7 +262,7 @@ def load(
     threads: int | None = None,
     embedder: str | PathLike[str] | None = None,
 ) -> Model:
-    """Open the export at `export`, a directory or an object-store prefix, or the current export of a folder.
+    """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
 
     `exact`: score every label, without an index. `threads`: None is all cores. `embedder`: another place of the model
     that made the dense vectors of DATA.
@@ -273,9 +273,9 @@ def load(
 
 
 def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
-    """Open the export at `url` on `device`; searches use `threads` threads.
+    """Open the export at `url` on `device`, with `threads` threads for searches.
 
-    Raises InputError: no such device; TableError, StorageError.
+    Raises InputError if the device does not exist; TableError, StorageError.
     """
     exported = Exported.open(url, exact, find_device(device))
     use_threads(threads)
@@ -283,10 +283,10 @@ def open_exported(url: str, exact: bool = False, threads: int | None = None, dev
 
 
 def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.Array], pa.Array] | None:
-    """Open the model of the dense vectors that an export's encoder reads: by its recorded name, or at `place`.
+    """Open the model of the dense vectors that an export's encoder reads, by its recorded name or at `place`.
 
-    It makes a column of vectors of texts. None if there is none. Raises InputError: no such model, or a different
-    model.
+    The returned function makes a column of vectors from texts; None if the encoder reads no vectors. Raises InputError
+    for a missing or different model.
     """
     stated = exported.dense_model if DENSE in exported.serving.columns else None
     if stated is None:
@@ -313,7 +313,7 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """The tokenizer of an export: `blank` [n] tokens, special or unknown, say nothing. `dense`: a model reads words."""
+    """The tokenizer of an export. `blank` [n]: special or unknown tokens, to ignore. `dense`: the model reads words."""
 
     tokenizer: Tokenizer
     blank: np.ndarray

@@ -67,7 +67,7 @@ class Table:
 
     @classmethod
     def open(cls, url: str, kind: str | None = None) -> "Table":
-        """Open the table at `url`. Raises TableError: unfinished, foreign, damaged, or not of `kind`; StorageError."""
+        """Open the table at `url`. Raises TableError if unfinished, foreign, damaged or not of `kind`; StorageError."""
         return cls(url, manifests.open_manifest(url, kind))
 
     @classmethod

@@ -10,7 +10,7 @@ DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of an expo
 
 
 class TextEmbedder(NamedTuple):
-    """What embeds texts: a model as `TextFiles` finds it, the digest of its files, the numbers, and a prompt."""
+    """Specification of an embedder: a model as found by `TextFiles`, digest of its files, dtype, and prompt."""
 
     name: str
     digest: str

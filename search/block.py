@@ -33,7 +33,7 @@ _GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at a
 _CODED_SLACKS = 128, 1024  # the same for codes, whose error is about 1 % of a vector
 _CODED = 1 << 12, 1 << 26  # codes pay from this number of rows up to this number of elements in a block
 _FEWEST_FOR_PRODUCTS = 20
-_ONE = threading.Lock()  # only one searching thread at a time uses the codes
+_ONE = threading.Lock()  # held by the only thread that scores all labels of a block
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
@@ -175,7 +175,7 @@ class Codes(NamedTuple):
         return cls(index, scale, error, longest if rounds else 0.0, of_vectors)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the `width` best of queries [B, D]: scores [B, width], positions, and their error [B] at most."""
+        """Find the `width` best for queries [B, D]: scores [B, width], positions, and bounds [B] of the errors."""
         scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
         error = self.error * _norms(queries)
         if self.longest:

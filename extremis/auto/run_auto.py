@@ -36,7 +36,7 @@ _HELD_OUT = 500  # queries held out of the final run: enough to fit the weights 
 _PATIENCE = 2  # validations without a better result before training stops
 _OF_TRIALS = 1 / 3  # share of the total time
 _LATE = 1.1  # factor by which --minutes may be exceeded
-_WIDER, _MINED = 1.9, 1.7  # an epoch of the final run, in one of a trial over as many rows; with a miner beside
+_WIDER, _MINED = 1.9, 1.7  # time of a final run's epoch, over a trial's with as many rows; factor with a miner
 _OF_RANKER, _OF_FUSION = 0.3, 0.1  # shares of the remaining time
 _RANKER, _FUSION = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
 _LEAST_MINUTES = 0.05  # minimum for a trial
@@ -56,8 +56,8 @@ def run_auto(
     """Choose a recipe for DATA and train it into RUN; `minutes` limits the whole, 0: no limit.
 
     `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
-    `began`: when their time began, by `time.perf_counter`; None: now. `process`: options of the final run's training,
-    as of `extremis.supervisor:train`.
+    `began`: start of the time limit by `time.perf_counter`; None: now. `process`: options of the final run's training,
+    the same as in `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])

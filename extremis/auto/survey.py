@@ -24,8 +24,8 @@ VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contend
 _LEAST_WEIGHT = 0.01
 # On WordNet, 10 per query instead of 2 gain 0.3 P@5 and double the time: each is one more label to encode.
 _FEW_MINED = "negatives.hard=2"
-# A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, and half of
-# the time, on artworks with 9,315 and 15,562 labels.
+# A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, for half
+# more time, on artworks with 9,315 and 15,562 labels.
 _FEW_LABELS, _NONE_MINED = 25_600, "negatives.hard=0"
 _NO_TEXTS = "data.label_texts=false"  # for labels that are also queries: each would be a training point twice
 

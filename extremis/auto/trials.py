@@ -1,8 +1,8 @@
-"""Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees.
+"""Trials: short trainings of contenders on an excerpt of the data, scored on held-out rows.
 
 After half of its epochs a trial ends if the best earlier trial is better at the same epoch. An excerpt is a data set of
-some labels with all of their training points: fewer rows of all labels would leave each label too few points, and
-favour recipes that need few.
+some labels with all their training points. A sample of rows with all labels would leave too few points per label, and
+so favour recipes that need few points.
 """
 
 import time
@@ -35,26 +35,26 @@ from trainer.settings.resolve import resolve
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
-METRIC = "nDCG@5"  # of P@1 and P@5 at once
+METRIC = "nDCG@5"  # reflects P@1 and P@5 together
 SHOWN = "P@1", "P@5", METRIC
-QUERIES = 2_000  # that a trial is scored on, at most
-_FEW = 200  # queries, which a tenth of the rows may be held out for: 50 of 1,000 rows made weights of scores chance
-_ROWS = 100_000  # of a trial, fewer of long texts
-_LONG = 200  # tokens that cost about as much as all else of a row
-_EPOCHS = 2, 4  # until a trial has passed over as many rows
-_JUDGED = 2  # epochs after which a change of a recipe can be behind
-_WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
-SCANNED_ROWS = 5_000_000  # of the training split, at most
+QUERIES = 2_000  # maximum for the scores of a trial
+_FEW = 200  # queries; up to a tenth of the rows is held out for them: 50 of 1,000 rows gave random weights of scores
+_ROWS = 100_000  # rows of a trial, fewer if texts are long
+_LONG = 200  # tokens that cost about as much as the rest of a row
+_EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
+_JUDGED = 2  # epochs after which a variation of a recipe can lose
+_WIDTH = 128  # D of a trial: shows the ranking of recipes at a quarter of the cost
+SCANNED_ROWS = 5_000_000  # maximum of rows read from the training split
 _SPLIT = "train"
-_SEED = 0  # of the excerpt
+_SEED = 0  # seed of the excerpt
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Scores of a contender on the rows that are held out, and the seconds that it took.
+    """Scores of a contender on the held-out rows, and the seconds of its trial.
 
-    `course`: its METRIC after each validation. `ended`: it has lost, and was not trained to its end. `epoch`: seconds
-    of its last one.
+    `course`: METRIC after each validation. `ended`: the trial lost, and training stopped early. `epoch`: seconds of its
+    last epoch.
     """
 
     contender: Contender
@@ -69,16 +69,16 @@ class Trial:
         return self.metrics[METRIC]
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run records of it."""
+        """Return the facts that a run records about the trial."""
         metrics = {name: round(self.metrics[name], 2) for name in SHOWN}
         facts = {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
         return {**facts, "ended": True} if self.ended else facts
 
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
-        """Return whether `other` has lost by its `course` after so many `epochs`, on so many `queries`.
+        """Return whether `other`, with scores `course` after `epochs` epochs on `queries` queries, has lost.
 
-        A change of the same recipe has where it is behind after two epochs or more, another recipe where it is so by
-        more than the interval. After one epoch of WordNet n-grams of full weight are 3.4 behind, after two 0.7 ahead.
+        A variation of the same recipe loses if it is behind after two epochs or more, another recipe if it is behind by
+        more than the interval. On WordNet n-grams of full weight are 3.4 behind after one epoch, 0.7 ahead after two.
         """
         is_change = other.recipe == self.contender.recipe
         if len(course) > len(self.course) or (is_change and epochs < _JUDGED):
@@ -90,9 +90,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialData:
-    """Rows that all trials of a data set are trained and scored on: a `share` of the `rows` at `data`.
+    """Rows for training and scoring all trials of a data set: the share `share` of the `rows` at `data`.
 
-    Each passes over them `epochs` times on `device` by `threads`, and is kept in `folder`.
+    Each trial passes over them `epochs` times on `device` with `threads` threads, and is kept in `folder`.
     """
 
     data: str
@@ -105,10 +105,10 @@ class TrialData:
 
     @classmethod
     def prepare(cls, data: str, survey: Survey, folder: str, device: str, threads: int = 0) -> "TrialData":
-        """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
+        """Write an excerpt of DATA into `folder` if DATA itself is too large for trials. Raises ExtremisError."""
         facts = survey.facts
         rows, drawn, share = round(_ROWS / (1 + facts.tokens / _LONG)), facts.queries, 1.0
-        passed = drawn + round(survey.texts * facts.labels)  # labels' texts are rows too
+        passed = drawn + round(survey.texts * facts.labels)  # texts of labels are also rows
         epochs = min(max(round(rows / max(1, passed)), _EPOCHS[0]), _EPOCHS[1])
         if drawn > rows and survey.is_symmetric:
             share = float(f"{rows / drawn:.3g}")
@@ -120,14 +120,14 @@ class TrialData:
 
     @property
     def queries(self) -> int:
-        """Number of the rows that a trial is scored on."""
+        """Number of rows for scoring a trial."""
         return round(self.rows * holdout_share(self.rows))
 
     def try_out(self, contender: Contender, title: str, best: Trial | None = None, minutes: float = 0.0) -> Trial:
-        """Train a contender without tables, in `minutes` at most (0: no limit), until it loses to `best`.
+        """Train a contender without tables, for at most `minutes` (0: no limit), until it loses to `best`.
 
-        Its lines go to the log only, except lines that begin with `title`. An existing trial is not run again. Raises
-        ExtremisError.
+        Only lines that begin with `title` are printed; all lines go to the log. An existing trial is not run again.
+        Raises ExtremisError.
         """
         place, run = join(self.folder, f"{contender.name}.json"), join(self.folder, contender.name)
         if storage.exists(place):
@@ -172,23 +172,23 @@ class TrialData:
             "logging.tensorboard=false",
             "logging.wandb=",
             "logging.mlflow=",
-            f"refresh.start={self.epochs}",  # no table: a miner takes longer to start than a trial to end
+            f"refresh.start={self.epochs}",  # no table: a whole trial takes less time than the start of a miner
         ]
         return resolve(contender.recipe, applicable_overrides(contender.recipe, changes), self.data).recipe
 
 
 def holdout_share(rows: int, queries: int = QUERIES) -> float:
-    """Return the share of `rows` to hold out: `queries` rows, a twentieth at most; a tenth of few rows."""
+    """Return the share of `rows` to hold out: `queries` rows, but at most a twentieth, or a tenth if rows are few."""
     most = min(0.1, max(0.05, _FEW / max(1, rows)))
-    return float(f"{min(most, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
+    return float(f"{min(most, queries / max(1, rows)):.3g}")  # rounded as in recipes, also without rows
 
 
 def best_of(trials: Sequence[Trial], queries: int) -> Trial:
-    """Return the best finished trial, measured on `queries` queries; the first if several are equal.
+    """Return the best finished trial, measured on `queries` queries; the first of equal trials.
 
     A dual encoder wins unless another trial leads by more than half of the interval (all have the same queries),
-    because hard negatives, which trials lack, help it most. On 20,000 rows of YSO it reached P@1 22.9 in the end; a
-    contender that led by 0.2 in its trial reached 14.6.
+    because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO a dual encoder reached a
+    final P@1 of 22.9; a contender that led by 0.2 in its trial reached 14.6.
     """
     finished = [trial for trial in trials if not trial.ended]
     best = max(trial.score for trial in finished)
@@ -197,7 +197,7 @@ def best_of(trials: Sequence[Trial], queries: int) -> Trial:
 
 
 def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
-    """Write an excerpt of about `rows` training rows at `root`, if there is none. Raises StorageError, TableError."""
+    """Write an excerpt of about `rows` training rows at `root`, unless it exists. Raises StorageError, TableError."""
     if is_published(root):
         return
     layout, whole, kept = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
@@ -219,10 +219,10 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
 
 
 def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
-    """Draw labels until about `rows` training rows have one of them: bool [L], those drawn. Raises TableError."""
+    """Draw labels until about `rows` training rows have a drawn label; return a mask bool [L]. Raises TableError."""
     labels = Table.open(data.labels, "labels").rows
     place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
-    firsts = [np.empty(0, np.int64)]  # of each row with labels, the first place of them
+    firsts = [np.empty(0, np.int64)]  # for each row with labels, the first position of its labels in the random order
     for group in ALL_ROWS.batches(open_queries(data, _SPLIT), ["label_ids"], SCANNED_ROWS):
         ids, offsets = list_column(group, "label_ids")
         if len(ids):
@@ -250,7 +250,7 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
 
 
 def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
-    """Publish a table of the rows of `parts`, renumbered in column `key`, with the row-group size of the whole."""
+    """Publish the rows of `parts` as a table, renumbered in column `key`, with the row-group size of `whole`."""
     rows = pa.concat_tables(parts).combine_chunks()
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
@@ -259,5 +259,5 @@ def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parame
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters without those of versions: an excerpt has no version."""
+    """Return the parameters without those of a version, because an excerpt has no version."""
     return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}

@@ -1,1 +1,1 @@
-"""`extremis inspect`: tables, runs and queries in storage, described as text."""
+"""`extremis inspect`: describes tables, runs and queries in storage as text."""

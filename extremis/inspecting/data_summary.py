@@ -1,4 +1,4 @@
-"""Summary of a DATA for people: its content, merged and rejected rows, and possible problems."""
+"""Summary of a DATA for people: content, merged and rejected rows, and possible problems."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,15 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.version import VERSION
 
-_COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
+_COMPARED_ROWS = 2_000_000  # limit for the rows of all splits; above it, texts are not compared
 _TRAIN = "train"
 
 
 def summarize(data: str) -> dict[str, Any]:
     """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
 
-    Counts of a split: points, merged, labels (mentions), empty_texts; and in_train, its points whose text is also in
-    train, for small splits other than train. Raises TableError, StorageError.
+    Counts of a split: points, merged, labels (mentions), empty_texts; small splits other than train also have in_train,
+    the number of points whose text is also in train. Raises TableError, StorageError.
     """
     whole = Table.open(data, "data").manifest
     tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
@@ -33,7 +33,7 @@ def summarize(data: str) -> dict[str, Any]:
     derived = files.pop("labels", None) in files.values()  # from the points: many name the same ones
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
-        if whole.parameters["options"].get(share):  # cut out of train, whose rejects it has
+        if whole.parameters["options"].get(share):  # the split was cut out of train, and shares its rejects
             rejected.pop(name, None)
     return {
         "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},
@@ -47,7 +47,7 @@ def summarize(data: str) -> dict[str, Any]:
 
 
 def summary_lines(data: str, summary: Mapping[str, Any]) -> list[str]:
-    """Describe the summary of the DATA at `data`, a line a table; labels first."""
+    """Describe the summary of the DATA at `data`, one line per table, labels first."""
     labels = summary["labels"]
     parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
     lines = [f"labels: {', '.join(parts)}"]
@@ -83,9 +83,9 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:
-    """Return which queries of a split have the text of a point of train, bool [N]; None if they are not compared.
+    """Return which queries of a split have the text of a point in train, bool [N]; None if texts are not compared.
 
-    These are the queries that a metric flatters. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
+    Such queries make metrics too good. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
     StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents
@@ -99,12 +99,12 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
 
 
 def repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
-    """Tell which texts have a word, and are `among` others too."""
+    """Return which texts are not empty, and also occur in `among`."""
     return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
 
 
 def texts_of(table: Table, rows: int | None = None) -> pa.Array:
-    """Return the token ids of each of the first `rows` as bytes: large binary [N]; empty without token ids."""
+    """Return the token ids of each of the first `rows` rows as bytes, large binary [N]; empty without token ids."""
     if "input_ids" not in table.columns:
         return pa.array([], pa.large_binary())
     parts = []

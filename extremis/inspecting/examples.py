@@ -1,6 +1,6 @@
-"""Queries as text, with their positives, and the hard negatives that a run's table joins to them.
+"""Queries as text, with their positives and the hard negatives from a run's table.
 
-Token ids are decoded with the data's tokenizer, and label ids replaced by the labels' texts.
+The data's tokenizer decodes token ids, and texts of labels replace label ids.
 """
 
 import bisect
@@ -56,7 +56,7 @@ class TextDecoder:
         return [clean(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
-        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are pads and left out."""
+        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are pads and are left out."""
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
             for row in self.label_rows(ids)
@@ -80,7 +80,7 @@ class TextDecoder:
             if self._tokenizer.decoder is None and type(self._tokenizer.model).__name__ == "WordPiece":
                 from tokenizers.decoders import WordPiece
 
-                self._tokenizer.decoder = WordPiece()  # puts the pieces of a word together
+                self._tokenizer.decoder = WordPiece()  # joins the pieces of a word
         return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
 
 
@@ -92,17 +92,17 @@ def input_columns(names: Sequence[str]) -> list[str]:
 
 
 def _format_features(ids: list[int], values: list[float]) -> str:
-    """List the features with the largest values: there is no text."""
+    """List the features with the largest values, for rows without text."""
     order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
     shown = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
     return f"features {shown}{' …' if len(ids) > FEATURES_SHOWN else ''}"
 
 
 def find_row(table: Table, key: str) -> int | None:
-    """Return the row with this key, or None. Raises TableError over damage.
+    """Return the row with this key, or None. Raises TableError for a damaged table.
 
-    `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. Of a table in
-    another order the keys are read from the start.
+    `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. In a table with
+    another order, the keys are read from the start.
     """
     for number in (*_likely_group(table, key), *range(len(table.groups))):
         position = pc.index(_keys(table, number), key).as_py()
@@ -112,7 +112,7 @@ def find_row(table: Table, key: str) -> int | None:
 
 
 def _likely_group(table: Table, key: str) -> list[int]:
-    """Find the row group that may contain the key if rows are in the order of its hash; empty if none can."""
+    """Find the row group that may contain the key if rows are ordered by hash; empty if no group can."""
     seed = table.parameters.get("seed")
     if not isinstance(seed, int):
         return []
@@ -131,7 +131,7 @@ def _keys(table: Table, number: int) -> pa.Array:
 
 @dataclass
 class Example:
-    """A query as text. Negatives and predictions are (label id, score), best first."""
+    """A query as text. Negatives and predictions are (label id, score) pairs, best first."""
 
     split: str
     row: int
@@ -143,7 +143,7 @@ class Example:
 
     @property
     def label_ids(self) -> list[int]:
-        """Return every label that is named."""
+        """Return the ids of all labels in the example."""
         return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
 
 
@@ -180,7 +180,7 @@ def read_examples(
 
 
 def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.ndarray]:
-    """Find the query of this key in `split`, or in the first split that has it: split and row [1].
+    """Find the query with this key in `split`, or in the first split that has the key; return the split and row [1].
 
     Raises InputError, TableError.
     """

@@ -1,4 +1,4 @@
-"""`extremis inspect`: the table at a URL, or a prefix with tables below it: a DATA, a RUN, or any other."""
+"""`extremis inspect`: describes the table at a URL, or a prefix with tables below it, such as a DATA or a RUN."""
 
 import shlex
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from schemas.text_model import DENSE_MODEL
 from schemas.version import Version
 from trainer.config.merging import flatten
 
-DEPTH = 4  # levels of folders that are searched
-FOLDERS = 10_000  # most folders that are searched
+DEPTH = 4  # levels of folders to search
+FOLDERS = 10_000  # maximum of folders to search
 
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table below a prefix: its manifest, or its fault."""
+    """A table below a prefix, with its manifest or its fault."""
 
     name: str
     url: str
@@ -37,7 +37,7 @@ class ListedTable:
 
 
 def list_tables(url: str) -> list[ListedTable]:
-    """List every table below the prefix `url`, and every folder of shards without a manifest, in order of names."""
+    """List every table below the prefix `url`, and every folder of shards without a manifest, sorted by name."""
     folders = 0
 
     def walk(place: str, name: str, depth: int) -> Iterator[ListedTable]:
@@ -60,7 +60,7 @@ def list_tables(url: str) -> list[ListedTable]:
 
 
 def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, str]:
-    """Find tables that cannot be read, and parts of DATA that have another digest than its manifest says, by name."""
+    """Find unreadable tables, and parts of DATA whose digests differ from the manifest of DATA, by name."""
     faults = {item.name: item.fault for item in tables if item.fault}
     digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
     for name, digest in (data.parents if data is not None else {}).items():
@@ -72,7 +72,7 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
     return faults
 
 
-_SHOWN_VALUES = 8  # of a list
+_SHOWN_VALUES = 8  # values shown of a list
 
 
 def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def print_section(manifest: Manifest, section: str) -> None:
-    """Print a section of a manifest, one entry per line; what nobody stated is left out."""
+    """Print a section of a manifest, one entry per line, without values that were not given."""
     entries = flatten(getattr(manifest, section))
     print_facts({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 
 
 def verify_tables(tables: dict[str, Manifest]) -> None:
-    """Read every byte of tables by URL. Raises TableError that names the first shard that differs."""
+    """Read every byte of tables by URL. Raises TableError, which names the first shard that differs."""
     shards = [shard for manifest in tables.values() for shard in manifest.shards]
     total = sum(shard.bytes for shard in shards)
     with Bar("verify", total) as bar:
@@ -123,7 +123,7 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
 
 
 def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
-    """Read the first rows; for queries and labels with their text, if DATA has the tokenizer."""
+    """Read the first rows; rows of queries and labels have their text if DATA has the tokenizer."""
     sample: list[dict[str, Any]] = []
     for group in Table(url, manifest).batches(stop=rows) if manifest.columns else ():
         part = [{name: _shorten(value) for name, value in row.items()} for row in group.to_pylist()]
@@ -157,15 +157,15 @@ def _shorten(value: Any) -> Any:
 
 
 _OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others are those before
-_PROPENSITY = ("propensity_a", "propensity_b")  # one flag
-_DIRECTORY = "directory:"  # before the digest of a tokenizer that was read from one
+_PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
+_DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
 
 
 def sharding_command(url: str, data: Manifest) -> str:
     """Return the `extremis shard` command that makes DATA at `url`.
 
-    Manifests do not record the place of their input: INPUT stands for that place, DATA1 for the earlier version, and
-    TOKENIZER for a tokenizer's directory.
+    Manifests do not record places of inputs: INPUT stands for the input, DATA1 for the earlier version, and TOKENIZER
+    for a tokenizer's directory.
     """
     options, version = data.parameters["options"], Version.of(data)
     words = ["extremis", "shard", "INPUT", shlex.quote(url)]
@@ -178,11 +178,11 @@ def sharding_command(url: str, data: Manifest) -> str:
         words += ["--propensity", f"{a},{b}"]
     for name, option in ShardOptions.model_fields.items():
         value = options.get(name)
-        if name == "embed":  # recorded by its content
+        if name == "embed":  # the manifest records the content of this option
             value = data.parameters.get(DENSE_MODEL, {}).get("name", value)
         if name not in _PROPENSITY and value not in (None, option.default):
             words.append("--" + (option.alias or name).replace("_", "-"))
-            if value is not True:  # else the option says it all
+            if value is not True:  # else the option has no value
                 words.append("TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value)))
     return " ".join(words)
 
@@ -190,7 +190,7 @@ def sharding_command(url: str, data: Manifest) -> str:
 def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
-    """Print and return a description of `url`. Raises InputError; TableError if there is no table, or a damaged one."""
+    """Print and return a description of `url`. Raises InputError; TableError if the table is missing or damaged."""
     url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
     layout = None if run is None else require_run(run)
     if key is not None or layout is not None:
@@ -226,10 +226,10 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
     if data is not None:
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
-        if data.parameters.get("options"):  # none where vectors in files were mined
+        if data.parameters.get("options"):  # empty if vectors in files were mined
             results.print(f"to make it again (INPUT is the place of the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
-        Table.open(url)  # raises: a DATA that was cut off; its parts are above
+        Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
     if check:
         verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
     body = {

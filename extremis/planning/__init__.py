@@ -1,1 +1,1 @@
-"""`extremis plan`: bytes and memory of a run before it starts, and time if it is rehearsed."""
+"""`extremis plan`: bytes and memory of a run before it starts, and its time after a rehearsal."""
