@@ -45,7 +45,7 @@ def require_ours(names: Sequence[str] = OURS) -> None:
         files = [Path(place).resolve() for place in places if place not in ("", "namespace")]
         if ours in files or ours.parent in files:
             continue
-        if spec is None or spec.origin is None:  # nothing, or a folder that Python takes where there is no package
+        if spec is None or spec.origin is None:  # no module, or only a namespace folder
             problem, remedy = f"{ours} is not on Python's path", _remedy(None)
         else:
             problem = f"{files[0]} shadows {ours}"

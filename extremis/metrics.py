@@ -45,7 +45,7 @@ class MetricsState(Collector):
                 self._mark = second, step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Take a record of the run: its numbers become metrics `<kind>_<name>`; other values are dropped."""
+        """Take a record of the run: its numbers become metrics `<kind>_<name>`; other values remove the metric."""
         with self._lock:
             for name, value in values.items():
                 metric = re.sub(r"\W+", "_", f"{kind}_{name}".replace("@", "_at_"))

@@ -242,7 +242,7 @@ class Model:
         return Ragged.from_counts(np.array([*itertools.chain(*ids)], np.int64), np.array([*map(len, ids)], np.int64))
 
     def _batches(self, texts: str | Sequence[str]) -> Iterator[tuple[list[str], Inputs, np.ndarray]]:
-        """Yield parts of the texts, with what the encoder reads, and their known tokens. Raises InputError."""
+        """Yield batches of texts, with inputs of the encoder and numbers of known tokens. Raises InputError."""
         listed = [texts] if isinstance(texts, str) else [*texts]
         for place, text in enumerate(listed):
             if not isinstance(text, str):
@@ -264,7 +264,7 @@ def load(
 ) -> Model:
     """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
 
-    `exact`: score every label, without an index. `threads`: None is all cores. `embedder`: another place of the model
+    `exact`: score every label, without an index. `threads` None: all cores. `embedder`: another place of the model
     that made the dense vectors of DATA.
     Raises TableError: no export, or a damaged export; InputError: no such model, or a different model; StorageError.
     """

@@ -1,6 +1,6 @@
-"""Predictions of an exported run: rows that its encoder reads, ranked batch by batch, and the file that they become.
+"""Predictions of an exported run: reads rows for its encoder, ranks labels batch by batch, and writes a file.
 
-That is JSON lines, CSV, Parquet, a TREC run or a SciPy matrix: one file, published when complete.
+The file is JSON lines, CSV, Parquet, a TREC run or a SciPy matrix, published when complete.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ from trainer.inputs import Inputs, open_queries, require_inputs
 
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell begins with that a spreadsheet computes
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets compute
 _TAG = "extremis"
 KNOWN = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
 _COLUMNS = {"key": pa.string(), **{name: pa.list_(kind) for name, kind in _LISTS.items()}}
-_MORE = {"probabilities": pa.list_(pa.float32()), KNOWN: pa.int32()}  # of a calibrated export; of texts
+_MORE = {"probabilities": pa.list_(pa.float32()), KNOWN: pa.int32()}  # extra columns: of a calibrated export; of texts
 _SCHEMA = arrow.without_nulls(_COLUMNS)
 
-Write = Callable[[pa.Table], None]  # takes predictions batch by batch, as `prediction_table` makes them
+Write = Callable[[pa.Table], None]  # writes one batch of predictions, made by `prediction_table`
 
 
 def write_predictions(
@@ -57,9 +57,9 @@ def write_predictions(
     filter: bool = True,
     total: int | None = None,
 ) -> dict[str, Any]:
-    """Write the best `k` labels of score `threshold` or more of every row, without the filter's pairs.
+    """Write the best `k` labels of every row with scores of at least `threshold`, without the filter's pairs.
 
-    `to`: the format of the file; None: by its name. `safe_cells`: no cell of a CSV begins as a formula does.
+    `to`: format of the file; None: taken from its name. `safe_cells`: no cell of a CSV starts like a formula.
     Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
@@ -88,7 +88,7 @@ def write_predictions(
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
     """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
 
-    `embedder`: another place of the model that made the dense vectors of DATA. What a first text needs is loaded then.
+    `embedder`: another place of the model that made the dense vectors of DATA. The first text loads the tokenizer.
     """
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
@@ -100,7 +100,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
         if tokenizer is not None:
             tokens, known = tokenizer.encode(rows["text"].to_pylist())
             table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
-            if not (features or own):  # else a row may have these alone
+            if not (features or own):  # otherwise these may be the only columns
                 table = table.append_column(KNOWN, pa.array(known, pa.int32()))
         return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 
@@ -111,10 +111,10 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
 
 
 def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[pa.Table], int]:
-    """Return the rows of a split of the DATA that the run was made from, row group by row group, and their number.
+    """Return the rows of a split of the run's DATA, as an iterator of row groups, and their number.
 
-    Their predictions are those that `extremis evaluate` counts: with the same batches and the same filter. Raises
-    InputError, TableError, StorageError.
+    Batches and filter are the same as in `extremis evaluate`, so predictions are also the same. Raises InputError,
+    TableError, StorageError.
     """
     digest, trained = Table.open(data, "data").digest, exported.table.parents["data"]
     if digest != trained:
@@ -133,10 +133,10 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
 def open_writer(
     out: str, form: str | None, labels: int, safe_cells: bool = False, schema: pa.Schema = _SCHEMA
 ) -> Iterator[Write]:
-    """Open a writer of predictions out of L labels, whose file is published at `out` when the block ends without error.
+    """Open a writer of predictions out of L labels; publishes the file at `out` when the block ends without error.
 
-    `schema`: the schema of the predictions. `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError
-    if neither `form` nor the name gives the format, or if the format does not fit `out` or `safe_cells`; StorageError.
+    `schema`: the schema of the predictions. `safe_cells`: no cell of a CSV starts like a formula. Raises InputError if
+    neither `form` nor the name gives the format, or if the format does not fit `out` or `safe_cells`; StorageError.
     """
     if out == STANDARD:
         if sys.stdout is None:
@@ -165,9 +165,9 @@ def open_writer(
 
 
 def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
-    """Make a row of key, labels' keys, scores, label ids and labels' texts for each of `rows` [B], without pads.
+    """Make one row per row of `rows` [B]: key, labels' keys, scores, label ids and labels' texts, without pads.
 
-    `labels` [L]: key, text. With the columns of `schema`, probabilities and known tokens too.
+    `labels` [L]: key, text. Probabilities and known tokens are added if `schema` has their columns.
     """
     present = answer.ids != PAD
     offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
@@ -211,9 +211,9 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = False) -> Iterator[Write]:
-    """Write a row for each label: key, rank from 1, label, text, score, and probability if there.
+    """Write one row per label: key, rank from 1, label, text, score, and probability if present.
 
-    `safe_cells`: an apostrophe before what begins as a formula does.
+    `safe_cells`: put an apostrophe before a cell that starts like a formula.
     """
 
     def safe(cell: str) -> str:
@@ -237,7 +237,7 @@ def _write_csv(path: str, labels: int, schema: pa.Schema, safe_cells: bool = Fal
 def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>.
 
-    A calibrated export also has probabilities list<float>, texts have known_tokens int32.
+    A calibrated export adds probabilities list<float>; input texts add known_tokens int32.
     """
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_table
@@ -245,7 +245,7 @@ def _write_parquet(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]
 
 @contextlib.contextmanager
 def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
-    """Write for `scipy.sparse.load_npz`: CSR [N, L] float32, row n the n-th query, its columns in ascending order.
+    """Write a file for `scipy.sparse.load_npz`: CSR [N, L] float32; row n is the n-th query, with ascending columns.
 
     All predictions are kept in memory until the file is written.
     """
@@ -263,7 +263,7 @@ def _write_matrix(path: str, labels: int, schema: pa.Schema) -> Iterator[Write]:
     yield write
     matrix = sparse.csr_matrix(sparse.vstack(batches, format="csr"))
     matrix.sort_indices()
-    # As narrow as they can be, however the parts were.
+    # The narrowest index type, independent of the types of the parts.
     kind = sparse.get_index_dtype(maxval=max(labels, matrix.nnz))
     matrix.indices, matrix.indptr = matrix.indices.astype(kind), matrix.indptr.astype(kind)
     with open(path, "wb") as file:

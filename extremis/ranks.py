@@ -1,4 +1,4 @@
-"""Ranks of a command, and its hold on a RUN: the group, the claim, the command lines that made the run."""
+"""Ranks of a command: their group, the claim on a RUN, and the command lines that made the run."""
 
 import contextlib
 import sys
@@ -54,11 +54,11 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def keep_command(run: RunLayout) -> None:
-    """Add the present command line to those of RUN, if there is one. Raises TableError, StorageError."""
+    """Add the present command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
     if line := redact(present_output().command):
         write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
 
 
 def commands_of(run: RunLayout) -> list[str]:
-    """Return the commands that made RUN, oldest first. Raises TableError: damaged."""
+    """Return the command lines that made RUN, oldest first. Raises TableError if their file is damaged."""
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []

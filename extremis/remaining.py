@@ -1,15 +1,15 @@
-"""Time that a command of several phases still takes, as far as its phases so far tell."""
+"""Estimate of the remaining time of a command with several phases."""
 
 import math
 import time
 from collections.abc import Callable
 
-_KNOWN = 0.1  # of a phase, after which its own pace says how long it takes
-_OVERDUE = 1.25  # times what a phase has taken: its length, once it takes longer than was expected
+_KNOWN = 0.1  # share of a phase after which its own pace gives the estimate
+_OVERDUE = 1.25  # estimated length of an overdue phase, over its time so far
 
 
 class Remaining:
-    """Describes the time left of all phases. `limit`: seconds for all of them."""
+    """Describes the remaining time of all phases. `limit`: seconds for all phases."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._began = self._phase_began = time.monotonic()
@@ -18,12 +18,12 @@ class Remaining:
         self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
-        """Begin a phase of `expected` seconds (0: unknown); `after`: seconds of later phases, from its own."""
+        """Begin a phase of `expected` seconds (0: unknown); `after` gives the seconds of later phases from its own."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
-        self._first = 0.0, 0.0  # share that was done when it was first asked for, and the seconds before: of setting up
+        self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
 
     def __call__(self, share: float = 0.0) -> str:
-        """Return "about 2 min left" if a `share` of the phase is done; "" while nothing is known."""
+        """Return a text such as "about 2 min left", given the finished `share` of the phase; "" while unknown."""
         spent = time.monotonic() - self._phase_began
         if share and not self._first[0]:
             self._first = share, spent

@@ -1,4 +1,4 @@
-"""Results of commands: mappings whose keys are also attributes, readable at a prompt and in a notebook."""
+"""Results of commands: mappings with keys as attributes, readable at a prompt and in a notebook."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from typing import Any
 
 from extremis.console import metric_grid, say_value, without_controls
 
-_LONG = 12  # rows of a list that are shown
-_FEW = 5  # numbers of a mapping that are shown
+_LONG = 12  # rows shown of a list
+_FEW = 5  # numbers shown of a mapping
 _NUMBERS = (int, float)
 
 Grid = tuple[list[str], list[list[str]]]
 
 
 class Result(dict[str, Any]):
-    """The object that `--json` of a command prints: `result["metrics"]`, or `result.metrics`."""
+    """The object that a command prints with `--json`: `result["metrics"]`, or `result.metrics`."""
 
     def __init__(self, command: str, body: Mapping[str, Any]) -> None:
         super().__init__(body)

@@ -1,4 +1,4 @@
-"""Signs of life while a command is silent: a spinner on a terminal, now and then a line elsewhere."""
+"""Signs of life while a command is silent: a spinner on a terminal, an occasional line elsewhere."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 _TICK = 0.1
 _SPINNER_AFTER = 0.3  # seconds of silence
-_LINES_AFTER, _LONGEST = 5.0, 30.0  # seconds of silence before a line; each is twice the last, up to _LONGEST
+_LINES_AFTER, _LONGEST = 5.0, 30.0  # seconds of silence before the first line, doubled after each line up to _LONGEST
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_FRAMES = "|/-\\"
 
@@ -21,7 +21,7 @@ class _Waiting:
         self.reset()
 
     def reset(self) -> None:
-        """Be silent, as a process that was forked is."""
+        """Switch off, as in a forked process."""
         self._lock = threading.RLock()
         self._text, self._began = "", 0.0
         self._spoken = self._pause = 0.0
@@ -34,7 +34,7 @@ class _Waiting:
             self.spoke()
 
     def spoke(self) -> None:
-        """Make room for a line, and wait again from now on."""
+        """Clear the spinner for another line, and restart the wait."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")
@@ -49,7 +49,7 @@ class _Waiting:
             self._suspended += by
 
     def tick(self, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> None:
-        """Show the sign of life if it is time."""
+        """Show the sign of life if it is due."""
         with self._lock:
             silent = time.monotonic() - self._spoken
             if self._suspended or not self._text:
@@ -74,7 +74,7 @@ spoke, doing = _waiting.spoke, _waiting.begin
 
 @contextlib.contextmanager
 def alive(title: str, on_terminal: bool, tell: Callable[[str], None], left: Callable[[], str] = str) -> Iterator[None]:
-    """Show until the block ends that `title` is at work, whenever nothing is said for a while.
+    """Until the block ends, show that `title` is at work whenever output is silent for a while.
 
     `tell` prints a line; `left` describes the remaining time, if it is known.
     """
@@ -97,7 +97,7 @@ def alive(title: str, on_terminal: bool, tell: Callable[[str], None], left: Call
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Show nothing until the block ends: a bar does."""
+    """Show nothing until the block ends, because a bar shows progress."""
     _waiting.suspend(1)
     try:
         yield

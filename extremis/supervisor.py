@@ -1,4 +1,4 @@
-"""Training of a run with everything around it: the claim, a miner process, metrics, progress, the log, and signals."""
+"""Training of a run, with the claim, a miner process, metrics, progress, the log, and signals."""
 
 import contextlib
 import tempfile
@@ -80,7 +80,7 @@ def train(
             if miner is not None:
                 miner.stop()
         if miner is not None:
-            with contextlib.suppress(StorageError):  # the run is finished, whatever is left of its miner
+            with contextlib.suppress(StorageError):  # the run is finished even if files of its miner remain
                 discard_unfinished_tables(RunLayout(run))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
 
@@ -116,7 +116,7 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
 
 
 class RunLog:
-    """Every line of a run and of its miner with its time: RUN/run.log.
+    """Log RUN/run.log of all lines of a run and its miner, with times.
 
     Lines are kept until `begin`, and then appended: a command that fails early leaves no file. Object stores cannot
     append: there the file is written whole, by `close`. What cannot be written is lost, and stops nothing.
@@ -138,7 +138,7 @@ class RunLog:
                 self._file.flush()
 
     def begin(self) -> None:
-        """Open the file, for this line and all before."""
+        """Open the file, and write all earlier lines."""
         with self._lock, contextlib.suppress(OSError, ExtremisError):
             if self._file is None:
                 if storage.is_local(self._url):
@@ -150,7 +150,7 @@ class RunLog:
                 self._file.writelines(self._early)
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         with self._lock, contextlib.suppress(OSError, ExtremisError):
             if self._file is not None:
                 if not storage.is_local(self._url):
@@ -161,7 +161,7 @@ class RunLog:
 
 @contextlib.contextmanager
 def logged(run: str) -> Iterator[RunLog]:
-    """Write all lines until the block ends to RUN's log, or to the log of the block around."""
+    """Write all lines to RUN's log until the block ends, or to the log of an enclosing block."""
     around = present_output().log
     if isinstance(around, RunLog):
         yield around

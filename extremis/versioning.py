@@ -1,4 +1,4 @@
-"""Versions of data and exports in a folder: their needs, what of these is missing, and how to remove one."""
+"""Versions of data and exports in a folder: list them with their needs and missing needs, and remove a version."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ _REQUIRE = {"data": require_parts, "export": require_needed}
 
 @dataclass(frozen=True)
 class _Listed:
-    """A listed data set or export; `fault` names missing needs."""
+    """A listed data set or export; `fault` describes missing needs."""
 
     table: Table
     fault: str | None
@@ -30,7 +30,7 @@ class _Listed:
 
     @classmethod
     def find(cls, url: str) -> "Self | None":
-        """Open the item at `url`; None if there is nothing of this kind."""
+        """Open the item at `url`; None if `url` has no item of this kind."""
         table = Table.find(url)
         if table is None or table.kind != cls.KIND:
             return None
@@ -42,7 +42,7 @@ class _Listed:
 
     @classmethod
     def below(cls, root: str) -> "list[Self]":
-        """Return the items in the folders of `root`, by name, without unfinished ones."""
+        """Return the finished items in the folders of `root`, sorted by name."""
         names = (name for name in storage.list_names(root) if not name.startswith("."))
         return [found for name in names if (found := cls.find(join(root, name))) is not None]
 
@@ -55,12 +55,12 @@ class ListedData(_Listed):
 
     @property
     def version(self) -> Version:
-        """Its place among versions."""
+        """Place of the data set among versions."""
         return Version.of(self.table.manifest)
 
     @property
     def needs(self) -> dict[str, str]:
-        """Other data sets that it needs: URL by part, oldest first."""
+        """Other data sets that this data set needs: URL by part, oldest first."""
         return {part: resolve(self.table.url, place) for part, place in self.version.needs if place != "."}
 
     def facts(self, root: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class ListedData(_Listed):
         }
 
     def require_unneeded(self) -> None:
-        """Raise InputError that names the data sets in the same folder that need it."""
+        """Raise InputError, which names data sets in the same folder, if they need this data set."""
         url = resolve(self.table.url, ".")
         others = [
             f"{each.table.url} (version {each.version.number})"
@@ -100,7 +100,7 @@ class ListedExport(_Listed):
 
     @property
     def needs(self) -> list[str]:
-        """URLs of the exports whose files it uses."""
+        """URLs of the exports whose files this export uses."""
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
     def facts(self, root: str) -> dict[str, Any]:
@@ -119,11 +119,11 @@ class ListedExport(_Listed):
 
     @property
     def folders(self) -> list[str]:
-        """Names of its own files."""
+        """Names of the export's own folders."""
         return sorted({path.partition("/")[0] for path in self.table.manifest.files})
 
     def require_unneeded(self) -> None:
-        """Raise InputError if an export is current, or another export in the folder uses its files."""
+        """Raise InputError if the export is current, or if another export in the folder uses its files."""
         url = resolve(self.table.url, ".")
         folder = resolve(url, "..")
         current = find_current(folder)
@@ -135,9 +135,9 @@ class ListedExport(_Listed):
 
 
 def drop(url: str) -> dict[str, Any]:
-    """Remove the data set, or the export, at `url`, invisible first.
+    """Remove the data set or export at `url`; it becomes invisible first.
 
-    Raises InputError: it is missing, or another one needs its part; ClaimedError: another process makes it.
+    Raises InputError if it is missing or still needed; ClaimedError if another process is making it.
     """
     with claimed(url, "removed", say):
         listed = ListedExport.find(url) or ListedData.find(url)

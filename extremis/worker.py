@@ -1,3 +1,3 @@
-"""`extremis-worker`, after the check that `pipelines` is ours: `pipelines.runners.boot` has the program."""
+"""`extremis-worker`: checks that `pipelines` is ours, then runs the program of `pipelines.runners.boot`."""
 
 from pipelines.runners.boot import main as main

@@ -30,7 +30,7 @@ def summarize(data: str) -> dict[str, Any]:
     few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: texts_of(table) for name, table in splits.items()} if few else {}
     labels, files = tables["labels"], dict(whole.parameters.get("input", {}))
-    derived = files.pop("labels", None) in files.values()  # from the points: many name the same ones
+    derived = files.pop("labels", None) in files.values()  # made from the points: many name the same labels
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if whole.parameters["options"].get(share):  # the split was cut out of train, and shares its rejects
@@ -70,7 +70,7 @@ _SAID = {
 
 
 def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
-    written = table.counters.get("rows_out", table.rows)  # of a version rows may have gone: labels are counted about
+    written = table.counters.get("rows_out", table.rows)  # a version may have lost rows: an approximate count
     facts = {
         "points": table.rows,
         "merged": table.counters.get("rows_merged", 0),

@@ -63,7 +63,7 @@ class TextDecoder:
         }
 
     def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
-        """Read label_id, key, text and frequency of labels, ascending; ids below 0 are pads and left out."""
+        """Read label_id, key, text and frequency of labels in ascending order, without ids below 0, which are pads."""
         if self._labels is None:
             self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))
@@ -148,7 +148,7 @@ class Example:
 
 
 def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
-    """List the splits of DATA, train first, or the split `only`. Raises InputError if it has none, TableError."""
+    """List the splits of DATA, train first, or just `only`. Raises InputError if no split is found, TableError."""
     parents = Table.open(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
     names.sort(key=lambda name: (name != "train", name))

@@ -1,4 +1,4 @@
-"""Bytes and memory of a run from formulas of its size; every measured figure stands in the table below."""
+"""Bytes and memory of a run from formulas of its size; the table below holds all measured figures."""
 
 import math
 from collections.abc import Iterator
@@ -24,28 +24,28 @@ from trainer.model import has_bias
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
-# Bytes on storage, of shards that the pipelines wrote. Ids by Zipf's law have an entropy; a page takes some more.
-_TOKENS = 1.3  # times their entropy: 1.1 of titles (Tate), 1.6 of made-up words in any order
-_LABELS = 1.7  # 1.7 of Tate, 2.0 where no label follows another
-_NEGATIVES = 1.3  # of mined tables: 1.0 to 1.6, the more the later in a run
-_SCORE = 1.5  # a float16 of a table of negatives, in order
-_FLOATS = 0.925  # of a vector, over its bytes in memory: float16 and float32, D from 24 to 256
-_CHARACTER = 0.7  # of keys and of texts: 0.4 to 0.8 on Tate and made-up keys
-_NUMBERS = 2.5  # a row's ids and frequency: 1.1 of queries, 3.3 of labels
-# Bytes in memory, of processes at work.
+# Bytes on storage, measured on shards of the pipelines. Ids by Zipf's law have an entropy; a page takes a bit more.
+_TOKENS = 1.3  # over the entropy: 1.1 for titles (Tate), 1.6 for random words
+_LABELS = 1.7  # 1.7 for Tate, 2.0 if labels are independent
+_NEGATIVES = 1.3  # for mined tables: 1.0 to 1.6, growing during a run
+_SCORE = 1.5  # for a float16 score in a table of negatives, sorted
+_FLOATS = 0.925  # for a vector, over its bytes in memory: float16 and float32, D from 24 to 256
+_CHARACTER = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
+_NUMBERS = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
+# Bytes in memory of working processes.
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}
-_COPIES = 3  # of a shard while it is decoded, sorted and encoded
-# Bytes of a line of JSON: four sets have 4.2 to 5.2 characters a token, names of fields and quotes around them.
+_COPIES = 3  # copies of a shard while it is decoded, sorted and encoded
+# Bytes per line of JSON, with names of fields and quotes: 4.2 to 5.2 characters per token on four data sets.
 _TOKEN, _POINT, _LABEL, _REFERENCE = 4.7, 40, 25, 4
 
-_SAMPLE = 1 << 13  # rows of DATA that averages are taken over
+_SAMPLE = 1 << 13  # rows of DATA for averages
 
 
 @dataclass(frozen=True)
 class Workload:
     """Size of the data, recipe and machines. Tokens, characters and labels are averages. Raises InputError.
 
-    `stored`: bytes of a row of queries and of labels, if there is a sample of both.
+    `stored`: bytes per row of queries and of labels, if samples of both exist.
     """
 
     queries: int
@@ -55,12 +55,12 @@ class Workload:
     label_tokens: float = 8.0
     labels_per_query: float = 5.0
     key_bytes: float = 12.0
-    text_bytes: float = 40.0  # of a label's text
+    text_bytes: float = 40.0  # per label text
     vocabulary: int = 30_000
-    dense: int = 0  # numbers of a row's vector
+    dense: int = 0  # numbers per row vector
     ranks: int = 1
-    workers: int = 1  # pipeline workers, of one core each
-    memory: int = 8 << 30  # bytes of each process
+    workers: int = 1  # pipeline workers with one core each
+    memory: int = 8 << 30  # bytes per process
     stored: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Workload:
 
     @property
     def columns(self) -> int:
-        """Count the columns of embeddings and vectors: D, and one for a bias."""
+        """Count the columns of embeddings and vectors: D, plus one for a bias."""
         return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
@@ -96,7 +96,7 @@ class Workload:
 
     @property
     def trained_queries(self) -> int:
-        """Count the queries to train on, without those held out."""
+        """Count the training queries, without held-out queries."""
         return self.recipe.data.trained.rows(self.queries)
 
     @property
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def dumps(self) -> int:
-        """Count the dumps of the whole run, and the tables mined from them or put into cluster order by them."""
+        """Count the dumps of the whole run, which equals the number of tables mined or clustered from them."""
         return len(self.recipe.table_epochs())
 
     @property
@@ -124,7 +124,7 @@ class Workload:
 
     @property
     def row_bytes(self) -> dict[str, float]:
-        """Estimate the bytes of a row of queries and of labels in memory."""
+        """Estimate the bytes per row of queries and of labels in memory."""
         token = arrow.token_type(self.vocabulary).bit_width / 8
         label = arrow.label_type(self.labels).bit_width / 8
         return {
@@ -152,7 +152,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TableSize:
-    """Size of a table on storage; `times`: how often a run writes it."""
+    """Size of a table on storage; `times`: number of times that a run writes the table."""
 
     rows: int
     bytes: int
@@ -162,7 +162,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes of all tables on storage, peak bytes of one process of each step, and the blocks of mining."""
+    """Sizes of all tables on storage, peak bytes of one process for each step, and the blocks of mining."""
 
     tables: dict[str, TableSize]
     memory: dict[str, int]
@@ -170,7 +170,7 @@ class Estimate:
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Estimate the whole run. Raises InputError: too little memory for mining."""
+    """Estimate the whole run. Raises InputError if mining needs more memory."""
     recipe = workload.recipe
     sizes = dict(_data_tables(workload))
     blocks = None
@@ -186,12 +186,12 @@ def estimate(workload: Workload) -> Estimate:
             each = _NEGATIVES * _entropy(sizes[workload.searched].rows) + _SCORE
             sizes |= _source_tables("negatives", each * recipe.table_facts["table_width"], workload, sizes)
             needs = blocks.needs(workload.rows)
-            if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # of one mining at a time
+            if scratch := needs.get("candidates", 0) + needs.get("indexes", 0):  # only one mining runs at a time
                 sizes["candidates and indexes of mining"] = TableSize(workload.rows, scratch, 0)
     parameters, optimizer = parameter_bytes(recipe, workload.vocabulary, workload.labels, workload.dense)
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(recipe))))
     sizes["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, recipe.checkpoint.keep)
-    # A worker of sharding has the largest shard, a few times over.
+    # A sharding worker holds a few copies of the largest shard.
     shards = (each * sizes[name].rows / sizes[name].shards for name, each in workload.row_bytes.items())
     memory = {"shard": _PYTHON["shard"] + int(_COPIES * max(shards))}
     if blocks is not None:
@@ -204,13 +204,13 @@ def estimate(workload: Workload) -> Estimate:
 
 
 def _entropy(count: int) -> float:
-    """Return the bytes of an id of [0, count) by Zipf's law: (log2(n) / 2 + log2(ln n)) / 8."""
+    """Return the bytes per id in [0, count) by Zipf's law: (log2(n) / 2 + log2(ln n)) / 8."""
     count = max(count, 8)
     return (math.log2(count) / 2 + math.log2(math.log(count))) / 8
 
 
 def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
-    """Estimate queries and labels, as `extremis shard` cuts them."""
+    """Estimate the tables of queries and labels, in shards as cut by `extremis shard`."""
     token, label = _TOKENS * _entropy(workload.vocabulary), _LABELS * _entropy(workload.labels)
     key = _NUMBERS + _CHARACTER * workload.key_bytes
     stored = {
@@ -242,13 +242,13 @@ def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
-    """Make the manifest of a planned table, as far as mining reads it."""
+    """Make the manifest of a planned table, with the fields that mining reads."""
     shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
     return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)
 
 
 def saved_bytes(workload: Workload) -> tuple[int, int]:
-    """Return the bytes of a checkpoint: of the encoder, which rank 0 writes, and of the labels of a rank."""
+    """Return the bytes of a checkpoint: (encoder, written by rank 0; labels of one rank)."""
     own = -(-workload.labels // workload.ranks) * sum(label_bytes(workload.recipe))
     return sum(parameter_bytes(workload.recipe, workload.vocabulary, 0, workload.dense)), own
 
@@ -259,37 +259,37 @@ def _train_memory(workload: Workload) -> int:
     group = default_row_group_rows(workload.queries)
     width = recipe.table_facts.get("table_width", 0) if workload.dumps else 0
     each = workload.row_bytes["queries"] + 6 * width
-    windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
+    windows = 2 + WINDOWS_AHEAD  # one window is in use, the others are being read and concatenated
     streams = -(-recipe.order.streams // workload.ranks)
     window = streams * recipe.order.window_groups * group * each * windows
     batch, positives = recipe.order.batch, workload.labels_per_query
     candidates = recipe.negatives.candidates_of(batch, positives)
-    step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
+    step = 4 * candidates * workload.columns * 3  # rows, their gradients and optimizer state
     scores = 8.0 * recipe.negatives.scores(batch, positives)
-    # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
+    # While a checkpoint is written: a copy of all but the labels, a copy of one file's labels, a byte per label.
     encoder, vectors = saved_bytes(workload)
     saved = (
         encoder + min(vectors, FILE_BYTES) + workload.labels // workload.ranks if recipe.checkpoint.background else 0
     )
-    counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights
+    counts = 12 * workload.labels if recipe.train.positive_weight else 0  # frequencies and weights of labels
     return _PYTHON["train"] + int(encoder + vectors + saved + window + step + scores + counts)
 
 
 def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends a step (docs/ranks.md), of sums in a ring."""
+    """Return the bytes that a rank sends per step (docs/ranks.md), with sums in a ring."""
     recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
     points, texts = workload.trained_queries, workload.sources.get("labels", 0)
     positives, tokens = (
         (points * a_query + texts * a_label) / (points + texts)
         for a_query, a_label in ((workload.labels_per_query, 1.0), (workload.tokens, workload.label_tokens))
     )
-    own = 1 if recipe.encodes_labels else 1 / ranks  # of the labels of a row, that a rank is sent
+    own = 1 if recipe.encodes_labels else 1 / ranks  # share of a row's labels that a rank receives
     gathered = 12 + 4 * positives * own + 8 * columns
     if hard := recipe.negatives.most_hard:
         gathered += 4 + 4 * hard * own
     encoder = recipe.encoder
     options = encoder.model_dump()
-    if ngrams := options.get("ngrams"):  # a bag: what its rows learn goes by ids, weights and gradients of texts
+    if ngrams := options.get("ngrams"):  # a bag: its updates are sent as ids, weights and gradients of texts
         features = ngrams * tokens * (1 - options["feature_dropout"])
         gathered += 4 + 8 * features + 4 * encoder.dimension
         encoder = encoder.model_copy(update={"ngrams": 1})
@@ -299,7 +299,7 @@ def step_bytes(workload: Workload) -> float:
 
 
 def _sample(table: Table) -> tuple[pa.Table, float]:
-    """Return the first rows of a table, and the bytes of a row on storage."""
+    """Return the first rows of a table, and the bytes per row on storage."""
     return table.read(stop=_SAMPLE), sum(shard.bytes for shard in table.shards) / table.rows
 
 

@@ -1,6 +1,6 @@
-"""Tables of a planned run, made up: true rows, row groups and types; ids by Zipf's law, and vectors by chance.
+"""Made-up tables of a planned run with true rows, row groups and types, ids by Zipf's law, and random vectors.
 
-A table's shards may be `linked`: one file under many names, so that a table of any size takes the room of one shard.
+Shards of a table may be `linked`: one file with many names, so that a table of any size takes the space of one shard.
 """
 
 import os
@@ -19,15 +19,15 @@ from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_array, matrix_array, write_shard
 from schemas.table import Table
 
-LINKED_ROWS = 1 << 17  # of a shard, at most: more would take room and time, and read alike
-_PRIME = 2_654_435_761  # spreads frequent ids over all
-_CENTRES = 2000  # that vectors lie around: without any, no index saves work
+LINKED_ROWS = 1 << 17  # maximum per shard: more rows would take space and time without changing reads
+_PRIME = 2_654_435_761  # spreads frequent ids over the range
+_CENTRES = 2000  # vectors lie around these centres: without clusters, no index saves work
 Draw = np.random.Generator
-Columns = Callable[[Draw, int], list[Any]]  # of so many rows, but for their ids
+Columns = Callable[[Draw, int], list[Any]]  # makes columns of the given number of rows, without ids
 
 
 def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
-    """Write DATA. Raises StorageError."""
+    """Write made-up DATA. Raises StorageError."""
     data, tokens, label = DataLayout(root), arrow.token_type(sizes.vocabulary), arrow.label_type(sizes.labels)
     made = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": sizes.vocabulary}))
     parents = {"tokenizer": made.digest}
@@ -39,7 +39,7 @@ def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
     def queries(draw: Draw, count: int) -> list[Any]:
         lengths = _lengths(draw, count, sizes.labels_per_query)
         ids = _labels(draw, int(lengths.sum()), sizes.labels)
-        places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # each once a row, in order
+        places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # each once per row, in order
         positives = _lists(places % sizes.labels, np.bincount(places // sizes.labels, minlength=count), label)
         return [_names(draw, count, sizes.key_bytes), texts(draw, count, sizes.tokens), positives]
 
@@ -70,7 +70,7 @@ def write_negatives(url: str, table: Table, sizes: Sizes) -> None:
 
 
 def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int, **facts: Any) -> None:
-    """Write vectors, or embeddings of queries, around the same centres, without links between them."""
+    """Write vectors, or embeddings of queries, around common centres, in shards that are not linked."""
     width, kept = schema.types[1].list_size, schema.types[1].value_type
     centres = np.random.default_rng(0).standard_normal((_CENTRES, width), np.float32)
 
@@ -84,7 +84,7 @@ def write_vectors(url: str, kind: str, rows: int, schema: pa.Schema, group: int,
 def write(
     url: str, kind: str, rows: int, schema: pa.Schema, group: int, columns: Columns, linked: bool, **facts: Any
 ) -> Manifest:
-    """Write a table in shards of equal size, except the last; `facts` of its manifest. Raises StorageError."""
+    """Write a table in shards of equal size, except the last; `facts` go into its manifest. Raises StorageError."""
     most = min(LINKED_ROWS, -(-rows // (MIN_SHARDS * group)) * group)
     count, shards = -(-rows // most), list[Shard]()
     for number in range(count):

@@ -20,12 +20,12 @@ from trainer.settings.resolve import Resolved, derive
 from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
-# Options of `extremis plan` that a workload has besides its recipe, memory and rows.
+# Options of `extremis plan` that are fields of a workload, besides its recipe, memory and rows.
 STATED = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes", "vocabulary", "ranks", "workers")
 
-_NGRAMS = 4  # times (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up anyway
-_STAGED = 1.05  # most bytes in staging at a time, tables included, over those of the input: 1.00 to 1.06 measured
-_WRITTEN = 1.2  # bytes that are written to staging in all, over those of the input: 0.7 to 1.4 on four sets
+_NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
+_STAGED = 1.05  # peak bytes in staging, with tables, over the bytes of the input: 1.00 to 1.06 measured
+_WRITTEN = 1.2  # total bytes written to staging over the bytes of the input: 0.7 to 1.4 on four data sets
 _MACHINES = {"n2-highmem-2": 16 << 30, "n2-highmem-4": 32 << 30, "n2-highmem-8": 64 << 30, "n2-highmem-16": 128 << 30}
 
 _JOB_SERVER = (
@@ -40,19 +40,19 @@ _DATAFLOW = (
 )
 
 
-# Options as Beam takes them, and bytes of Java beside a Python worker, which do not grow with the data: bulk data goes
+# Options for Beam, and bytes of Java per Python worker, which do not grow with the data, because bulk data goes
 # through files.
 ENGINES = {
-    "flink": (_JOB_SERVER, 1728 << 20),  # a TaskManager of one slot, as Flink has it by default
-    "spark": (_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, and a tenth beside
-    "dataflow": (_DATAFLOW, 0),  # that is not ours to say
+    "flink": (_JOB_SERVER, 1728 << 20),  # Flink's default TaskManager with one slot
+    "spark": (_JOB_SERVER, 1320 << 20),  # an executor of 1,200 MiB, plus a tenth
+    "dataflow": (_DATAFLOW, 0),  # unknown: Dataflow decides
 }
 
 
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; averages, and numbers that are None, come from DATA. Raises InputError, TableError."""
+    """Make a workload; DATA gives averages, and numbers that are None. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
@@ -68,7 +68,7 @@ def workload(
 def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
     """Compute the settings that the recipe `source` takes from the data; `data`: a sample of it.
 
-    Raises InputError: as `resolve`; TableError.
+    Raises InputError for the same reasons as `resolve`; TableError.
     """
     body = read_recipe(source, overrides)
     if not left_to_data(body):
@@ -77,7 +77,7 @@ def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data:
 
 
 def facts_of(workload: Workload, data: str | None) -> Facts:
-    """Return the figures of the planned data: from its averages, or from `data` scaled up. Raises TableError."""
+    """Return the figures of the planned data, from its averages, or from `data` scaled up. Raises TableError."""
     label_texts = workload.sources.get("labels", 0)
     queries = workload.trained_queries
     if data is None:
@@ -144,7 +144,7 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
 
 
 def plan_memory(workload: Workload) -> dict[str, Any]:
-    """Return the size of the memory of training points of `extremis fuse`, as limited and for all points."""
+    """Return the size of the memory of training points of `extremis fuse`, with its limit and for all points."""
     sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
     settled = settle(*sizes)
     return {
@@ -160,7 +160,7 @@ def plan_memory(workload: Workload) -> dict[str, Any]:
 def plan_engine(name: str, workload: Workload, memory: dict[str, int], tables: int) -> dict[str, Any]:
     """Return the needs of the pipelines on the engine `name`: `memory` of each step's process.
 
-    `tables`: bytes of queries and labels. Raises InputError: no machine of Dataflow that is large enough.
+    `tables`: bytes of queries and labels. Raises InputError if no machine type of Dataflow is large enough.
     """
     options, java = ENGINES[name]
     worker = max(memory[step] for step in PIPELINES if step in memory)
@@ -228,7 +228,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
 
 
 def say_time(seconds: float | None) -> str:
-    """Format seconds as `3.2 h`; None, not estimated, as an empty text."""
+    """Format seconds as `3.2 h`; "" for None, which means not estimated."""
     if seconds is None:
         return ""
     for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):

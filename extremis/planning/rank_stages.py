@@ -1,4 +1,4 @@
-"""Stages of one rank of a trainer, each through the trainer's own parts, with peers that are faked."""
+"""Stages of one rank of a trainer; each runs the trainer's own parts, with simulated peers."""
 
 import contextlib
 import gc
@@ -33,12 +33,12 @@ from trainer.setup import initialise_model, open_stream, set_up
 from trainer.step import GlobalBatches
 from trainer.stream import JoinedStream, Source
 
-WARM = 10  # steps that are not counted: code is compiled, memory is new
-_EMBEDDED = 1 << 14  # rows whose embeddings stand for all those of a dump
+WARM = 10  # warm-up steps that are not counted: code is compiled, memory is allocated
+_EMBEDDED = 1 << 14  # rows whose embeddings represent all embeddings of a dump
 
 
 def make_tables(task: Task) -> list[Stage]:
-    """Write DATA, and the negatives of the first epoch that has some from tables."""
+    """Write DATA, and the negatives of the first epoch with hard negatives from tables."""
     data, run, epoch = DataLayout(f"{task.folder}/data"), _run(task), first_epoch(task.recipe)
     made_data.write_data(data.root, task.sizes)
     places = {"queries": data.queries("train"), **({"labels": data.labels} if task.recipe.data.label_texts else {})}
@@ -48,7 +48,7 @@ def make_tables(task: Task) -> list[Stage]:
 
 
 def train(task: Task) -> list[Stage]:
-    """Go through the stages of a rank on those tables."""
+    """Run the stages of a rank on the tables of `make_tables`."""
     recipe, note = _alone(task.recipe)
     group = FakedRanks(task.rank, task.ranks) if task.ranks > 1 else ALONE
     rank = _Rank(task, recipe, group, note)
@@ -59,7 +59,7 @@ def train(task: Task) -> list[Stage]:
 
 
 def first_epoch(recipe: Recipe) -> int:
-    """Return the first epoch with hard negatives from tables; 0 if there is none."""
+    """Return the first epoch with hard negatives from tables; 0 if no epoch has any."""
     return next(iter(recipe.table_epochs()), 0)
 
 
@@ -89,7 +89,7 @@ class _EnoughError(Exception):
 
 @dataclass
 class _Rank:
-    """A rank at work: `start` comes first, `resume` last."""
+    """A running rank; call `start` first and `resume` last."""
 
     task: Task
     recipe: Recipe
@@ -111,7 +111,7 @@ class _Rank:
         yield Stage("train", "adoption", time.perf_counter() - began)
 
     def in_line(self) -> JoinedStream:
-        """Return the stream of the epoch on the thread that reads it."""
+        """Return the stream of the epoch without threads of its own."""
         order = self.recipe.order.model_copy(update={"threads": 0})
         recipe = self.recipe.model_copy(update={"order": order})
         stream = open_stream(recipe, self.tables, self.trainer.parts.labels, self.group)
@@ -143,7 +143,7 @@ class _Rank:
         yield Stage("train", "plan", float(np.mean(spent[len(spent) // 4 :])), note=f"{len(spent) - 1:,} steps")
 
     def steps(self) -> Iterator[Stage]:
-        """Train some steps as a run does, with all its threads, and write a checkpoint."""
+        """Train some steps with all threads of a run, and write a checkpoint."""
         trainer, times, sent, operators, saved = self.trainer, [0.0], [(0.0, 0)], Operators(), 0.0
         until = time.perf_counter() + self.task.seconds / 4
 
@@ -151,7 +151,7 @@ class _Rank:
             nonlocal saved
             times.append(time.perf_counter())
             sent.append((self.group.sent, self.group.messages) if isinstance(self.group, FakedRanks) else (0.0, 0))
-            if len(times) in (3, 4):  # around one step
+            if len(times) in (3, 4):  # before and after one step
                 operators.__enter__() if len(times) == 3 else operators.__exit__(None, None, None)
             if (len(times) > 3 * WARM and times[-1] > until) or trainer.progress.step == trainer.stream.steps:
                 trainer.runner.save()
@@ -170,7 +170,7 @@ class _Rank:
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:
-        """Write a dump: part of its embeddings if time is short, and all vectors of the rank."""
+        """Write a dump: all vectors of the rank, and the embeddings, only a part of them if time is short."""
         if not (epoch := first_epoch(self.recipe)):
             return
         epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
@@ -179,7 +179,7 @@ class _Rank:
         assert dump is not None
         few = itertools.islice(self.in_line(), max(1, _EMBEDDED * ranks // self.recipe.order.batch))
         embedded = [parts.model.embed(batch.inputs) for batch in few]
-        rows, margin = sum(source.rows for source in sources), made_data.LINKED_ROWS  # shards are dealt whole
+        rows, margin = sum(source.rows for source in sources), made_data.LINKED_ROWS  # ranks get whole shards
         low = max(0, rows * self.task.rank // ranks - margin)
         high = min(rows, rows * (self.task.rank + 1) // ranks + margin)
         for x in itertools.cycle(embedded):
@@ -189,7 +189,7 @@ class _Rank:
         if parts.model.head.has_rows:
             vectors, steps = parts.model.head.vectors, (epoch + 1) * self.trainer.stream.steps
             draw = np.random.default_rng(epoch)
-            # Zeros take no room: as many rows keep them as no step until the dump will have met.
+            # Zeros take no space: rows that no step meets before the dump stay zero.
             unmet = 1 - vectors.any(1).float().mean().item()
             kept = unmet ** (steps / self.trainer.progress.step - 1) if unmet else 0.0
             for some in vectors.split(1 << 16):
@@ -207,7 +207,7 @@ class _Rank:
         yield Stage("train", "dump", seconds * times, storage=size * times, note=note)
 
     def resume(self) -> Iterator[Stage]:
-        """Go on from the checkpoint in another trainer. The files of peers before this rank are named, and not read."""
+        """Resume from the checkpoint in another trainer. Files of earlier ranks are named, but not read."""
         checkpoint, first = latest_checkpoint(_run(self.task)), self.trainer.model.head.start
         assert checkpoint is not None
         own = checkpoint.table.shards

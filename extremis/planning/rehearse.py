@@ -1,8 +1,8 @@
-"""Rehearsal of a run: the real share of one rank or worker of every stage, on this machine, next to the plan.
+"""Rehearsal of a run: runs one rank's or worker's share of every stage on this machine, and compares it with the plan.
 
-Labels, steps, windows and row groups have their true sizes. If `minutes` are over, a stage does part of its steps,
-rows, block or input, and scales the measured time. Each process of a run is also a process here; they write to one
-folder, which is removed.
+Labels, steps, windows and row groups have their true sizes. If `minutes` are too short, a stage does part of its steps,
+rows, block or input, and scales the measured time. Each process of a run is also a process here. All write to one
+folder, which is removed at the end.
 """
 
 import os
@@ -21,16 +21,16 @@ from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_i
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
-_A_MINUTE = 500 << 20  # bytes of embeddings that are dumped
+_A_MINUTE = 500 << 20  # bytes of embeddings to dump
 _MEASURES = ("memory", "storage", "network")
-_BESIDE = ("stream", "plan")  # threads do them while a step is at work
+_BESIDE = ("stream", "plan")  # threads run these stages during a step
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal of `rank` below `folder`.
+    """A rehearsal of the rank `rank` below `folder`.
 
-    network, disk: bytes a second, disk 0: measured. latency: seconds a message.
+    network, disk: bytes per second (disk 0: measured). latency: seconds per message.
     """
 
     workload: Workload
@@ -43,16 +43,16 @@ class Rehearsal:
 
     @cached_property
     def planned(self) -> Estimate:
-        """Bytes and memory by formulas. Raises InputError: too little memory for mining."""
+        """Bytes and memory by formulas. Raises InputError if mining needs more memory."""
         return estimate(self.workload)
 
     @property
     def embeddings(self) -> float:
-        """Bytes of a dump's embeddings that a rank keeps."""
+        """Bytes of a dump's embeddings that the rank keeps."""
         return 2 * self.workload.rows * self.workload.columns / self.workload.ranks
 
     def sizes(self, rows: int) -> Sizes:
-        """Return the tasks of the stages for a workload of so many rows."""
+        """Return the sizes of the stages' tasks for a workload with `rows` rows."""
         values: dict[str, Any] = {of.name: getattr(self.workload, of.name, of.default) for of in fields(Sizes)}
         values |= {"queries": rows, "width": self.workload.recipe.negatives.table_width}
         if blocks := self.planned.blocks:
@@ -63,7 +63,7 @@ class Rehearsal:
 
 
 def parse_speed(text: str) -> float:
-    """Parse `10Gbit` or `400Mbit` a second to bytes. Raises InputError."""
+    """Parse a speed such as `10Gbit` or `400Mbit` (per second) to bytes per second. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])bit(?:/s)?\s*", text, re.IGNORECASE)
     if match is None or not float(match[1]):
         raise InputError(f"{text!r}: expected bits a second, for example 10Gbit or 400Mbit.")
@@ -71,9 +71,9 @@ def parse_speed(text: str) -> float:
 
 
 def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run all stages; return them, the totals of the whole run, and its limits, as JSON values.
+    """Run all stages; return the stages, the totals of the whole run, and its limits, as JSON values.
 
-    Raises InputError: an impossible rank, too little memory or space, rows that cannot be made up; TableError.
+    Raises InputError for an impossible rank, too little memory or space, or rows that cannot be made up; TableError.
     """
     dumped = min(1.0, work.minutes * _A_MINUTE / work.embeddings)
     _check(work, dumped)
@@ -96,7 +96,7 @@ def rehearse(work: Rehearsal, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _check(work: Rehearsal, dumped: float) -> None:
-    """Refuse what cannot be rehearsed here. Raises InputError."""
+    """Refuse workloads that cannot be rehearsed on this machine. Raises InputError."""
     from trainer.footprint import free_memory
 
     workload, recipe = work.workload, work.workload.recipe
@@ -122,7 +122,7 @@ def _check(work: Rehearsal, dumped: float) -> None:
 
 
 def _disk_speed(folder: str) -> float:
-    """Return the bytes a second at which a file is written to the disk."""
+    """Return the speed of writing a file to the disk, in bytes per second."""
     body, began = os.urandom(1 << 20), time.perf_counter()
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(128):
@@ -132,7 +132,7 @@ def _disk_speed(folder: str) -> float:
 
 
 def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
-    """Return how often a rank or worker goes through each stage, and the bytes that are planned for it."""
+    """Return for each stage how often a rank or worker runs it, and its planned bytes."""
     workload, recipe, tables, memory = work.workload, work.workload.recipe, work.planned.tables, work.planned.memory
     share, a_rank = 1 / workload.workers, 1 / workload.ranks
     epochs, hard = recipe.train.epochs, [recipe.uses_table(epoch) for epoch in range(recipe.train.epochs)]
@@ -162,7 +162,7 @@ def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
 
 
 def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]:
-    """Return the stages, with the seconds of each over the whole run and what bounds it, their sums, and limits."""
+    """Return the stages, each with its seconds in the whole run and its bottleneck, their sums, and limits."""
     planned, rows = _planned(work), list[dict[str, Any]]()
     for stage in stages:
         times, sizes = planned[stage.name]

@@ -1,4 +1,4 @@
-"""Stages of a rehearsal: their tasks and results, and the process in which each runs."""
+"""Stages of a rehearsal: tasks and results, and the process of each stage."""
 
 import contextlib
 import multiprocessing
@@ -19,7 +19,7 @@ from schemas.processes import end_with_parent
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a workload, as `Workload` names them, and of its search; a worker that has them loads no trainer."""
+    """Sizes of a workload, named as in `Workload`, and of its search, so that workers need not load the trainer."""
 
     queries: int
     labels: int
@@ -41,9 +41,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Task:
-    """What is rehearsed below `folder`: `recipe` on rank `rank` of `ranks`.
+    """Task of a rehearsal below `folder`: `recipe` on rank `rank` of `ranks`.
 
-    `seconds`: approximate time of all stages; `dumped`: the share of a dump's embeddings that is written.
+    `seconds`: approximate time for all stages; `dumped`: share of a dump's embeddings to write.
     """
 
     folder: str
@@ -57,9 +57,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Stage:
-    """Measurements of a stage or `step`: seconds; bytes of memory, of storage, and of messages, with their number.
+    """Measurements of a stage or `step`: seconds; bytes of memory, of storage and of messages; number of messages.
 
-    None: not counted. `note`: how much of the stage was done.
+    None means not counted. `note`: how much of the stage was done.
     """
 
     step: str
@@ -90,14 +90,14 @@ def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[St
 
 
 def _follow(folder: str) -> None:
-    """Keep all that this process writes in `folder`, and end with the parent."""
+    """Keep all files of this process in `folder`, and end the process with its parent."""
     end_with_parent()
     tempfile.tempdir = os.environ["TMPDIR"] = folder
 
 
 @contextlib.contextmanager
 def removed_if_killed(folder: str) -> Iterator[None]:
-    """Have `folder` removed should this process be killed within the block."""
+    """Make sure that `folder` is removed if this process is killed within the block."""
     watch = "import shutil, sys, time; sys.stdin.read(); time.sleep(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
     command = [sys.executable, "-S", "-c", watch, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watcher:

@@ -1,4 +1,4 @@
-"""Stages of a worker of the pipelines: `shard` of samples of the input, `mine` of blocks that are made up."""
+"""Stages of a pipeline worker: `shard` samples of the input, and `mine` made-up blocks."""
 
 import json
 import time
@@ -23,7 +23,7 @@ _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 
 def shard(task: Task) -> list[Stage]:
-    """Shard two samples of the input: the difference grows with the bytes, the rest is constant."""
+    """Shard two samples of the input; their difference gives the cost per byte, the rest is constant."""
     sizes, took = task.sizes, list[tuple[int, float, int]]()
     group, words = default_row_group_rows(sizes.queries), max(100, min(sizes.vocabulary, 30_000))
     options = ShardOptions(tokenizer=f"train:{words}", row_group_rows=group)
@@ -40,7 +40,7 @@ def shard(task: Task) -> list[Stage]:
 
 
 def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
-    """Write so many rows of the input, and their part of the labels, as JSON lines; return the bytes."""
+    """Write `rows` rows of the input, and their share of the labels, as JSON lines; return the bytes."""
     draw, labels = np.random.default_rng(rows), max(10, rows * sizes.labels // sizes.queries)
     letters, width = draw.choice([*"etaoinshrdlucm"], (min(sizes.vocabulary, 30_000), 5)), round(sizes.key_bytes)
     words = np.array(["".join(word) for word in letters.tolist()], object)
@@ -60,7 +60,7 @@ def _write_lines(folder: Path, rows: int, sizes: Sizes) -> int:
 
 
 def make_dump(task: Task) -> list[Stage]:
-    """Write a dump of one block, or of two, and the queries that are searched against it."""
+    """Write a dump of one or two blocks, and the queries to search against it."""
     sizes, data, run = _sample(task), DataLayout(f"{task.folder}/searched"), RunLayout(f"{task.folder}/mined")
     made_data.write_data(data.root, sizes, False)
     table, schema = Table.open(data.queries("train")), arrow.embeddings(sizes.columns)
@@ -90,7 +90,7 @@ def mine(task: Task) -> list[Stage]:
     vectors, merged = (sum(s.bytes for s in t.shards) for t in (Table.open(run.vectors(0)).manifest, made))
     read, done = vectors * whole.block_rows / few.labels, f"{few.queries:,} rows"
     said = f"{few.blocks} of {few.block_rows:,} vectors by {index}, {done}"
-    stored = merged * rows if labels == 1 else None  # ids of fewer labels are shorter
+    stored = merged * rows if labels == 1 else None  # with fewer labels, ids are shorter
     return [
         Stage("mine", "block", took, spent["peak_bytes"], read, note=said),
         Stage("mine", "merge", merging * whole.blocks, None, stored, note=done),
@@ -98,7 +98,7 @@ def mine(task: Task) -> list[Stage]:
 
 
 def _sample(task: Task) -> Sizes:
-    """Return the sizes that are mined: one block, or two that are merged, as large as there is time for."""
+    """Return the sizes to mine: one block, or two blocks to merge, as large as the time allows."""
     few = replace(task.sizes, queries=min(task.sizes.queries, 1 << 17), blocks=min(2, task.sizes.blocks))
     products = task.seconds / 4 / _PRODUCT / few.blocks * (8 if Factory(few.index).lists else 1)
     while few.queries * few.block_rows * few.columns > products and few.queries > 1 << 10:

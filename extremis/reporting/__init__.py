@@ -1,1 +1,1 @@
-"""`extremis report`: one HTML page about runs, made from their files in storage."""
+"""`extremis report`: makes one HTML page about runs from their files in storage."""

@@ -1,8 +1,8 @@
 """`extremis report`: gathers the facts, draws the page, and publishes it.
 
-The page is one HTML file that opens from a disk, without a network, and contains everything it needs. Texts reach it in
-two ways: through Jinja2, which escapes them, and as JSON that the script puts on the page as text. A content security
-policy lets only the page's own script run, and nothing load.
+The page is one HTML file without external parts, so that it opens from a disk without a network. Jinja2 escapes texts
+of the template; the script adds other texts, from JSON, as plain text. A content security policy lets only the page's
+own script run, and blocks all loads.
 """
 
 import base64
@@ -36,17 +36,17 @@ from schemas.table import Table
 from trainer.evaluation.breakdowns import DEPTH
 from trainer.model import require_same_data
 
-NAME = "report.html"  # of a run's own page
-_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, and the bytes that have it
-LARGEST = 5_000_000  # bytes of a page
+NAME = "report.html"  # name of a run's own page
+_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, and the number of first bytes with it
+LARGEST = 5_000_000  # largest page in bytes
 
 
 def build(
     urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
 ) -> dict[str, Any]:
-    """Write the page about `urls`: a DATA, if the first is one, and runs that were made from it or a version before it.
+    """Write the page about `urls`: runs, after an optional DATA that they, or a later version, were made from.
 
-    `queries`: how many to show; `predict`: with the predictions of each run's checkpoint.
+    `queries`: number of queries to show; `predict`: add predictions of each run's checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
     """
     began = time.perf_counter()
@@ -90,7 +90,7 @@ def build(
 
 
 def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
-    """Refuse to write a page over anything but a page. Raises InputError, StorageError."""
+    """Refuse to overwrite a file that is not a report page. Raises InputError, StorageError."""
     if not storage.is_within(out, own):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
         require_file(out, reads, "The file is not a report; choose another place.", is_page)
@@ -157,7 +157,7 @@ _AT = re.compile(r"@\d+$")
 
 
 def explain(name: str) -> Markup:
-    """Return `name` as HTML, with its explanation if it is a term (P@5 is P@k)."""
+    """Return `name` as HTML, with an explanation if `name` is a term (P@5 counts as P@k)."""
     meaning = TERMS.get(_AT.sub("@k", name))
     if meaning is None:
         return escape(name)
@@ -167,7 +167,7 @@ def explain(name: str) -> Markup:
 def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     """Render the page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
 
-    Raises InputError if the `report` extra is not installed, or the page would be larger than LARGEST.
+    Raises InputError if the `report` extra is not installed, or if the page would be larger than LARGEST.
     """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -176,7 +176,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     except ImportError as error:
         raise MissingExtra(f"a report needs {error.name}", "report") from None
     script = _asset("page.js")
-    # The script has four megabytes, one and a half compressed; current browsers unpack it by themselves.
+    # The script takes 4 MB, or 1.5 MB compressed; current browsers decompress it.
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     environment = Environment(
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -209,7 +209,7 @@ def _asset(name: str) -> str:
 
 
 def explain_choice(report: Mapping[str, Any]) -> str:
-    """Say which figures made `auto` choose its recipe; `report`: its record."""
+    """Describe the figures by which `auto` chose its recipe; `report`: the record of `auto`."""
     finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
     chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
     text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries held out of the trials"

@@ -1,4 +1,4 @@
-"""Charts of the report, as Plotly figures without colours and margins, which the page adds from its theme.
+"""Charts of the report, as Plotly figures without colours and margins; the page adds these from its theme.
 
 A chart is a dict: `id`, `title`, `note` and `figure`, which has Plotly's `data` and `layout`. A trace's `meta` is the
 number of its colour, the same for one run in all charts. A chart of one dot a line has `said` instead of a figure.
@@ -32,7 +32,7 @@ FATES = {
     "outranked": "outranked",
 }
 
-_BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # by quantile
+_BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # Plotly's name: quantile
 _DASHES = ("solid", "dot", "dash")
 _LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
@@ -51,7 +51,7 @@ def data_charts(facts: Facts) -> list[Chart]:
 
 
 def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
-    """Draw shares of rows per value: splits of different sizes, with bins of different widths, then compare."""
+    """Draw shares of rows per value, to compare splits of different sizes, with bins of different widths."""
     traces = []
     for number, split in enumerate(splits):
         values, rows = getattr(split, name) or ((), np.zeros(0))
@@ -61,7 +61,7 @@ def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw loss, rates, throughput and validation of all runs, and for each run the parts of a step's time."""
+    """Draw loss, rates, throughput and validation of all runs, and the parts of a step's time for each run."""
     rates = {"encoder_lr": "encoder", "classifier_lr": "classifier"}
     charts = [
         _curves("loss", "Loss of a step", runs, "train", {"loss": ""}, "step", "loss"),
@@ -80,7 +80,7 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
 def _curves(
     name: str, title: str, runs: Sequence[Run], kind: str, fields: dict[str, str], over: str, unit: str
 ) -> Chart:
-    """Draw recorded `fields`, by their names in the legend, over steps or epochs."""
+    """Draw recorded `fields` (legend name: field) over steps or epochs."""
     traces = []
     for number, run in enumerate(runs):
         for dash, (field, label) in enumerate(fields.items()):
@@ -155,7 +155,7 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
 
 
 def _ages(runs: Sequence[Run]) -> Chart:
-    """Draw the epochs between a table's dump and the epoch that trained on it; the line jumps if a table is late."""
+    """Draw the number of epochs between a table's dump and its use; the line jumps if a table is late."""
     traces = []
     for number, run in enumerate(runs):
         rows = [row for row in run.records.get("epoch", []) if row.get("table_age") is not None]
@@ -180,7 +180,7 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
-    """Draw candidates per row: kept, or dropped by which filter."""
+    """Draw candidates per row: kept, or dropped by each filter."""
     epochs = [table.epoch for table in tables]
     traces = []
     for color, (field, label) in enumerate(FATES.items()):
@@ -191,7 +191,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw the deciles' parts of P@5 for every split that was evaluated."""
+    """Draw the deciles' parts of P@5 for every evaluated split."""
     charts = []
     for split in evaluated_splits(runs):
         traces = []
@@ -213,7 +213,7 @@ def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 
 
 
 def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
-    # Plotly reads some markup in names.
+    # Plotly interprets some markup in names.
     name = html.escape(name, quote=False)
     return {"type": kind, "name": name, "meta": color, **{part: _plain(row) for part, row in values.items()}}
 
@@ -221,11 +221,11 @@ def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
 def draw_chart(
     identity: str, title: str, traces: list[Trace], x: str, y: str, note: str = "", barmode: str = "group"
 ) -> Chart:
-    """Make a chart of those `traces` that have something to draw; `x` and `y`: titles of the axes."""
+    """Make a chart of the non-empty `traces`; `x` and `y`: titles of the axes."""
     traces = [trace for trace in traces if trace["x"]]
     x_axis: dict[str, Any] = {"title": {"text": x}}
     y_axis: dict[str, Any] = {"title": {"text": y}}
-    if "epoch" in x and traces:  # whole numbers, with a tick for each as long as there is room
+    if "epoch" in x and traces:  # whole numbers, with a tick for each while they fit
         values = [value for trace in traces for value in trace["x"]]
         x_axis |= {"tickformat": "d", "dtick": max(1, -(-(max(values) - min(values)) // 8))}
     if y == "%" or barmode == "stack":
@@ -235,17 +235,17 @@ def draw_chart(
 
 
 def _legend(runs: Sequence[Run], run: Run, label: str) -> str:
-    """Name a line of a run; if it is the only run, by its label."""
+    """Return the legend name of a run's line; only `label` if there is one run."""
     return label if label and len(runs) == 1 else f"{run.name} {label}".rstrip()
 
 
 def _drawn(charts: list[Chart]) -> list[Chart]:
-    """Leave out empty charts, and turn charts with one dot a line into sentences."""
+    """Omit empty charts, and turn charts with one dot per line into sentences."""
     return [_said(chart) or chart for chart in charts if chart["figure"]["data"]]
 
 
 def _said(chart: Chart) -> Chart | None:
-    """Return a chart with the sentence of its dots; None if a line has more than one, or it has no lines."""
+    """Return a chart with a sentence about its dots; None if a line has several dots, or there are no lines."""
     traces, layout = chart["figure"]["data"], chart["figure"]["layout"]
     if any(trace["type"] != "scatter" or len(trace["x"]) > 1 for trace in traces):
         return None
@@ -259,12 +259,12 @@ def _said(chart: Chart) -> Chart | None:
 
 
 def _sources_of(run: Run) -> list[str]:
-    """List the sources that the run's tables are aligned with, queries first."""
+    """List the sources of the run's tables, queries first."""
     return sorted({table.source for table in run.tables}, key=lambda name: (name != "queries", name))
 
 
 def _plain(values: Iterable[Any]) -> list[Any]:
-    """List values as JSON's: 5 digits are more than a screen shows, and NaN is null."""
+    """List values for JSON, with 5 digits, which are enough for a screen, and NaN as null."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     return [_round(value) for value in values]
 
@@ -279,7 +279,7 @@ _OF_QUERIES = ("P@1", "P@5", "PSP@5")
 
 
 def drift_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw metrics of queries by part, of positives by the part of their label, and of versions, for every split."""
+    """Draw metrics by part of the queries, by part of the positives' labels, and by version, for every split."""
     charts = []
     for split in evaluated_splits(runs):
         bodies = {number: run.evaluations[split] for number, run in enumerate(runs) if split in run.evaluations}
@@ -302,7 +302,7 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
 def _by_part(
     runs: Sequence[Run], bodies: dict[int, dict[str, Any]], section: str, counted: str, names: Sequence[str]
 ) -> list[Trace]:
-    """Draw lines over the parts of a section of evaluations, by the number of their run: a colour each."""
+    """Draw lines over the parts of a section of evaluations (`bodies`, by number of the run), one colour per run."""
     traces = []
     for number, body in bodies.items():
         parts = body.get(section, {})
@@ -315,7 +315,7 @@ def _by_part(
 
 
 def _by_version(bodies: Sequence[dict[str, Any]]) -> list[Trace]:
-    """Draw a line for each metric over versions, if there are several."""
+    """Draw a line for each metric over versions, if there are several versions."""
     versions = {body["version"]["number"]: body for body in bodies}
     if len(versions) < 2:
         return []

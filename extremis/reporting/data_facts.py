@@ -14,7 +14,7 @@ from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 
-SAMPLED_GROUPS = 32  # row groups that histograms are made from, spread evenly over a split
+SAMPLED_GROUPS = 32  # row groups for histograms, spread evenly over a split
 RANKS = 200  # points of the tail curve
 
 
@@ -31,7 +31,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Tail:
-    """Training points per label, most frequent first: the label of rank `rank` [n] (from 1) has `points` [n]."""
+    """Training points per label, most frequent first: the label with rank `rank` [n] (from 1) has `points` [n]."""
 
     rank: np.ndarray
     points: np.ndarray
@@ -49,12 +49,12 @@ class Facts:
     splits: list[Split]
     tail: Tail
     rejected: int
-    command: str  # that makes it
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # of each split, as `summarize` has them
+    command: str  # command that makes DATA
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of each split, as in `summarize`
 
     @property
     def files(self) -> str:
-        """Names of the first files that it was made from."""
+        """Names of the first input files."""
         return listed(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
@@ -82,7 +82,7 @@ def _split(data: DataLayout, name: str) -> Split:
 
 
 def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Count rows by value: (value [n], rows [n]), in bins of equal width by their lower ends; at most `bins`."""
+    """Count rows by value, in at most `bins` bins of equal width: (lower end [n], rows [n])."""
     if not len(counts):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     low, high = int(counts.min()), int(counts.max())
@@ -92,7 +92,7 @@ def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarra
 
 
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
-    """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory grows with the values, not with L."""
+    """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory depends on n, not on L."""
     labels: Counter[int] = Counter()
     for group in Table.open(data.labels, "labels").batches(["frequency"]):
         values, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
@@ -102,7 +102,7 @@ def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
-    """Sample the curve of seen labels at RANKS ranks, equally far apart on a logarithmic scale."""
+    """Sample the curve of seen labels at RANKS ranks, equally spaced on a logarithmic scale."""
     values, labels = frequencies[0][::-1], frequencies[1][::-1]
     last = np.cumsum(labels)  # the last rank with each value
     total = int(last[-1]) if len(last) else 0

@@ -1,4 +1,4 @@
-"""Queries and labels as text: a sample with the output of each run, and the worst queries of a run."""
+"""Queries and labels as text: a sample with each run's output, and the worst queries of each run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +14,13 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 
 LONGEST = 160  # characters of a query
-GROUPS = 20  # of weakest queries, a text each
+GROUPS = 20  # groups of weakest queries, one per text
 
 
 def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return {"run", "split", "k", "queries", "labels"} for each evaluation that has its weakest, test first.
+    """Return {"run", "split", "k", "queries", "labels"} for each evaluation that lists its weakest queries, test first.
 
-    Queries are as of `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
+    Queries are groups from `group_queries`, a label is {"id", "found", "queries"}. Raises TableError.
     """
     decoder, tables = TextDecoder(data), []
     for split in (split for split in evaluated_splits(runs) if split in splits_of(data)):
@@ -36,9 +36,9 @@ def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str, Any]]:
-    """Put queries (each with its counts of found and of all positives) of one text together, in order of the first.
+    """Group queries by text, in order of first occurrence; each has its counts of found and of all positives.
 
-    A group is {"text", "keys", "rows", "found", "positives"}; a text that is cut off equals no other.
+    A group is {"text", "keys", "rows", "found", "positives"}; a truncated text forms a group of its own.
     """
     groups: dict[tuple[str, int | None], dict[str, Any]] = {}
     for query, found, positives in counted:
@@ -53,12 +53,12 @@ def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str,
 
 
 PREDICTIONS = 10
-NEGATIVES = 20  # of a table's K, the best ones
-NEIGHBOURED = 500  # labels whose nearest ones are looked for, at most
+NEGATIVES = 20  # best negatives shown of a table's K
+NEIGHBOURED = 500  # maximum of labels with a list of nearest labels
 SAMPLED_RUNS = 16
 
-Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # by (split, row) and label
-Near: TypeAlias = dict[int, list[tuple[int, float]]]  # the nearest labels, with their cosines, by label
+Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # score by (split, row) and label
+Near: TypeAlias = dict[int, list[tuple[int, float]]]  # nearest labels and their cosines, by label
 
 
 class Label(NamedTuple):
@@ -71,7 +71,7 @@ class Label(NamedTuple):
 
 
 def name_labels(decoder: TextDecoder, ids: Iterable[int]) -> dict[int, Label]:
-    """Name labels by id, all different: by text, with the key if the text is shared. Raises TableError."""
+    """Return labels by id with unique names: the text, with the key if the text is shared. Raises TableError."""
     named = {row["label_id"]: (clean(str(row["key"])), row) for row in decoder.label_rows(ids)}
     texts = {label: clean(row["text"], LONGEST_LABEL) or key for label, (key, row) in named.items()}
     labels = Counter(texts.values())
@@ -89,9 +89,9 @@ class Sample:
 
 
 def sample_rows(rows: int, count: int) -> np.ndarray:
-    """Choose `count` rows in [0, rows), or all: runs of neighbours, spread evenly, so that few row groups are read.
+    """Choose `count` rows in [0, rows), or all, as evenly spread runs of neighbours: few row groups are read.
 
-    Rows are in the order of a hash of their keys, so neighbours are a random sample. int64, ascending.
+    Rows are in the order of a hash of their keys, so neighbours are a random sample. Returns int64, ascending.
     """
     count = min(rows, count)
     edges = np.linspace(0, count, min(SAMPLED_RUNS, count) + 1).astype(np.int64)
@@ -109,8 +109,8 @@ def sample(
 ) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    It contains the first query of each group in `tables`, as of `weakest`, and names their labels. A run
-    that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
+    The sample contains the first query of each group in `tables` (from `weakest`), and names their labels. A run that
+    cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
@@ -121,7 +121,7 @@ def sample(
         table = Table.open(data.queries(split), "queries")
         sampled = sample_rows(table.rows, -(-count // len(splits)))
         first = np.asarray(sorted(weak[split]), np.int64)[: len(sampled)]
-        others = np.setdiff1d(sampled, first)[: len(sampled) - len(first)]  # as many in all as are sampled
+        others = np.setdiff1d(sampled, first)[: len(sampled) - len(first)]  # keeps the total at the sample size
         rows = np.union1d(first, others)
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
@@ -148,9 +148,9 @@ def sample(
 
 
 def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]) -> tuple[Scores, Near]:
-    """Fill in predictions; return the scores of each positive and negative, and the labels nearest to those `asked`.
+    """Fill in predictions; return the scores of each positive and negative, and the nearest labels of `asked`.
 
-    All come from the run's own checkpoint, predictions and scores from its own scores.
+    The run's own checkpoint gives all results; predictions and scores use the run's own kind of scores.
     """
     from trainer.evaluation.fusion_files import open_fused
     from trainer.evaluation.ranking import nearest_labels, score_rows
@@ -177,7 +177,7 @@ def _score(data: DataLayout, run: Run, examples: list[Example], asked: list[int]
 
 
 def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
-    """Describe one query for the page, with a view per run: scores of its checkpoint, else of the table."""
+    """Describe one query for the page, with a view per run: scores of the run's checkpoint, else of its table."""
     query = examples[0]
     views = [
         _describe_view(example, by_row.get((query.split, query.row), {}))

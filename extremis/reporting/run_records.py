@@ -24,13 +24,13 @@ from trainer.evaluation.fusion_files import KIND, scores_of
 from trainer.model import trained_digest
 from trainer.tracking.tracker import read_metrics
 
-SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # at the k of all tables
-POINTS = 1000  # most points of a curve; more are averaged
+SHOWN_METRICS = ("P@1", "P@5", "nDCG@5", "R@5", "PSP@1", "PSP@5")  # the same k in all tables
+POINTS = 1000  # maximum of points of a curve; longer curves are averaged
 _BESIDE = {"texts": "labels' texts", "votes": "votes of training points", "linear": "linear ranker"}
 
 
 class Standing(NamedTuple):
-    """The step and the scores that represent a run; `fusion`: facts about the fit, if scores are fused."""
+    """The step and the kind of scores that represent a run; `fusion`: facts about the fit if scores are fused."""
 
     step: int
     scores: str
@@ -38,21 +38,21 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, run: RunLayout, checkpoint: Checkpoint, later: bool) -> "Standing":
-        """Read the evaluations that represent a run, on its own data or on a `later` version. Raises TableError."""
+        """Read the step and scores that represent a run, on its own data or on a `later` version. Raises TableError."""
         scores = "classifier" if later else scores_of(run.root, checkpoint.step)
         fusion = Table.open(run.fusion(checkpoint.step), KIND).parameters if scores == "fused" else {}
         return cls(checkpoint.step, scores, fusion)
 
     @property
     def formula(self) -> str:
-        """Describe the parts of the sum."""
+        """Describe the terms of the fused score."""
         weights = [(self.fusion.get(field), name) for field, name in _BESIDE.items()]
         return " + ".join(["vectors", *(f"{weight:.2f} × {name}" for weight, name in weights if weight)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """Facts about a run for the page; its name is its path and recipe."""
+    """Facts about a run for the page; the name consists of path and recipe."""
 
     name: str
     layout: RunLayout
@@ -61,25 +61,25 @@ class Run:
     tables: list[RunTable]  # by source, oldest first
     evaluations: dict[str, dict[str, Any]]  # by split
     finished: bool
-    commands: list[str]  # that made it
+    commands: list[str]  # command lines that made the run
     standing: Standing | None  # None: no checkpoint yet
-    auto: dict[str, Any] | None  # what `auto` recorded, where it made the run
+    auto: dict[str, Any] | None  # record of `auto`, if it made the run
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
+        """Return (step or epoch [n], value [n]) of the records of `kind` that contain a number `name`; n <= POINTS."""
         rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
         return thin(np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), POINTS)
 
 
 def ordered_splits(names: Iterable[str]) -> list[str]:
-    """Put the splits that are not trained on first, test before all."""
+    """Sort splits: test first, train last."""
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
 def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
-    """Read the run at `url`, with its evaluations on `data`, by default on its own data; its recipe joins its `name`.
+    """Read the run at `url`, with its evaluations on `data` (default: its own data); adds the recipe to `name`.
 
-    Raises TableError if there is none, or its config cannot be read.
+    Raises TableError if there is no run, or its config cannot be read.
     """
     layout = require_run(url)
     config = load_config(layout.config)
@@ -103,7 +103,7 @@ def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
 
 
 def names_of(urls: Sequence[str]) -> list[str]:
-    """Make a short name for each run: the last parts of its URL, two or as many as are needed to differ."""
+    """Make a short name for each run: the last two parts of its URL, or more if names would be equal."""
     parts = [redact(url).rstrip("/").split("/") for url in urls]
     for length in range(2, max(2, *map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
@@ -113,7 +113,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """List (dotted key, its value in each run) of every recipe value that differs between runs."""
+    """List (dotted key, value in each run) of all recipe values that differ between runs."""
     flat = [flatten(config.get("recipe", {})) for config in configs.values()]
     keys = sorted({key for values in flat for key in values})
     rows = [(key, [values.get(key) for values in flat]) for key in keys]
@@ -121,7 +121,7 @@ def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a curve to at most `most` points: means of neighbours, each at its last step."""
+    """Reduce a curve to at most `most` points: means of neighbours at the last step of each group."""
     if len(values) <= most:
         return steps, values
     edges = np.linspace(0, len(values), most + 1).astype(int)
@@ -129,7 +129,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
 
 
 def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return the evaluation of each split: of the checkpoint that represents the run, else the newest."""
+    """Return one evaluation per split: that of the run's representative checkpoint, else the newest."""
 
     def rank(body: dict[str, Any]) -> tuple[bool, int]:
         return checkpoint is not None and body["step"] == checkpoint.step, body["step"]
@@ -144,15 +144,15 @@ def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[s
 
 
 def evaluated_splits(runs: Iterable[Run]) -> list[str]:
-    """List the splits that a run was evaluated on, test first."""
+    """List the splits with an evaluation of any run, test first."""
     return ordered_splits({split for run in runs for split in run.evaluations})
 
 
 def metric_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Make a table for each evaluated split, test first: a row for each run, and the best value of each metric.
+    """Make a table per evaluated split, test first: one row per run, and the best value of each metric.
 
-    A row is the run's evaluation with its name and the number of its color. Baselines come last, without a color, on
-    the first queries of the split only. `parts`: run, name, and evaluation of seen and of unseen queries.
+    A row is the run's evaluation, with its name and colour number. Baselines come last, without a colour, on only the
+    first queries of the split. `parts`: run, name, and evaluation of seen and of unseen queries.
     """
     tables = []
     for split in evaluated_splits(runs):
