@@ -200,7 +200,7 @@ class Model:
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
-        """Return the parts of a label's score for a text; `label`: id or key. Raises InputError: no such label."""
+        """Return the terms of a label's score for a text; `label`: id or key. Raises InputError if it is unknown."""
         place = self.labels.ids([label])[0] if isinstance(label, str) else label
         if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")

@@ -88,7 +88,7 @@ def write_predictions(
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
     """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
 
-    `embedder`: another place of the model that made the dense vectors of DATA. The first text loads the tokenizer.
+    `embedder`: another place of the model that made the dense vectors of DATA. The call also warms the model up.
     """
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)
@@ -100,7 +100,7 @@ def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | 
         if tokenizer is not None:
             tokens, known = tokenizer.encode(rows["text"].to_pylist())
             table = table.append_column("input_ids", list_array(tokens.values, tokens.offsets, pa.uint32()))
-            if not (features or own):  # otherwise these may be the only columns
+            if not (features or own):  # a row may have only features or vectors
                 table = table.append_column(KNOWN, pa.array(known, pa.int32()))
         return table if embed is None else table.append_column(DENSE, embed(rows["text"]))
 

@@ -43,7 +43,7 @@ class _Waiting:
             self._spoken, self._pause = time.monotonic(), _LINES_AFTER
 
     def suspend(self, by: int) -> None:
-        """Count bars and lines that show progress by themselves: +1 for one more, -1 for one less."""
+        """Count the other displays of progress, such as bars: `by` is +1 for a new display, -1 for a closed one."""
         with self._lock:
             self.spoke()
             self._suspended += by

@@ -39,8 +39,8 @@ def train(
     """Train `recipe`; `resume` continues an existing run. With `beam_options`, a miner runs next to rank 0.
 
     `metrics`: host and port at which rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
-    saving a checkpoint; 0: the process ends at once. `goes_on` is asked after each epoch: False leaves the run there.
-    `title`: what progress is called; "" is by the recipe. Returns {"epochs": [...], "table_versions": {epoch: table
+    saving a checkpoint; 0: the process ends at once. `goes_on` is called after each epoch; False stops the run there.
+    `title`: title of the progress; "": the recipe's name. Returns {"epochs": [...], "table_versions": {epoch: table
     epoch or None}}. Raises ExtremisError: ClaimedError while another process trains RUN, StoppedError if a signal
     stopped this process.
     """
@@ -118,8 +118,8 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
 class RunLog:
     """Log RUN/run.log of all lines of a run and its miner, with times.
 
-    Lines are kept until `begin`, and then appended: a command that fails early leaves no file. Object stores cannot
-    append: there the file is written whole, by `close`. What cannot be written is lost, and stops nothing.
+    Lines are kept in memory until `begin`, and then appended, so that a command that fails early leaves no file. Object
+    stores cannot append, so `close` writes the whole file there. A line that cannot be written is lost, without error.
     """
 
     def __init__(self, run: str) -> None:

@@ -1,1 +1,1 @@
-"""A folder per paper: what is here of it, its recipes, the command that makes its tables, and measured figures."""
+"""One folder per paper: implemented parts, recipes, the command that makes its tables, and measured figures."""

@@ -1,7 +1,7 @@
 """The papers' claims, measured: `python -m papers PAPER`. What is measured already is not run again.
 
-The runs that claims need are processes of one thread and low priority, `--jobs` of them at a time, in the order of the
-claims' ranks. A command that is cut goes on where it was. At the end, and with --page alone, results.md is written.
+The runs for the claims are processes with one thread and low priority, `--jobs` at a time, in the order of the claims'
+ranks. An interrupted command continues when it is repeated. At the end, or with only --page, it writes results.md.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL",
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, list, or write pages; return the exit status."""
+    """Measure, list the runs, or write pages; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__.splitlines()[0])
     parser.add_argument("paper", metavar="PAPER", help=f"{', '.join(names())}; all; or a folder with runs/claims.toml")
     parser.add_argument("--table", help="claims of this table or figure alone")
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def say(line: str) -> None:
-    """Tell people a line."""
+    """Print a line for people."""
     sys.stderr.write(f"{line}\n")
 
 
 def list_jobs(papers: Sequence[Paper], table: str | None, seeds: int, out: Path) -> list[Job]:
-    """List runs without a result, each once, by the ranks of the claims of all papers. Raises InputError.
+    """List each run without a result once, by the ranks of the claims of all papers. Raises InputError.
 
-    A run that another goes on from is listed too where its folder is gone.
+    A run that another run continues from is also listed if its folder is gone.
     """
     lines = [(line.rank, paper, line) for paper in papers for line in paper.lines]
     known = dict.fromkeys(line.claim.table for _, _, line in lines)
@@ -89,7 +89,7 @@ def _is_finished(paper: Paper, key: Key, out: Path) -> bool:
 
 
 def tell(jobs: Sequence[Job]) -> None:
-    """List runs with the hours that they are expected to take."""
+    """Print runs with their expected hours."""
     total = 0.0
     for paper, key in jobs:
         minutes = paper.runs[key.run].expected(key.data)
@@ -99,7 +99,7 @@ def tell(jobs: Sequence[Job]) -> None:
 
 
 def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float = 0.0) -> list[Job]:
-    """Run all jobs, `most` at a time; return those that failed. A signal ends what runs, which can go on later."""
+    """Run all jobs, `most` at a time; return the failed jobs. A signal ends running jobs, which can continue later."""
     waiting, running, failed = [*jobs], dict[subprocess.Popen, Job](), list[Job]()
     began = time.monotonic()
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -112,7 +112,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
                 running[_start(ready[0], data, out)] = ready[0]
                 continue
             if not running:
-                break  # late, or what the rest needs has failed
+                break  # out of time, or the remaining jobs need a failed job
             time.sleep(0.2)
             for process in [each for each in running if each.poll() is not None]:
                 paper, key = running.pop(process)
@@ -122,7 +122,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
     finally:
         signal.signal(signal.SIGTERM, previous)
         for process in running:
-            process.send_signal(signal.SIGTERM)  # a training saves its state
+            process.send_signal(signal.SIGTERM)  # time for a training to save its state
         for process in running:
             process.wait()
     return [*failed, *waiting]
@@ -159,7 +159,7 @@ def _log(paper: Paper, key: Key, out: Path) -> Path:
 
 
 def _failure(log: Path) -> str:
-    """Return the last line of a run that failed, and where the others are."""
+    """Return the last line of a failed run's log, and the place of the log."""
     return f"failed: {['no word', *log.read_text().splitlines()][-1]} (see {log})"
 
 

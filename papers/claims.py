@@ -1,4 +1,4 @@
-"""What a paper claims, as data (runs/claims.toml): the runs that a claim needs, and what of them decides."""
+"""Claims of a paper, as data (runs/claims.toml): the runs for each claim, and the check that decides."""
 
 import sys
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-LATER = 8  # ranks that a claim's next data set waits
-CLAIMS = "runs/claims.toml"  # not beside recipes: a folder of them can be compared as it is
+LATER = 8  # ranks by which each further data set of a claim is delayed
+CLAIMS = "runs/claims.toml"  # apart from recipes, so that `ablate` can compare a folder of recipes
 
 
 class DataSet(Options):
-    """A data set: the folder `raw` of --data, every `every`-th of its labels; the others are options of `shard`."""
+    """A data set: the folder `raw` of --data with every `every`-th label; other fields are options of `shard`."""
 
     raw: str
     every: int = Field(1, ge=1)
@@ -32,7 +32,7 @@ class DataSet(Options):
 
 
 class Run(Options):
-    """A training of `recipe` with `settings`, or the process `module`; `on`: what a data set adds to its settings.
+    """A training of `recipe` with `settings`, or the process `module`; `on`: extra settings per data set.
 
     `after`: the run whose folder is `{after}` in settings; without a recipe that run is only scored. Settings of a
     module are its arguments; they may say `{data}` and `{seed}`, and all `{minilm}`. `scores` and
@@ -49,12 +49,12 @@ class Run(Options):
     minutes: float | dict[str, float] = 1.0
 
     def expected(self, data: str) -> float:
-        """Minutes that one seed on `data` is expected to take."""
+        """Expected minutes of one seed on `data`."""
         return self.minutes.get(data, 0.0) if isinstance(self.minutes, dict) else self.minutes
 
 
 class Check(Options):
-    """What decides: with `above`, that `metric` of `a` less that of `b`, paired, is above it.
+    """The deciding check: with `above`, the paired difference in `metric` of `a` minus `b` must exceed `above`.
 
     Else a bound, `least` or `most`, of a `metric` or a `figure` of `a`, or of its ratio to that of `b`. Of several
     names the best on validation counts.
@@ -70,7 +70,7 @@ class Check(Options):
 
     @property
     def sides(self) -> list[list[str]]:
-        """Names of the runs of either side."""
+        """Names of the runs of each side."""
         return [[side] if isinstance(side, str) else side for side in (self.a, self.b) if side]
 
     @model_validator(mode="after")
@@ -84,9 +84,9 @@ class Check(Options):
 
 
 class Claim(Options):
-    """A claim in our words, with the paper's own figures; `on`: data sets, each a line of the page.
+    """A claim in our words, with the paper's own figures; `on`: data sets, one line of the page each.
 
-    `untestable`: why two cores cannot test it. `note`: what an experiment found where it does not hold.
+    `untestable`: the reason why two cores cannot test it. `note`: result of an experiment if the claim does not hold.
     """
 
     rank: int = 1000
@@ -108,7 +108,7 @@ class Claim(Options):
 
 
 class Key(NamedTuple):
-    """A run on a data set with a seed: the name of its file and of its folder."""
+    """A run on a data set with a seed; gives its file and folder their names."""
 
     run: str
     data: str
@@ -126,23 +126,23 @@ class Line(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Place in the order of runs: what a claim's first data set shows comes before more of them."""
+        """Place in the order of runs: the first data sets of claims come before further data sets."""
         return self.claim.rank + LATER * self.claim.on.index(self.data)
 
     @property
     def seeds(self) -> int:
-        """Seeds of each of its runs."""
+        """Number of seeds of each run."""
         seeds = self.claim.seeds
         return seeds.get(self.data, 1) if isinstance(seeds, dict) else seeds
 
     @property
     def runs(self) -> list[str]:
-        """Names of its runs, each once."""
+        """Names of the line's runs, each once."""
         return [*dict.fromkeys(name for check in self.claim.checks for side in check.sides for name in side)]
 
 
 class Paper(Options):
-    """The claims of a paper; `settings` are of all its trainings."""
+    """The claims of a paper; `settings` apply to all its trainings."""
 
     title: str
     settings: list[str] = []
@@ -153,7 +153,7 @@ class Paper(Options):
 
     @classmethod
     def load(cls, name: str) -> "Paper":
-        """Read a paper by its name here, or by its folder elsewhere. Raises InputError."""
+        """Read a paper by its name in this folder, or by the path of another folder. Raises InputError."""
         folder = Path(__file__).with_name(name) if "/" not in name else Path(name)
         try:
             body = tomllib.loads((folder / CLAIMS).read_text())
@@ -168,21 +168,21 @@ class Paper(Options):
 
     @cached_property
     def lines(self) -> list[Line]:
-        """Claims on each of their data sets, by the claims' ranks."""
+        """One line per claim and data set, sorted by the claims' ranks."""
         return [Line(claim, data) for claim in sorted(self.claims, key=lambda c: c.rank) for data in claim.on]
 
     def settings_of(self, key: Key) -> list[str]:
-        """Settings of a training, `{after}` as it stands."""
+        """Settings of a training, with `{after}` not yet replaced."""
         run = self.runs[key.run]
         own = [*run.settings, *run.on.get(key.data, [])]
         return [*self.settings, *own, f"train.seed={key.seed}"] if run.recipe else own
 
     def recipe_of(self, run: Run) -> str:
-        """Return the name of a recipe, or the path of one of a paper."""
+        """Return the name of a shipped recipe, or the path of a paper's recipe."""
         return str(self.folder / run.recipe) if run.recipe.endswith(".toml") else run.recipe
 
     def made_from(self, key: Key) -> dict[str, Any]:
-        """All that decides the figures of a run: a result of anything else is of an earlier version, and not read."""
+        """All facts that determine the figures of a run; a result with other facts is outdated, and is not read."""
         run = self.runs[key.run]
         needed = self.needed(key)
         after = {"after": self.made_from(needed)} if needed else {}
@@ -191,7 +191,7 @@ class Paper(Options):
         return {"data": data, **stated, "settings": self.settings_of(key), **after}
 
     def keys_of(self, line: Line, most: int) -> Iterator[Key]:
-        """Runs of a line with at most so many seeds, each after the one that it needs."""
+        """Runs of a line with at most `most` seeds; a run comes after the run that it needs."""
         for seed in range(min(most, line.seeds)):
             for name in line.runs:
                 key = Key(name, line.data, seed)
@@ -200,12 +200,12 @@ class Paper(Options):
                 yield key
 
     def needed(self, key: Key) -> Key | None:
-        """Return the run that one goes on from; None where it stands alone."""
+        """Return the run from which `key` continues, or None."""
         after = self.runs[key.run].after
         return key._replace(run=after) if after else None
 
     def metrics_of(self, key: Key) -> list[str]:
-        """Metrics that claims compare, whose contributions of each query are kept."""
+        """Metrics that claims compare; contributions per query are kept for them."""
         checks = (check for claim in self.claims for check in claim.checks if key.data in claim.on)
         return sorted({c.metric for c in checks if c.metric and any(key.run in side for side in c.sides)})
 
@@ -224,7 +224,7 @@ class Paper(Options):
 
 
 def extend(run: dict[str, Any], runs: dict[str, Any]) -> None:
-    """Add to `run` what it is to be `like`: a run before it, whose settings come first. Raises InputError."""
+    """Add to `run` the fields of the earlier run that it is `like`; its settings come first. Raises InputError."""
     if "like" not in run:
         return
     like = run.pop("like")
@@ -237,5 +237,5 @@ def extend(run: dict[str, Any], runs: dict[str, Any]) -> None:
 
 
 def names() -> list[str]:
-    """Papers that have claims here."""
+    """Names of the papers with claims in this folder."""
     return sorted(path.parents[1].name for path in Path(__file__).parent.glob(f"*/{CLAIMS}"))

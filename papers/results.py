@@ -14,7 +14,7 @@ import numpy as np
 from papers.claims import Key, Paper
 from trainer.evaluation.metrics import Contributions
 
-LEVELS = 240  # of a contribution: 1/2, 1/3, 1/4, 1/5, 1/6, 1/8 and 1/10 are exact
+LEVELS = 240  # levels of a contribution: 1/2, 1/3, 1/4, 1/5, 1/6, 1/8 and 1/10 are exact
 RESAMPLES = 1000
 
 Packed: TypeAlias = list[list[Any]]  # of `achieved`, and of `achievable` where it is a ratio: greatest value, text
@@ -42,7 +42,7 @@ class Result:
     contributions: dict[str, Packed] = field(default_factory=dict)
 
     def write(self, place: Path) -> None:
-        """Write it at once: a command that is cut leaves no half of it."""
+        """Write the result in one step, so that an interrupted command leaves no partial file."""
         rounded = {name: {k: round(v, 4) for k, v in getattr(self, name).items()} for name in ("metrics", "figures")}
         place.parent.mkdir(parents=True, exist_ok=True)
         half = place.with_suffix(".part")
@@ -51,7 +51,7 @@ class Result:
 
     @classmethod
     def find(cls, paper: Paper, key: Key) -> "Result | None":
-        """Read the result of a run; None where there is none, or what decides it has changed since."""
+        """Read the result of a run; None if it is missing, or made from other facts."""
         place = place_of(paper, key)
         if not place.exists():
             return None
@@ -59,19 +59,19 @@ class Result:
         return result if result.made_from == paper.made_from(key) else None
 
     def unpacked(self, metric: str) -> tuple[np.ndarray, ...]:
-        """Return `achieved`, and `achievable` where there is one, [N] int64 each, in LEVELS of the greatest value."""
+        """Return `achieved`, and `achievable` if present, [N] int64 each, in LEVELS of the greatest value."""
         parts = self.contributions[metric]
         levels = tuple(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8) for _, text in parts)
         return tuple(each.astype(np.int64) for each in levels)
 
 
 def place_of(paper: Paper, key: Key) -> Path:
-    """Return where the JSON of a run is."""
+    """Return the path of the JSON of a run."""
     return paper.folder / "runs" / f"{key}.json"
 
 
 def packed(part: Contributions) -> Packed:
-    """Keep contributions in a byte a query, compressed: P@k for k up to 6 without a loss, others in LEVELS steps."""
+    """Pack contributions into one byte per query, compressed: P@k for k <= 6 exactly, others in LEVELS steps."""
     columns = [column for column in part if column is not None]
     kept = []
     for column in columns:
@@ -82,10 +82,10 @@ def packed(part: Contributions) -> Packed:
 
 
 def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> Interval:
-    """Return the metric x 100 of `a`, a result a seed, less that of `b`, and its 95 % interval.
+    """Return the metric x 100 of `a` (one result per seed) minus that of `b`, and the 95 % interval.
 
     Percentile bootstrap over queries and seeds together: a resample draws both anew, and takes the same queries and
-    seeds of either side. Sums are of whole numbers, so that the ends are the same on any machine.
+    seeds on both sides. Sums are of integers, so that the ends are the same on any machine.
     """
     sides = [_values(metric, side) for side in (a, b) if side]
     draw = np.random.default_rng(1)
@@ -99,7 +99,7 @@ def difference(metric: str, a: Sequence[Result], b: Sequence[Result] = ()) -> In
 
 
 def _values(metric: str, results: Sequence[Result]) -> np.ndarray:
-    """Return the metric x 100 of each seed: of all queries, then of each resample of them, [1 + RESAMPLES, S]."""
+    """Return the metric x 100 of each seed, for all queries and then for each resample, [1 + RESAMPLES, S]."""
     columns = []
     for result in results:
         parts = result.unpacked(metric)

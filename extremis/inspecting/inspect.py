@@ -156,7 +156,7 @@ def _shorten(value: Any) -> Any:
     return value
 
 
-_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others are those before
+_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others do not change
 _PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
 _DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
 

@@ -224,7 +224,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind`, `each` bytes a row, which have a row for each of every source, of every dump."""
+    """Estimate the tables of `kind`, `each` bytes per row; each dump has one per source, with a row per source row."""
     return {
         f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()
@@ -254,7 +254,7 @@ def saved_bytes(workload: Workload) -> tuple[int, int]:
 
 
 def _train_memory(workload: Workload) -> int:
-    """Estimate the peak of a rank: its parameters and optimizer state, the stream's windows, a step, a checkpoint."""
+    """Estimate the peak bytes of a rank: parameters and optimizer state, the stream's windows, a step, a checkpoint."""
     recipe = workload.recipe
     group = default_row_group_rows(workload.queries)
     width = recipe.table_facts.get("table_width", 0) if workload.dumps else 0

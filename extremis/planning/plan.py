@@ -98,7 +98,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
 
 
 def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with at least one stream for each of `ranks`; a note if that changes it."""
+    """Return the recipe with at least one stream for each of the `ranks`; if this changes it, `say` gets a note."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
         return recipe
@@ -109,8 +109,8 @@ def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
 def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any] | None = None) -> dict[str, Any]:
     """Estimate sizes as one JSON object.
 
-    `engine`: where the pipelines run, if not on this machine. `rehearsal`: measured seconds of the workload.
-    Raises InputError: too little memory for mining.
+    `engine`: engine of the pipelines, if other than this machine. `rehearsal`: measured seconds of the workload.
+    Raises InputError if mining needs more memory.
     """
     sizes = estimate(workload)
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}

@@ -68,7 +68,7 @@ def _run(task: Task) -> RunLayout:
 
 
 def _alone(recipe: Recipe) -> tuple[Recipe, str]:
-    """Return the recipe without parts that need other runs, services, splits or a missing GPU; and a note."""
+    """Return the recipe without parts that need other runs, services, splits or a missing GPU, and a note on them."""
     train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
     try:
         open_device(recipe.train.device)

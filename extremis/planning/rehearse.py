@@ -172,7 +172,7 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
             "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
         }
         bound = max(bounds, key=lambda name: bounds[name])
-        each = stage.seconds + bounds["the network"] if stage.messages else bounds[bound]  # messages are waited for
+        each = stage.seconds + bounds["the network"] if stage.messages else bounds[bound]  # the stage waits for them
         rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": each})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:

@@ -18,7 +18,7 @@ from schemas.processes import peak_bytes
 from schemas.table import Table
 from search.factory import Factory
 
-_ROW, _PRODUCT = 60e-6, 14e-12  # seconds: samples are as large as these allow, and nothing that is said goes by them
+_ROW, _PRODUCT = 60e-6, 14e-12  # seconds per row and per product, to size samples; no result depends on them
 _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 
@@ -73,7 +73,7 @@ def make_dump(task: Task) -> list[Stage]:
 
 
 def mine(task: Task) -> list[Stage]:
-    """Mine that dump: the cost of a whole block grows with the products of its search, a merge with rows and blocks."""
+    """Mine the dump; scale a block's cost by the products of its search, a merge's cost by rows and blocks."""
     whole, few, run = task.sizes, _sample(task), RunLayout(f"{task.folder}/mined")
     asked = {"width": whole.width, "block_rows": few.block_rows, "query_batch": whole.batch, "memory": whole.memory}
     options = MineOptions(index="auto" if Factory(whole.index).lists else whole.index, **asked)

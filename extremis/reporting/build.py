@@ -44,7 +44,7 @@ LARGEST = 5_000_000  # largest page in bytes
 def build(
     urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
 ) -> dict[str, Any]:
-    """Write the page about `urls`: runs, after an optional DATA that they, or a later version, were made from.
+    """Write the page about `urls`: an optional DATA, and runs that were made from it or from an earlier version of it.
 
     `queries`: number of queries to show; `predict`: add predictions of each run's checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.

@@ -1,7 +1,7 @@
 """Charts of the report, as Plotly figures without colours and margins; the page adds these from its theme.
 
-A chart is a dict: `id`, `title`, `note` and `figure`, which has Plotly's `data` and `layout`. A trace's `meta` is the
-number of its colour, the same for one run in all charts. A chart of one dot a line has `said` instead of a figure.
+A chart is a dict of `id`, `title`, `note` and `figure` (Plotly's `data` and `layout`). A trace's `meta` is the number
+of its colour, which is the same for one run in all charts. A chart with one dot per line has `said`, not a figure.
 """
 
 import html

@@ -23,7 +23,7 @@ from trainer.negatives.candidates import own_pool
 from trainer.negatives.draws import RandomPool
 from trainer.stream.batch import Batch
 
-HARD, RANDOM = 100, 400  # k_h and k_r of a query
+HARD, RANDOM = 100, 400  # k_h and k_r per query
 SPLIT = "train"
 
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def scores_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores [B, L] float64, and which labels are positives, [B, L] bool; a bias meets a constant 1."""
+    """Return scores [B, L] float64, and a mask of positives [B, L] bool; a constant 1 in x multiplies the bias."""
     x, w = inputs_of(probe)
     positive = torch.zeros(len(x), len(w), dtype=torch.bool)
     positive[probe.positives.row_of(), probe.positives.values.astype(np.int64)] = True
@@ -78,19 +78,19 @@ def scores_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def inputs_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x and w, float64, x with a constant 1 where w has a bias."""
+    """Return x and w, float64; x has a constant 1 if w has a bias."""
     x, w = torch.from_numpy(probe.x).double(), torch.from_numpy(probe.vectors).double()
     return torch.nn.functional.pad(x, (0, w.shape[1] - x.shape[1]), value=1.0), w
 
 
 def hardest(probe: Probe) -> np.ndarray:
-    """Return the HARD labels of greatest score that are no positives, [B, HARD]."""
+    """Return the HARD labels with the highest scores, without positives, [B, HARD]."""
     scores, positive = scores_of(probe)
     return scores.masked_fill(positive, -torch.inf).topk(HARD, dim=1).indices.numpy()
 
 
 def slopes_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the derivative of the full loss by each score, [B, L]; which are positives; and its gradient on x."""
+    """Return (derivative of the full loss by each score [B, L], mask of positives, gradient of the full loss on x)."""
     scores, positive = scores_of(probe)
     slopes = torch.sigmoid(scores) - positive.double()
     return slopes, positive, slopes @ inputs_of(probe)[1]
@@ -107,7 +107,7 @@ def error(probe: Probe, hard: np.ndarray, random: int) -> float:
 
 
 def missed(probe: Probe, hard: np.ndarray) -> float:
-    """Return the length of what hard negatives alone leave out of the gradient on x, over that of the full one."""
+    """Return the norm of the part of the gradient on x that hard negatives miss, over the norm of the full gradient."""
     slopes, positive, full = slopes_of(probe)
     kept = positive.clone()
     kept.scatter_(1, torch.from_numpy(hard), True)
@@ -116,9 +116,9 @@ def missed(probe: Probe, hard: np.ndarray) -> float:
 
 
 class Drawn(NamedTuple):
-    """How far means over draws are from the full sums, in standard errors: of all queries together, and at most of one.
+    """Distance of means over draws from full sums, in standard errors: for all queries together, and maximum per query.
 
-    `error`: of the gradient on x, as the function of this name computes it.
+    `error`: error of the gradient on x, as computed by the function `error`.
     """
 
     off: float
@@ -127,13 +127,13 @@ class Drawn(NamedTuple):
 
 
 def drawn(probe: Probe, hard: np.ndarray, random: int, draws: int) -> Drawn:
-    """Draw as the trainer does, so many times."""
+    """Draw negatives as the trainer does, `draws` times."""
     x, w = inputs_of(probe)
     scores, positive = scores_of(probe)
     full = torch.nn.functional.softplus(torch.where(positive, -scores, scores)).sum(1).numpy()
     gradient = slopes_of(probe)[2]
     rows, labels = np.arange(len(x)), len(w)
-    inputs = Inputs(Ragged.empty(len(x)))  # the encoder's part is done
+    inputs = Inputs(Ragged.empty(len(x)))  # the encoder has done its part
     losses, off = np.zeros((draws, len(x))), torch.zeros(len(x), dtype=torch.float64)
     for step in range(draws):
         batch = Batch(0, step, rows, inputs, probe.positives.values.astype(np.int64), probe.positives.offsets)

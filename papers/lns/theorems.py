@@ -24,9 +24,9 @@ from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
 from trainer.progress import NEGATIVES
 
-FUNCTIONS = 24  # sets of hash functions: the probability is over them
-WIDTH = 0.05  # of a bin
-FEWEST = 5_000  # pairs of a bin that counts
+FUNCTIONS = 24  # sets of hash functions over which probabilities are taken
+WIDTH = 0.05  # width of a bin
+FEWEST = 5_000  # minimum of pairs for a bin to count
 
 
 def main() -> None:
@@ -52,11 +52,11 @@ def main() -> None:
         figures |= {f"fresh_{query}": bins.round(5).tolist(), f"live_{query}": own.round(5).tolist()}
         off = np.abs(bins[:, 1] - bins[:, 2])
         ratios[f"{query}_error"] = float(off.max())
-        # A rare bin may have no draw in any set, hence no deviation: at least that of as many independent draws.
+        # A rare bin may have no draw in any set, hence no deviation; the minimum is that of as many independent draws.
         least = np.sqrt(bins[:, 2] * (1 - bins[:, 2]) / bins[:, 3])
         ratios[f"{query}_standard_errors_off"] = float((off / np.maximum(error[:, 1], least)).max() * FUNCTIONS**0.5)
         ratios[f"{query}_rising"] = rising(bins)
-        # Of the same functions, so that what differs is what has changed since it was hashed.
+        # With the same functions, so that only vectors that changed since hashing make a difference.
         ratios[f"live_{query}_off"] = float(np.abs(own[:, 1] - each[0][:, 1]).max())
         ratios[f"live_{query}_rising"] = rising(own)
     ratios["trained_evenness"] = evenness(probe, fresh)
@@ -72,14 +72,14 @@ def main() -> None:
 
 
 def evenness(probe: Probe, sampler: HashedNegatives) -> float:
-    """Return how even the draws by embedding are over labels: 1 where each is as likely, 1 / L where one is certain."""
+    """Return how even draws by embedding are over labels: 1 if all are equally likely, 1 / L if one is certain."""
     sampler.options = sampler.options.model_copy(update={"query": "embedding"})
     chances = predicted(cosines(probe, probe.x), sampler)
     return float((chances.mean(1) ** 2 / (chances**2).mean(1)).mean())
 
 
 def cosines(probe: Probe, asked: np.ndarray) -> np.ndarray:
-    """Return the cosine of each vector that is hashed, `asked` [B, D], with each label's, [B, L]."""
+    """Return the cosines [B, L] of the hashed vectors `asked` [B, D] with all label vectors."""
     rows = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-30) for each in (asked, probe.vectors))
     x, w = rows
     result: np.ndarray = x @ w.T
@@ -87,7 +87,7 @@ def cosines(probe: Probe, asked: np.ndarray) -> np.ndarray:
 
 
 def predicted(cosine: np.ndarray, sampler: HashedNegatives) -> np.ndarray:
-    """Return the probability of a draw by theorems 1 and 2."""
+    """Return the probability of a draw according to theorems 1 and 2."""
     p = 1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi
     chances: np.ndarray = 1 - (1 - p**sampler.options.bits) ** sampler.options.tables
     return chances
@@ -102,13 +102,13 @@ def others_of(probe: Probe, sampler: HashedNegatives) -> Iterator[HashedNegative
 
 
 def rising(bins: np.ndarray) -> float:
-    """Return the rank correlation of cosines and of shares that are drawn."""
+    """Return the rank correlation of cosines and shares of drawn pairs."""
     a, b = (np.argsort(np.argsort(bins[:, column])) - (len(bins) - 1) / 2 for column in (0, 1))
     return float(a @ b / (a @ a))
 
 
 def by_cosine(probe: Probe, sampler: HashedNegatives, options: LshSection) -> np.ndarray:
-    """Return bins [n, 4]: mean cosine, share of the pairs that are drawn, mean of theorem 1 or 2, pairs."""
+    """Return bins [n, 4]: mean cosine, share of drawn pairs, mean probability by theorem 1 or 2, number of pairs."""
     sampler.options = options
     drawn, asked, own = draws_of(probe, sampler)
     cosine = cosines(probe, asked)
@@ -124,9 +124,9 @@ def by_cosine(probe: Probe, sampler: HashedNegatives, options: LshSection) -> np
 
 
 def draws_of(probe: Probe, sampler: HashedNegatives) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which labels each query gets, [B, L] bool, the vectors that were hashed [B, D], and the positives.
+    """Return the drawn labels of each query, [B, L] bool, the hashed vectors [B, D], and the positives.
 
-    By label the first positive of a query is its only one, so that it is the one that is hashed.
+    By label, each query keeps only its first positive, so that the vector of this positive is hashed.
     """
     positives, asked = probe.positives, probe.x
     if sampler.options.query == "label":
@@ -140,7 +140,7 @@ def draws_of(probe: Probe, sampler: HashedNegatives) -> tuple[np.ndarray, np.nda
 
 
 def top_over_uniform(probe: Probe, sampler: HashedNegatives) -> float:
-    """Return by how much more often than by chance the FIRST labels by inner product are drawn by embedding."""
+    """Return how many times more often than by chance draws by embedding find the FIRST labels by inner product."""
     sampler.options = sampler.options.model_copy(update={"query": "embedding"})
     drawn, _, own = draws_of(probe, sampler)
     scores = torch.from_numpy(probe.x @ probe.vectors.T).masked_fill(torch.from_numpy(own), -torch.inf)

@@ -19,7 +19,7 @@ from benchmarks.common.report import report
 from pipelines.clustering.balanced import balanced_clusters
 
 DIMENSION, TOKENS, BATCH, ROUNDS = 768, 32, 64, 3
-SIZE, EVERY = 320, 5  # C at last, and tau (Table 9)
+SIZE, EVERY = 320, 5  # final C, and tau (Table 9)
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     x = np.random.default_rng(0).standard_normal((queries, DIMENSION), np.float32)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     clusters = seconds(lambda: cluster(x))
-    epochs = EVERY * 2 * queries * of_text  # a query and a positive of it
+    epochs = EVERY * 2 * queries * of_text  # a query and one of its positives
     report(
         "clusters add little to epochs of a transformer",
         {"seconds_a_text": of_text, "seconds_of_clusters": clusters, "queries": queries, "cluster": SIZE},
@@ -52,7 +52,7 @@ def cluster(x: np.ndarray) -> None:
 
 
 def seconds(action: Callable[[], None]) -> float:
-    """Return the processor seconds that an action takes."""
+    """Return the processor seconds of an action."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     action()
     after = resource.getrusage(resource.RUSAGE_SELF)
