@@ -1,11 +1,11 @@
-"""Measured claims, one module each: `python -m benchmarks.NAME`."""
+"""Measured claims, one module per claim: `python -m benchmarks.NAME`."""
 
 import sys
 from types import TracebackType
 
 
 def _name_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Say in one line which extra brings a module that is not installed; show any other error as Python does."""
+    """Print one line that names the extra of a missing module; show any other error as Python does."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or error.name.startswith("benchmarks"):
         sys.__excepthook__(kind, error, trace)
         return

@@ -24,7 +24,7 @@ from pipelines.clustering.balanced import balanced_clusters
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 DIMENSION, BATCH, SIZE = 64, 512, 32
 QUANTILES = (0.05, 0.1, 0.25, 0.5)
-EPOCH_SECONDS, EPOCHS_A_CLUSTERING = 11.0, 5  # of `make demo`, and tau of the paper's table 9
+EPOCH_SECONDS, EPOCHS_A_CLUSTERING = 11.0, 5  # the size of `make demo`, and tau in the paper's table 9
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _misses(x: np.ndarray, z: np.ndarray, positives: csr_matrix, order: np.ndarray, radius: float) -> dict[str, int]:
-    """Count hard negatives within `radius` over some batches of points in `order`, and those that their batch lacks."""
+    """Count hard negatives within `radius`, and hard negatives missing in their batch, over some batches in `order`."""
     batches = [order[start : start + BATCH] for start in range(0, len(order) - BATCH + 1, BATCH)]
     hard = missed = points = 0
     for batch in batches[:: max(1, len(batches) // 16)]:
@@ -97,7 +97,7 @@ def _on_sphere(vectors: np.ndarray) -> np.ndarray:
 def _matrix(positives: list[list[int]]) -> csr_matrix:
     starts = np.cumsum([0, *map(len, positives)])
     ids = np.concatenate([np.asarray(labels, np.int64) for labels in positives])
-    ids = np.unique(ids, return_inverse=True)[1]  # labels that some point has
+    ids = np.unique(ids, return_inverse=True)[1]  # labels of at least one point
     return csr_matrix((np.ones(len(ids)), ids, starts))
 
 

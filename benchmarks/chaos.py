@@ -42,9 +42,9 @@ from tests.command import command, environment, sets
 from tests.faults import Faults, paused
 from tests.pipelines.raw import write_tate
 
-BUCKET = "soak"  # that of `store`
+BUCKET = "soak"  # the bucket of `store`
 FAULT_SHARE = 0.01
-TRIES = 40  # of a command, until it has ended well
+TRIES = 40  # attempts of a command until it succeeds
 COMMAND_SECONDS = 1800.0
 PAUSE_SECONDS = LEASE_SECONDS + 6
 DISTURBANCES = {
@@ -64,30 +64,30 @@ WEATHER = {
     "scratch on a disk that fills": 0.2,
     "little shared memory": 0.2,
 }
-OVERWRITES = ("shard", "export")  # commands that have the option
+OVERWRITES = ("shard", "export")  # commands with the option
 SIGNALS = {"terminate": signal.SIGTERM, "hang up": signal.SIGHUP}
-NAMESPACE = "CHAOS_NAMESPACE"  # environment variable: words that give a command mounts of its own
+NAMESPACE = "CHAOS_NAMESPACE"  # environment variable: words that give a command its own mounts
 DISK_BYTES = 64 << 20
-SILENT_SECONDS = 60  # that no log is silent for
+SILENT_SECONDS = 60  # longest silence allowed in a log
 CLOCKS = """
 import os, time
 shift = os.getpid() * 7919 % 2401 - 1200
 seconds, nanoseconds = time.time, time.time_ns
 time.time, time.time_ns = lambda: seconds() + shift, lambda: nanoseconds() + shift * 10**9
-"""  # a `sitecustomize`: seconds that the clock of a process is wrong by
+"""  # a `sitecustomize`: error of a process's clock in seconds
 CHOICES = sets(
     "order.batch=128",
     "train.epochs=5",
     "refresh.source=table",
     "refresh.every=1",
-    "refresh.stale=wait",  # so that no table is late, and every run trains on the same ones
+    "refresh.stale=wait",  # no table is late, so that every run trains on the same tables
     "checkpoint.every_steps=5",
     "checkpoint.keep=1",
     "logging.tensorboard=false",
 )
-TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
-UNEQUAL = ("spent.json", "commands.json", "run.log")  # what work took and when, and what was typed
-# What a second writer says, one that was replaced, and one that has too little room.
+TIMED = ("seconds", "rows_per_second")  # prefixes of the names of measured times
+UNEQUAL = ("spent.json", "commands.json", "run.log")  # times and durations of work, and command lines
+# Messages of a second writer, of a replaced writer, and of a writer without space.
 OWNED = ("Wait until that process has finished", "no sign of life", " are free")
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def chaos(minutes: float, seed: int) -> dict:
-    """Run one loop in peace, then disturbed ones for so many minutes; compare, report."""
+    """Run one undisturbed loop, then disturbed loops for `minutes`; compare and report."""
     with contextlib.ExitStack() as under:
         name = under.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
         between = under.enter_context(store(Path(name), seed))
@@ -142,7 +142,7 @@ def chaos(minutes: float, seed: int) -> dict:
             sys.stderr.writelines(f"{line}\n" for line in differing_now)
             filesystem, path = fsspec.core.url_to_fs(loop.place)
             filesystem.rm(path, recursive=True)
-            for left in sky.disk.iterdir():  # scratch files of those that were killed
+            for left in sky.disk.iterdir():  # scratch files of killed processes
                 shutil.rmtree(left, ignore_errors=True)
     for line in [*leftovers, *wrong]:
         sys.stderr.write(f"{line}\n")
@@ -179,7 +179,7 @@ def chaos(minutes: float, seed: int) -> dict:
 
 
 class Sky:
-    """Surroundings of commands, in `folder`: a small disk, a wrong clock, and what else is drawn for each of them."""
+    """Environment of commands, in `folder`: a small disk, a wrong clock, and other random conditions per command."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self.draw, self.disk, self.mounts = draw, folder / "disk", os.environ.get(NAMESPACE, "").split()
@@ -191,17 +191,17 @@ class Sky:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self.disk], check=True)
 
     def close(self) -> None:
-        """Take the disk away."""
+        """Unmount the disk."""
         if self.mounts:
             subprocess.run(["umount", "-l", self.disk], check=True)
 
     def weather(self) -> list[str]:
-        """Draw the weather of one process."""
+        """Draw the conditions of one process."""
         kinds = [kind for kind, share in WEATHER.items() if self.draw.random() < share]
         return kinds if self.mounts else [kind for kind in kinds if kind == "clocks apart"]
 
     def start(self, step: list[str], weather: list[str]) -> "Command":
-        """Start a command in this weather."""
+        """Start a command in these conditions."""
         more, mounts = dict[str, str](), list[str]()
         if "clocks apart" in weather:
             more["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._clocks), os.environ.get("PYTHONPATH"))))
@@ -217,7 +217,7 @@ class Sky:
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
-        """Fill the disk and empty it again until the block ends."""
+        """Fill and empty the disk repeatedly until the block ends."""
         over, filler = threading.Event(), self.disk / "filler"
 
         def fill() -> None:
@@ -239,7 +239,7 @@ class Sky:
 
 
 class Command:
-    """A process of a command, whose log is read as it comes: what was `said`, and seconds of the longest `silence`."""
+    """A process of a command. Its log is read continuously into `said`; `silence`: longest silence in seconds."""
 
     def __init__(self, words: list[str], more: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -250,7 +250,7 @@ class Command:
         self._reader.start()
 
     def end(self) -> int:
-        """Wait until the process has ended, and all that hold its log; its status. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process and of all holders of its log; return the status. Raises TimeoutExpired."""
         status = self.process.wait(COMMAND_SECONDS)
         self._reader.join(COMMAND_SECONDS)
         return status
@@ -273,14 +273,14 @@ class Command:
 
 @dataclass
 class Loop:
-    """One loop below `place`: its commands in turn, and what became of them."""
+    """One loop below `place`: its commands in order, and their outcomes."""
 
     raw: Path
     place: str
     sky: Sky
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    longest: float = 0.0  # seconds of a command
+    longest: float = 0.0  # seconds per command
     silence: float = 0.0
 
     def steps(self) -> list[list[str]]:
@@ -297,16 +297,16 @@ class Loop:
         ]
 
     def run(self, step: list[str]) -> None:
-        """Run a command to its end, which has to be good."""
+        """Run a command to its end; it must succeed."""
         undisturbed = self.sky.start(step, [])
         if status := undisturbed.end():
             raise SystemExit(f"chaos: {step[0]} ended with {status}, undisturbed:\n{undisturbed.said}")
 
     def disturb(self, step: list[str]) -> None:
-        """Run a command, disturb it now and then, and start it again until it has ended well."""
+        """Run a command, disturb it from time to time, and restart it until it succeeds."""
         for number in range(TRIES):
             began = time.monotonic()
-            # The first try is disturbed for certain, and later ones less and less.
+            # The first attempt is always disturbed, later attempts less and less often.
             if self.sky.draw.random() < 0.9**number:
                 with self.sky.filling():
                     rivals = [self._start(step)]
@@ -326,7 +326,7 @@ class Loop:
         return self.sky.start(step, weather)
 
     def _strike(self, step: list[str], rivals: list[Command]) -> None:
-        """Disturb the command at a random moment; a second process of it is added to `rivals`."""
+        """Disturb the command at a random moment; a second process of the same command is added to `rivals`."""
         draw, first = self.sky.draw, rivals[0]
         seconds = {"run": 40.0, "shard": 14.0}.get(step[0], 8.0)
         until = time.monotonic() + draw.uniform(0.3, seconds)
@@ -368,7 +368,7 @@ class Loop:
                 continue
 
     def _end(self, step: list[str], rival: Command) -> int:
-        """Wait for a command's end, and look whether it ended as commands may."""
+        """Wait for a command's end, and check that the end is an allowed one."""
         try:
             status = rival.end()
         except subprocess.TimeoutExpired:
@@ -391,7 +391,7 @@ class Loop:
 
 
 def artifacts(place: str) -> dict[str, bytes]:
-    """Return what is below `place`, by key, without what a clock measured."""
+    """Return the contents below `place` by key, without measured times."""
     filesystem, prefix = fsspec.core.url_to_fs(place)
     filesystem.invalidate_cache()
     keys = [str(key) for key in filesystem.find(prefix)]
@@ -400,7 +400,7 @@ def artifacts(place: str) -> dict[str, bytes]:
 
 
 def timeless(key: str, content: bytes) -> bytes:
-    """Return the content of an artifact without what a clock measured."""
+    """Return the content of an artifact without measured times."""
     if not key.endswith("metrics.jsonl"):
         return content
     records: list[dict[str, Any]] = [json.loads(line) for line in content.splitlines()]
@@ -409,7 +409,7 @@ def timeless(key: str, content: bytes) -> bytes:
 
 
 def differing(expected: dict[str, bytes], made: dict[str, bytes]) -> list[str]:
-    """Name the artifacts that differ, are missing, or are there besides."""
+    """Name the artifacts that differ, are missing, or are extra."""
     return [
         f"{key}: {_difference(expected.get(key), made.get(key))}"
         for key in sorted({*expected, *made})
@@ -418,7 +418,7 @@ def differing(expected: dict[str, bytes], made: dict[str, bytes]) -> list[str]:
 
 
 def _difference(expected: bytes | None, made: bytes | None) -> str:
-    """Say how two contents differ: of text, by the first line that is another."""
+    """Describe the difference between two contents; for text, by the first line that differs."""
     if expected is None or made is None:
         return "missing" if made is None else "not expected"
     pairs = itertools.zip_longest(expected.splitlines(), made.splitlines())

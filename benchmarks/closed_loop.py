@@ -1,12 +1,12 @@
 """The whole loop at 100M labels: shard, train, dump, mine, adopt, go on, and evaluate against a known truth.
 
-Queries are those of `common.clustered_queries`: each has right labels, and wrong neighbours that share most of its
-words. Training begins with random negatives, dumps, and is stopped by SIGTERM where the mined table is due. From that
-checkpoint it goes on twice, for the same steps and as many negatives a query: with the table, and, in a copy of the run
-that has none, with random negatives in its place. Both are scored on the same test queries, against all labels.
+Queries come from `common.clustered_queries`: each has right labels, and wrong neighbours that share most of its words.
+Training starts with random negatives, writes a dump, and is stopped by SIGTERM when the mined table is due. From this
+checkpoint it continues twice, with equal numbers of steps and of negatives per query: with the table, and in a copy of
+the run without the table, with random negatives. Both are scored on the same test queries, against all labels.
 
-Each stage is a command of its own, whose memory is sampled: shared pages count once, and pages of mapped files, which
-the system takes back when it needs them, apart. Every training query has a row in the table.
+Each stage is a separate command, and its memory is sampled: shared pages count once, and pages of mapped files, which
+the system can reclaim, are counted separately. Every training query has a row in the table.
 
     python -m benchmarks.closed_loop [--quick] [--labels L] [--queries N] [--budget MINUTES] [--folder DIR]
 """
@@ -47,30 +47,30 @@ from trainer.tracking.tracker import read_metrics
 
 LABELS, QUERIES = 100_000_000, 10_000_000
 QUICK_LABELS, QUICK_QUERIES = 100_000, 40_000
-BUDGET = 45  # minutes, where neither --queries nor --quick is given
+BUDGET = 45  # minutes without --queries and --quick
 LIMIT_GIB = 24
 KS = (1, 5)
-BATCH, STEPS = 512, 300  # the queries of a step, and the fewest steps of an epoch
-# Seconds of two cores: a process until it works; a million queries or labels; a GiB of vectors.
+BATCH, STEPS = 512, 300  # queries per step, and minimum of steps per epoch
+# Seconds on two cores: start of a process; per million queries or labels; per GiB of vectors.
 START, WRITE, SHARD_LABELS, SHARD_QUERIES = 7, 1.3, 1.5, 8
-EPOCH, EPOCH_FAR = 35, 20  # a million queries, and what they take longer where labels lie far apart in memory
+EPOCH, EPOCH_FAR = 35, 20  # per million queries, and the extra time if labels are far apart in memory
 DUMP, SAVE, LOAD = 18, 6, 12
-# A million vectors, and a million queries against them, of which each takes more in a larger block; bytes of a column.
+# Per million vectors, and per million queries against them (more in larger blocks); bytes per column.
 INDEX, SEARCH, BLOCK_BYTES = 2, 100, 6
-SCORE, EVALUATE = 2.7, 4  # a thousand queries against a million labels
-WAIT_SECONDS = 10  # of the trainer for a table, within which it is stopped
-ALL_ROWS_OF = 8  # row groups of the table that are looked through for wrong neighbours
+SCORE, EVALUATE = 2.7, 4  # per thousand queries against a million labels
+WAIT_SECONDS = 10  # wait of the trainer for a table, during which it is stopped
+ALL_ROWS_OF = 8  # row groups of the table to check for wrong neighbours
 MINED, RANDOM = "mined", "random"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run of the benchmark is made with; `start`: the first epoch with the table."""
+    """Options of a run of the benchmark; `start`: the first epoch with the table."""
 
     labels: int
     queries: int
     test: int
-    scored: int  # test queries that `extremis evaluate` scores
+    scored: int  # test queries for `extremis evaluate`
     dimension: int
     start: int
     epochs: int
@@ -131,10 +131,10 @@ def _options(given: argparse.Namespace) -> Options:
 
 
 def recipe(options: Options) -> str:
-    """Return the recipe: ASTRA with own pools, one table, and checkpoints only where the run is stopped or ends.
+    """Return the recipe: ASTRA with own pools, one table, and checkpoints only when the run is stopped or ends.
 
-    Random negatives count 1, not L / k_r: at 100M labels one of them would count as much as 600,000 positives. The bias
-    begins at the prior: at a higher one, hard negatives push learnt labels below the many that no step has met.
+    Random negatives have weight 1, not L / k_r: at 100M labels one would weigh as much as 600,000 positives. The bias
+    starts at the prior: from a higher bias, hard negatives would push learned labels below labels that no step met.
     """
     return f"""
 method = "astra"
@@ -183,12 +183,12 @@ tensorboard = false
 
 
 def estimate(options: Options) -> dict[str, float]:
-    """Estimate the seconds of each stage on two cores with nothing else to do, from what they took at 1M labels."""
+    """Estimate the seconds of each stage on two idle cores from measurements at 1M labels."""
     labels, queries = options.labels / 1e6, options.queries / 1e6
     gib = options.labels * (options.dimension + 1) * 2 / 2**30
     block = min(options.labels, parse_bytes(options.memory) / (options.dimension + 1) / BLOCK_BYTES) / 1e6
     epoch = queries * (EPOCH + EPOCH_FAR * min(1.0, labels / 100))
-    # Of a block of n vectors a query probes about the root of n.
+    # A query probes about √n of a block's n vectors.
     search = queries * SEARCH * math.ceil(labels / block) * block**0.5
     again = options.epochs - options.start
     return {
@@ -203,7 +203,7 @@ def estimate(options: Options) -> dict[str, float]:
 
 
 def fitting(options: Options, minutes: float) -> int:
-    """Return how many of the queries fit into so many minutes. Raises SystemExit where none do."""
+    """Return the number of queries that fit into `minutes`. Raises SystemExit if none fit."""
     low, high = 0, options.queries + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -216,7 +216,7 @@ def fitting(options: Options, minutes: float) -> int:
 
 @dataclass
 class Stages:
-    """Commands that ran, with what each took; `folder`: what they write is below it."""
+    """Finished commands with their costs; `folder` contains all their output."""
 
     folder: Path
     taken: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Stages:
         status: int = 0,
         started: "Callable[[subprocess.Popen[str]], None] | None" = None,
     ) -> Measured:
-        """Run a command to its end; exit where it ends with another status than `status`."""
+        """Run a command to its end; exit if its status is not `status`."""
         before, processor = folder_bytes(self.folder), _processor_seconds()
         with FolderWatch(self.folder) as watch:
             done = measure(command, started=started)
@@ -246,14 +246,14 @@ class Stages:
         return done
 
     def add(self, name: str, figures: dict[str, Any]) -> None:
-        """Keep and show the figures of a stage."""
+        """Store and print the figures of a stage."""
         self.taken[name] = figures
         sys.stderr.write(f"{name}: {json.dumps(figures)}\n")
         sys.stderr.flush()
 
 
 def run(folder: Path, options: Options) -> None:
-    """Run the loop in `folder`, and report."""
+    """Run the loop in `folder`, and print the report."""
     began, stages = time.perf_counter(), Stages(folder)
     world = World.of(options.queries, options.labels)
     data, runs = str(folder / "data"), {MINED: str(folder / MINED), RANDOM: str(folder / RANDOM)}
@@ -287,7 +287,7 @@ def _mining(options: Options) -> list[str]:
 
 
 def prepare(stages: Stages, world: World, options: Options, shard: list[str]) -> None:
-    """Write the queries and shard them; the files that `shard` reads are removed again."""
+    """Write the queries and shard them, then remove the input files."""
     began, raw = time.perf_counter(), stages.folder / "raw"
     written = write_clustered(raw, world, options.queries, options.test)
     stages.add("write", {"seconds": round(time.perf_counter() - began, 1), "GiB written that stay": _gib(written)})
@@ -296,7 +296,7 @@ def prepare(stages: Stages, world: World, options: Options, shard: list[str]) ->
 
 
 def _stop_after(process: "subprocess.Popen[str]", place: str, epoch: int) -> None:
-    """Ask the trainer to stop once it has recorded `epoch`: it waits for the table of the next one then."""
+    """Stop the trainer once it has recorded `epoch`, and so waits for the table of the next epoch."""
     while process.poll() is None:
         if any(row["kind"] == "epoch" and row["epoch"] == epoch for row in read_metrics(RunLayout(place))):
             process.send_signal(signal.SIGTERM)
@@ -305,7 +305,7 @@ def _stop_after(process: "subprocess.Popen[str]", place: str, epoch: int) -> Non
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """Copy a run without its dumps; files of its checkpoint, which nothing changes, are linked."""
+    """Copy a run without its dumps; files of the checkpoint never change, and are linked."""
 
     def copy(file: str, to: str) -> None:
         if f"{os.sep}checkpoints{os.sep}" in file:
@@ -317,7 +317,7 @@ def copy_run(source: Path, target: Path) -> None:
 
 
 def describe_table(data: str, table: Table, world: World, options: Options) -> dict[str, Any]:
-    """Return facts of the mined table, and how many wrong neighbours of a query there are among its negatives."""
+    """Return facts of the mined table, and the number of wrong neighbours among a query's negatives."""
     queries = open_queries(DataLayout(data), "train")
     met, rows = 0, 0
     for number in range(min(ALL_ROWS_OF, len(table.groups.first) - 1)):
@@ -337,7 +337,7 @@ def describe_table(data: str, table: Table, world: World, options: Options) -> d
 
 
 def training(place: str, start: int) -> dict[str, Any]:
-    """Return what the epochs from `start` on took, without the wait for a table that is not to come."""
+    """Return the costs of the epochs from `start` on, without the wait for a table that is not made."""
     epochs = [row for row in read_metrics(RunLayout(place)) if row["kind"] == "epoch" and row["epoch"] >= start]
     seconds = sum(row["seconds"] - row.get("seconds_adopt", 0.0) for row in epochs)
     return {
@@ -352,7 +352,7 @@ def training(place: str, start: int) -> dict[str, Any]:
 def evaluated(
     stages: Stages, name: str, data: str, place: str, options: Options, extremis: list[str]
 ) -> dict[str, Any]:
-    """Return what is found for each test query, and how far off `extremis evaluate` of the first ones is."""
+    """Return the results of the test queries, and their difference from `extremis evaluate` on the first queries."""
     top = stages.folder / f"{name}.npz"
     score = [sys.executable, "-m", "benchmarks.closed_loop", "--score", f"{data},{place},{top}"]
     stages.run(f"score, {name}", score)
@@ -442,7 +442,7 @@ def _report(
 
 
 def _processor_seconds() -> float:
-    """Return the processor seconds of all processes that ended below this one."""
+    """Return the processor seconds of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

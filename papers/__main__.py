@@ -129,7 +129,7 @@ def run_all(jobs: Sequence[Job], data: Path, out: Path, most: int, hours: float 
 
 
 def _is_ready(job: Job, out: Path, running: Sequence[Job]) -> bool:
-    """Tell whether what a job needs is there: the run before it; and its data, which one process alone makes."""
+    """Return whether a job can start: its previous run is finished, and no other process is making its data."""
     paper, key = job
     needed = paper.needed(key)
     if needed and (not _is_finished(paper, needed, out) or any(other[1] == needed for other in running)):

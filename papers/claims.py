@@ -34,9 +34,9 @@ class DataSet(Options):
 class Run(Options):
     """A training of `recipe` with `settings`, or the process `module`; `on`: extra settings per data set.
 
-    `after`: the run whose folder is `{after}` in settings; without a recipe that run is only scored. Settings of a
-    module are its arguments; they may say `{data}` and `{seed}`, and all `{minilm}`. `scores` and
-    `fuse` as `extremis evaluate --scores` and `fuse --by` have them. `minutes` of one seed: what is expected.
+    `after`: the run whose folder replaces `{after}` in settings; without a recipe it is only scored. Settings of a
+    module are its arguments, and may contain `{data}` and `{seed}`; all settings may contain `{minilm}`. `scores` and
+    `fuse`: values of `extremis evaluate --scores` and `fuse --by`. `minutes`: expected minutes of one seed.
     """
 
     recipe: str = ""
@@ -56,8 +56,8 @@ class Run(Options):
 class Check(Options):
     """The deciding check: with `above`, the paired difference in `metric` of `a` minus `b` must exceed `above`.
 
-    Else a bound, `least` or `most`, of a `metric` or a `figure` of `a`, or of its ratio to that of `b`. Of several
-    names the best on validation counts.
+    Else `least` or `most` bounds a `metric` or a `figure` of `a`, or its ratio to the value of `b`. If a side has
+    several names, the best run on validation counts.
     """
 
     a: str | list[str]

@@ -97,7 +97,7 @@ def minilm() -> str:
 
 
 def thin_labels(raw: Path, out: Path, every: int) -> Path:
-    """Copy `raw` (JSON lines) with the labels 0, `every`, 2 `every`, ... alone, and the points that have one."""
+    """Copy `raw` (JSON lines) with only the labels 0, `every`, 2 `every`, ..., and the points with any of them."""
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "lbl.json.gz", _read(raw / "lbl.json.gz")[::every])
     for name, split in (("trn", "train"), ("tst", "test")):
@@ -140,7 +140,7 @@ def learn(paper: Paper, key: Key, settings: list[str], data: str, run: str) -> d
     if not storage.exists(RunLayout(run).finished):
         train(data, run, recipe, resume=True, beam_options=())
     lines = [json.loads(line) for line in storage.read_bytes(RunLayout(run).metrics).decode().splitlines()]
-    epochs = {line["epoch"]: line for line in lines if line["kind"] == "epoch"}  # of one trained again the last
+    epochs = {line["epoch"]: line for line in lines if line["kind"] == "epoch"}  # last record of each epoch
     figures = {
         "epochs": len(epochs),
         "rows": sum(line["seconds"] * line["rows_per_second"] for line in epochs.values()),

@@ -157,7 +157,7 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
 
 
 def _within(told: Interval, bound: float, below: bool) -> str:
-    """Compare an interval with a bound that is to lie above it, or `below`: beyond the bound, or across it."""
+    """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNTOLD if across it."""
     low, high, limit = (-told.high, -told.low, -bound) if below else (told.low, told.high, bound)
     return HOLDS if low >= limit else DIFFERS if high < limit else UNTOLD
 

@@ -17,7 +17,7 @@ from trainer.evaluation.metrics import Contributions
 LEVELS = 240  # levels of a contribution: 1/2, 1/3, 1/4, 1/5, 1/6, 1/8 and 1/10 are exact
 RESAMPLES = 1000
 
-Packed: TypeAlias = list[list[Any]]  # of `achieved`, and of `achievable` where it is a ratio: greatest value, text
+Packed: TypeAlias = list[list[Any]]  # (greatest value, text) of `achieved`, and for ratios of `achievable`
 
 
 class Interval(NamedTuple):
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What one run measured. `made_from` is all that decided it, `cut`: it went on after a command was cut off."""
+    """Measurements of one run. `made_from`: all facts that determine them. `cut`: the run was interrupted once."""
 
     made_from: dict[str, Any]
     commit: str

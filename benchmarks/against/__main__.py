@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRICES = ROOT / "benchmarks" / "prices.md"
 SIDE = "benchmarks/against/side.py"
 TATE = ROOT / "examples" / "tate"
-# Rounds of each measurement within a process; commands take seconds each.
+# Rounds of each measurement within a process; a command takes seconds per round.
 INSIDE = {"stream": 11, "breakdown": 21, "resume": 21, "planning": 11, "step": 11, "serve": 11}
 COMMANDS = ("shard", "mine", "embed", "evaluate", "evaluate fused", "export", "predict 1", "predict 1000")
 HELP = (
@@ -69,7 +69,7 @@ Costs = dict[str, float]
 
 @dataclass
 class Side:
-    """One commit: its checkout, its outputs, and the process that answers for it."""
+    """One commit: its checkout, its outputs, and its measuring process."""
 
     name: str
     checkout: Path
@@ -81,7 +81,7 @@ class Side:
         self.environment = {**os.environ, "PYTHONPATH": str(self.checkout), "PYTHONWARNINGS": "ignore"}
 
     def ask(self, measure: str, folder: Path, write: bool) -> dict[str, Any]:
-        """Return the answer of the side's process. Raises SystemExit where it ended."""
+        """Return the answer of the side's process. Raises SystemExit if the process has ended."""
         if self.process is None:
             command = [sys.executable, "-m", "benchmarks.against.side"]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -98,7 +98,7 @@ class Side:
         return answer
 
     def run(self, *arguments: str) -> Costs:
-        """Run `extremis ARGUMENTS`; return seconds and MiB. Raises SystemExit where it fails."""
+        """Run `extremis ARGUMENTS`; return seconds and MiB. Raises SystemExit if the command fails."""
         from benchmarks.common.process_memory import measure
 
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -171,7 +171,7 @@ def main() -> None:
 
 
 def check(parser: argparse.ArgumentParser, names: Sequence[str], rounds: int | None) -> None:
-    """Check all that can be known before the work. Raises SystemExit with status 2."""
+    """Check the arguments and the checkout before the work. Raises SystemExit with status 2."""
     require("psutil", "apache_beam", "faiss", "torch")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
@@ -184,14 +184,14 @@ def check(parser: argparse.ArgumentParser, names: Sequence[str], rounds: int | N
 
 
 def git(*arguments: str) -> str:
-    """Return what git says. Raises CalledProcessError."""
+    """Return the output of git. Raises CalledProcessError."""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
 @contextlib.contextmanager
 def checked_out(commit: str, scratch: Path) -> Iterator[Path]:
-    """Yield a checkout of `commit`, which has this side's measurements where it is older than they are."""
+    """Yield a checkout of `commit`, with measurements of this side if the commit is older than they are."""
     other = scratch / "then"
     git("worktree", "add", "--detach", str(other), commit)
     try:
@@ -205,7 +205,7 @@ def checked_out(commit: str, scratch: Path) -> Iterator[Path]:
 def compare_sides(
     sides: Sequence[Side], scratch: Path, names: Sequence[str], rounds: int | None
 ) -> dict[str, Compared]:
-    """Measure both sides in turns, and compare what both have."""
+    """Measure both sides in turns, and compare the figures that both have."""
     costs: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     missing: dict[str, str] = {}
     if {"serve", *OUTSIDE} & {*names}:
@@ -215,7 +215,7 @@ def compare_sides(
         for name in names:
             count = 1 if name == "bytes" else rounds or INSIDE.get(name, COMMAND_ROUNDS)
             began = time.monotonic()
-            for number in range(count + (name in INSIDE)):  # the first round within a process warms up
+            for number in range(count + (name in INSIDE)):  # the first round within a process is a warm-up
                 for place in (0, 1) if number % 2 == 0 else (1, 0):
                     figures = measure_side(sides[place], scratch, name, missing)
                     if number or name not in INSIDE:
@@ -231,7 +231,7 @@ def compare_sides(
 
 
 def measure_side(side: Side, scratch: Path, name: str, missing: dict[str, str]) -> Costs:
-    """Return the costs of one turn of a measurement."""
+    """Return the costs of one round of a measurement."""
     if name in INSIDE:
         folder = side.folder if name == "serve" else scratch
         answer = side.ask(name, folder, write=side.name == "then")
@@ -256,7 +256,7 @@ def measure_side(side: Side, scratch: Path, name: str, missing: dict[str, str]) 
 
 
 def prepare(side: Side) -> None:
-    """Make the side's data, run and export, once, and texts to predict for."""
+    """Make the side's data, run and export once, and texts for predictions."""
     folder = side.folder
     if (folder / "texts.txt").exists():
         return
@@ -272,7 +272,7 @@ def prepare(side: Side) -> None:
 
 
 def command_of(name: str, folder: Path) -> list[str]:
-    """Return the arguments of a command, whose output of the round before is removed."""
+    """Remove the output of the previous round of a command, and return the command's arguments."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -297,7 +297,7 @@ def bytes_below(folder: Path) -> int:
 
 
 def name_of(figure: str) -> str:
-    """Return the measurement that a figure is of."""
+    """Return the name of a figure's measurement."""
     return figure.partition(":")[0]
 
 
@@ -315,7 +315,7 @@ def price_of(figure: str, result: Compared, prices: Sequence[Price], then: str) 
 def print_table(
     compared: dict[str, Compared], paid: dict[str, Price | None], unpaid: Sequence[str], commit: str
 ) -> None:
-    """Print a row for each figure."""
+    """Print one row per figure."""
     width = max(map(len, compared), default=0)
     print(f"{'figure':{width}}  {commit[:10]:>11} {'now':>11}  ratio  interval")
     for figure, result in compared.items():

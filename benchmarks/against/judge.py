@@ -1,4 +1,4 @@
-"""Judgement of paired costs: the median of their ratios, an interval for it, and prices that were agreed to."""
+"""Judgement of paired costs: the median of their ratios with an interval, and accepted prices."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,13 +7,13 @@ from fnmatch import fnmatch
 from math import comb
 from pathlib import Path
 
-SLOWER = 1.05  # ratio of now to then from which on a figure is slower
+SLOWER = 1.05  # ratio of now to then above which a figure counts as slower
 COVERAGE = 0.95
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Medians of a figure then and now, the median of the ratios by round, and the interval of that median."""
+    """Medians of a figure then and now, and the median of the ratios per round with its interval."""
 
     then: float
     now: float
@@ -28,7 +28,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Price:
-    """A figure (a pattern) that a commit made dearer, by what ratio at most, and for what gain."""
+    """A figure (a pattern) that a commit made more expensive, with the largest accepted ratio and the gain."""
 
     commit: str
     figure: str
@@ -37,7 +37,7 @@ class Price:
 
 
 def compare(then: Sequence[float], now: Sequence[float]) -> Compared:
-    """Compare costs round by round; both have as many values, above 0. Raises ValueError for others."""
+    """Compare costs round by round. Raises ValueError unless both have equally many values, all above 0."""
     ratios = sorted(after / before for before, after in zip(then, now, strict=True))
     skipped = _skipped(len(ratios))
     return Compared(
@@ -50,10 +50,10 @@ def compare(then: Sequence[float], now: Sequence[float]) -> Compared:
 
 
 def _skipped(rounds: int) -> int:
-    """Count the values at each end of `rounds` that an interval of the median leaves out.
+    """Count the values at each end of `rounds` sorted values that lie outside of the median's interval.
 
-    Between order statistics k and n - 1 - k lies the median with a probability of 1 - 2 P[Binomial(n, 1/2) <= k]; of
-    fewer than 6 rounds the whole range has less than COVERAGE.
+    The median lies between order statistics k and n - 1 - k with a probability of 1 - 2 P[Binomial(n, 1/2) <= k]. With
+    fewer than 6 rounds even the whole range covers less than COVERAGE.
     """
     outside, skipped = 1.0, 0
     while 1 - 2 * (outside + comb(rounds, skipped + 1)) / 2**rounds >= COVERAGE:
@@ -63,7 +63,7 @@ def _skipped(rounds: int) -> int:
 
 
 def read_prices(file: Path) -> list[Price]:
-    """Read the rows of the table in `file`: commit, figure, at most, for what. Raises ValueError that names a row."""
+    """Read the table in `file`: commit, figure, largest ratio, gain. Raises ValueError, which names the row."""
     prices = []
     for line in file.read_text().splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
@@ -78,7 +78,7 @@ def read_prices(file: Path) -> list[Price]:
 
 
 def find_price(figure: str, ratio: float, prices: Sequence[Price], is_between: Callable[[str], bool]) -> Price | None:
-    """Return the price that covers `figure` at `ratio`: of a commit after the one that is compared with, up to now."""
+    """Return the price that covers `figure` at `ratio`, from the commits between the compared one and now."""
     for price in prices:
         if fnmatch(figure, price.figure) and ratio <= price.most and is_between(price.commit):
             return price

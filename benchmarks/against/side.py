@@ -1,8 +1,8 @@
-"""One commit's side: measurements within a process that lives on, so that turns are short.
+"""One commit's side: measurements within a long-lived process, so that rounds are short.
 
-A line of JSON with {"measure": name, "folder": shared files, "write": whether to write them} comes in, one with
-{"figures": {name: cost}} goes out; every figure is a cost, so less is better. The file runs in checkouts that are older
-than it, too: `_of` looks names up by their places then and now.
+The process reads lines of JSON, {"measure": name, "folder": shared files, "write": whether to write them}, and answers
+with {"figures": {name: cost}}; every figure is a cost, so less is better. The file also runs in older checkouts, so
+`_of` looks names up at their old and new places.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-ROWS = 1 << 17  # of the stream's tables
+ROWS = 1 << 17  # rows of the stream's tables
 B, POSITIVES, HARD, RANDOM, D = 512, 10, 100, 400, 64
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "100M": 100_000_000}
 RANKS = (8, 16)
@@ -27,11 +27,11 @@ Figures = dict[str, float]
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what is printed on the way is no answer
+    os.dup2(2, 1)  # keeps other prints out of the answers
     with contextlib.suppress(ImportError):
-        _of("trainer.device:keep_freed_memory", "trainer.rows.memory:keep_freed_memory")()  # as a training process does
+        _of("trainer.device:keep_freed_memory", "trainer.rows.memory:keep_freed_memory")()  # as in a training process
     for line in sys.stdin:
         task = json.loads(line)
         try:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def stream(folder: str, write: bool) -> Figures:
-    """An epoch to tensors: in line and with two threads, with a shared pool and with own pools."""
+    """Measure an epoch to tensors: in line and with two threads, with a shared pool and with own pools."""
     world = _world(folder, write)
     figures = {}
     for pool in ("shared", "own"):
@@ -55,7 +55,7 @@ def stream(folder: str, write: bool) -> Figures:
 
 
 def breakdown(folder: str, write: bool) -> Figures:
-    """The steps of a batch, as the commit's own benchmark tells them; in a fork, since it wraps what it measures."""
+    """Measure the steps of a batch by the commit's own benchmark, in a fork, because that benchmark wraps functions."""
     world = _world(folder, write)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -71,7 +71,7 @@ def breakdown(folder: str, write: bool) -> Figures:
 
 
 def resume(folder: str, write: bool) -> Figures:
-    """The first batch after a resume in the middle of an epoch."""
+    """Measure the first batch after a resume in the middle of an epoch."""
     world = _world(folder, write)
     begun = _stream(world, 0, "shared")
     state = {**begun.state_dict(), "step": begun.steps // 2}
@@ -101,7 +101,7 @@ def planning(folder: str, write: bool) -> Figures:
 
 
 def _plan_of_first_rank(labels: int, ranks: int) -> Callable[[None], Any]:
-    """Return what plans rank 0's part of a batch of all ranks, and sends the others theirs where a commit does so."""
+    """Return a function that plans rank 0's part of a global batch, and sends the other parts if the commit does so."""
     try:
         plan = _planner(labels, "own", RANDOM, HARD, part=(0, labels // ranks))
     except TypeError:
@@ -112,7 +112,7 @@ def _plan_of_first_rank(labels: int, ranks: int) -> Callable[[None], Any]:
 
 def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
     class First(_of("trainer.group:Group")):  # type: ignore[misc]
-        """Rank 0, to which the messages `arrived` came."""
+        """Rank 0, which got the messages `arrived`."""
 
         def __init__(self, arrived: list[Any]) -> None:
             self.ranks, self.arrived, self.sent = ranks, arrived, None
@@ -136,7 +136,7 @@ def _plan_and_send(labels: int, ranks: int) -> Callable[[None], Any]:
 
 
 def step(folder: str, write: bool) -> Figures:
-    """The classifier's part of a step, in which candidates are those of `planning`."""
+    """Measure the classifier's part of a step, with the candidates of `planning`."""
     import torch
 
     classifier = _of("trainer.heads.classifier:Classifier", "trainer.classifier:Classifier")
@@ -156,7 +156,7 @@ def step(folder: str, write: bool) -> Figures:
 
 
 def serve(folder: str, write: bool) -> Figures:
-    """Predictions of an export that is loaded: one text at a time, and a thousand."""
+    """Measure predictions of a loaded export: one text at a time, and a thousand together."""
     load = _of("extremis:load")
     path = Path(folder, "export")
     if path not in _models:
@@ -183,7 +183,7 @@ _worlds: dict[str, Any] = {}
 
 
 def _of(*places: str) -> Any:
-    """Return what is at the first of `places` (module:name) that there is. Raises ImportError."""
+    """Return the object at the first of `places` (module:name) that exists. Raises ImportError."""
     for place in places:
         module, _, name = place.partition(":")
         try:
@@ -202,7 +202,7 @@ def _world(folder: str, write: bool) -> Any:
             world.write()
         _worlds[folder] = world
         for pool in ("shared", "own"):
-            next(_batches(world, 0, pool))  # what is compiled or allocated once
+            next(_batches(world, 0, pool))  # compiles and allocates once
     return _worlds[folder]
 
 
@@ -235,14 +235,14 @@ def _labelled(labels: int, size: int, number: int = 0) -> Any:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
-    """Return the result of `work`, and its seconds of processor and of wall time."""
+    """Return the result of `work`, and (processor seconds, wall seconds)."""
     wall, processor = time.perf_counter(), time.process_time()
     result = work()
     return result, (time.process_time() - processor, time.perf_counter() - wall)
 
 
 def _fastest(work: Callable[[Any], Any], argument: Any, rounds: int = 5) -> float:
-    """Return the milliseconds of wall time of the fastest of `rounds` calls, after one that is not counted."""
+    """Return the milliseconds of wall time of the fastest of `rounds` calls, after a warm-up call."""
     work(argument)
     return min(_timed(lambda: work(argument))[1][1] for _ in range(rounds)) * 1e3
 

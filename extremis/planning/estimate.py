@@ -232,7 +232,7 @@ def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, T
 
 
 def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
-    """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError: too little memory."""
+    """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError if memory is short."""
     facts, searched = workload.recipe.table_facts, data[workload.searched]
     options = MineOptions(memory=workload.memory)
     vectors = _planned("vectors", searched, VECTOR_GROUP_ROWS)

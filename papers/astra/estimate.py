@@ -97,7 +97,7 @@ def slopes_of(probe: Probe) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def error(probe: Probe, hard: np.ndarray, random: int) -> float:
-    """Return the root mean square error of the gradient on x, over the length of the full one; mean over queries."""
+    """Return the root mean square error of the gradient on x over the norm of the full one, averaged over queries."""
     slopes, positive, full = slopes_of(probe)
     outside = ~positive
     outside.scatter_(1, torch.from_numpy(hard), False)
