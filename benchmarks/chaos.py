@@ -250,7 +250,7 @@ class Command:
         self._reader.start()
 
     def end(self) -> int:
-        """Wait for the end of the process and of all holders of its log; return the status. Raises TimeoutExpired."""
+        """Wait for the process and all holders of its log; return the status. Raises subprocess.TimeoutExpired."""
         status = self.process.wait(COMMAND_SECONDS)
         self._reader.join(COMMAND_SECONDS)
         return status

@@ -37,12 +37,12 @@ from trainer.stream.batch import Batch
 
 DATA = Path(__file__).parent.parent / "examples" / "tate"
 DIMENSION, MOST_TOKENS, TEMPERATURE, LR = 384, 64, 0.05, 1e-5
-MINED = (0, 1)  # hard negatives a query
+MINED = (0, 1)  # hard negatives per query
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Token ids of the queries, and of their labels: the positives [B], then the m negatives of each [B m]."""
+    """Token ids of the queries, and of their labels: the positives [B], then m negatives per query [B m]."""
 
     queries: list[list[int]]
     labels: list[list[int]]
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def compare(model: str, batch: Texts, size: int, rounds: int) -> dict[str, Any]:
-    """Compare both losses and gradients before the first step; then time steps in turns."""
+    """Compare losses and gradients of both sides before the first step, then time steps in turns."""
     own_side, peer_side = Ours(model, batch, size), Theirs(model, batch, size)
     (loss, grads), (their_loss, their_grads) = own_side.gradients(), peer_side.gradients()
     apart = sum(float((grads[name] - grad).square().sum()) for name, grad in their_grads.items())
@@ -130,7 +130,7 @@ class Ours:
 
 
 class Theirs:
-    """A SentenceTransformer, its loss and AdamW."""
+    """A SentenceTransformer with its loss and AdamW."""
 
     def __init__(self, model: str, batch: Texts, size: int) -> None:
         from sentence_transformers import SentenceTransformer
@@ -164,7 +164,7 @@ class Theirs:
 
 
 class LabelTexts:
-    """Texts of labels held in memory, in place of those on disk."""
+    """Texts of labels in memory, in place of texts on disk."""
 
     def __init__(self, rows: Sequence[list[int]]) -> None:
         self._rows = rows
@@ -194,12 +194,12 @@ def timed(step: Callable[[], None]) -> Callable[[], float]:
 
 
 def texts(model: str, batch: int, mined: int) -> Texts:
-    """Titles and subjects of the first works whose first subject no work before has; other subjects as negatives."""
+    """Return titles and subjects of the first works with a new first subject; other subjects are the negatives."""
     from tokenizers import Tokenizer
 
     labels = [line["title"] for line in lines(DATA / "lbl.json.gz")]
     queries: list[str] = []
-    positives: dict[str, None] = {}  # in order
+    positives: dict[str, None] = {}  # in order of first occurrence
     for line in lines(DATA / "trn.json.gz"):
         name = labels[line["target_ind"][-1]]
         if name not in positives and len(queries) < batch:
@@ -224,7 +224,7 @@ def tokens(rows: Sequence[list[int]]) -> Inputs:
 
 
 def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-    """Return a column as its tokenizer would."""
+    """Return a column in the form of the tokenizer's output."""
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])

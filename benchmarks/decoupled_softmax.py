@@ -33,14 +33,14 @@ from trainer.negatives.planner import Planner
 from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch
 
-LENGTH = 16  # tokens of a text
+LENGTH = 16  # tokens per text
 SHORTLIST = 100
 QUERIES, LABELS, MARKED, SHARED, VOCABULARY = 1_000, 5_000, 100, 5, 10_000  # Figure 2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of Table 10: `hard` negatives per query, a new shortlist every `refresh` epochs."""
+    """Sizes for Table 10: `hard` negatives per query, and a new shortlist every `refresh` epochs."""
 
     pairs: int
     epochs: int
@@ -88,13 +88,13 @@ def main() -> None:
 def marked(loss: str, seed: int = 0, epochs: int = 8, batch: int = 250) -> dict[str, float]:
     """Return P@1 of new queries with the marker, after training on every label."""
     draw = np.random.default_rng(seed)
-    marker = VOCABULARY  # a token of its own, so that no other text has it by chance
+    marker = VOCABULARY  # a separate token, so that no other text contains it by chance
     queries, labels, new = (draw.integers(0, VOCABULARY, (n, LENGTH)) for n in (QUERIES, LABELS, QUERIES))
     queries[:MARKED, 0] = new[:, 0] = marker
     labels[0, -1] = marker
     other_labels = draw.integers(SHARED, LABELS, QUERIES)
     positives = [list(range(SHARED)) if row < MARKED else [int(other_labels[row])] for row in range(QUERIES)]
-    # The marker is in 100 queries, any other token in few: SGD lets it learn as much faster, row-wise Adam would not.
+    # The marker is in 100 queries, any other token in few: with SGD it learns that much faster, unlike row-wise Adam.
     trained = Trained(loss, "all", labels, VOCABULARY + 1, seed=seed, optimizer="sgd", lr=0.3, initial_scale=0.1)
     for epoch in range(epochs):
         for step, rows in enumerate(batches(QUERIES, batch, epoch)):
@@ -103,7 +103,7 @@ def marked(loss: str, seed: int = 0, epochs: int = 8, batch: int = 250) -> dict[
 
 
 def by_heart(setting: Setting, hard: int) -> dict[str, float]:
-    """Return metrics on the pairs of the training."""
+    """Return metrics on the training pairs."""
     draw = np.random.default_rng(setting.seed)
     queries, labels = (draw.integers(0, setting.vocabulary, (setting.pairs, LENGTH)) for _ in range(2))
     answers = np.arange(setting.pairs)
@@ -112,14 +112,14 @@ def by_heart(setting: Setting, hard: int) -> dict[str, float]:
     shortlist = None
     for epoch in range(setting.epochs):
         if hard and epoch and epoch % setting.refresh == 0:
-            shortlist = trained.nearest(queries, SHORTLIST)  # the positive among them is none of the negatives
+            shortlist = trained.nearest(queries, SHORTLIST)  # excludes the positive from the negatives
         for step, rows in enumerate(batches(setting.pairs, setting.batch, epoch)):
             trained.step(queries, positives, rows, epoch, step, shortlist)
     return trained.scores(queries, answers, (1, 5, 10, 100))
 
 
 class Trained:
-    """A dual encoder over label texts in memory, token ids [L, LENGTH]."""
+    """A dual encoder with label texts in memory, token ids [L, LENGTH]."""
 
     def __init__(
         self,
@@ -180,14 +180,14 @@ class Trained:
         return torch.cat(labels).numpy()
 
     def scores(self, queries: np.ndarray, answers: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
-        """Return P@1, P@5, R@10, R@100 in per cent, for `ks`; each query has one answer."""
+        """Return P@1, P@5, R@10, R@100 in percent, for `ks`; each query has one answer."""
         hits = self.nearest(queries, max(ks)) == answers[:, None]
         shares = {k: 100 * float(hits[:, :k].any(1).mean()) for k in ks}
         return {f"P@{k}" if k <= 5 else f"R@{k}": share / k if k <= 5 else share for k, share in shares.items()}
 
 
 class Texts:
-    """Label texts in memory, in the place of those on disk."""
+    """Label texts in memory, in place of texts on disk."""
 
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens

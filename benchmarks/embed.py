@@ -49,7 +49,7 @@ def main() -> None:
     ours = {compute: files.open(CPU, compute) for compute in ("float32", "bfloat16")}
     embedding: dict[str, Callable[[list[str]], Any]] = {"sentence-transformers": library.encode}
     embedding |= {name: partial(model.embed, threads=cores()) for name, model in ours.items()}
-    made = {name: embed(texts) for name, embed in embedding.items()}  # the first time is not counted
+    made = {name: embed(texts) for name, embed in embedding.items()}  # the first run is a warm-up
     processor: dict[str, list[float]] = {name: [] for name in embedding}
 
     def timed(name: str) -> Callable[[], float]:
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def read_texts(source: str, field: str | None) -> list[str]:
-    """Texts of JSON lines, at most as many as are embedded."""
+    """Read texts from JSON lines, at most as many as are embedded."""
     from pipelines.formats import lines
 
     records = (json.loads(line) for some in lines.read_lines(source) for line in some if line.strip())
@@ -95,7 +95,7 @@ def read_texts(source: str, field: str | None) -> list[str]:
 
 
 def seconds_of_command(model: str, texts: list[str]) -> float:
-    """Seconds of `extremis embed` over a file of the texts, from its start to its end."""
+    """Return the seconds of `extremis embed` over a file of the texts, from start to end of the process."""
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         source = Path(folder, "texts.jsonl")
         source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

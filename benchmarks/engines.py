@@ -33,8 +33,8 @@ from tests.engines.worker import external, loopback, pool, process, write_worker
 BARS = {"flink": "<1.6", "spark": "<2"}
 HERE = "in process"
 SMALL = 20_000  # rows
-JOBS = 3  # of the command: labels of this size are put in order in the launching process
-DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and of it for buffers
+JOBS = 3  # option of the command: fewer bytes of labels are sorted in the launching process
+DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and MiB of it for buffers
 
 
 def main() -> None:
@@ -100,12 +100,12 @@ def main() -> None:
 def make_sides(
     folder: Path, source: str, flags: dict[str, list[str]], sharded: dict[str, tuple[str, int]]
 ) -> dict[str, Callable[[], float]]:
-    """Return what shards `source` by each name, with its Beam options."""
+    """Return functions that shard `source`, by name of the engine, each with its Beam options."""
     return {name: partial(shard, folder, source, name, some, sharded) for name, some in flags.items()}
 
 
 def shard(folder: Path, source: str, name: str, flags: list[str], sharded: dict[str, tuple[str, int]]) -> float:
-    """Seconds of the command as a user runs it; notes the digest and the peak of staging."""
+    """Return the seconds of the command as users run it; record the digest and the peak of staging."""
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
     command = [sys.executable, "-m", "extremis", "shard", folder / source, data, "--", *flags]

@@ -103,7 +103,7 @@ def mined_once(pairs: list[dict[str, str]], folder: Path, model: Path, arguments
 
 
 def fit(rows: list[dict[str, str]], folder: Path, model: Any, arguments: argparse.Namespace) -> Any:
-    """Train on rows, shuffled, for the steps."""
+    """Train on shuffled rows for the given number of steps."""
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -137,7 +137,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def score(model: Any, labels: list[str], test: list[tuple[str, list[int]]]) -> dict[str, float]:
-    """Return recall@10 and nDCG@10 in percent of ranking all labels for the test queries."""
+    """Rank all labels for the test queries, and return recall@10 and nDCG@10 in percent."""
     texts, queries = (model.encode(some, normalize_embeddings=True) for some in (labels, [text for text, _ in test]))
     discounts = 1 / np.log2(np.arange(2, K + 2))
     recalls, gains = [], []

@@ -47,7 +47,7 @@ from trainer.stream import open_queries
 ROOT = Path(__file__).parents[1]
 CHANGES = ("encoder.dimension=256", "train.epochs=1", "data.holdout=0.02")
 SECONDS = 60
-COMPARED = 1024  # queries whose neighbours are searched exactly, too
+COMPARED = 1024  # queries with an additional exact search for neighbours
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def join(raw: Path, out: Path, points: int, test: int) -> None:
-    """Write the data sets in folders of `raw` as one, of so many points and test queries."""
+    """Write the data sets in folders of `raw` as one data set with `points` points and `test` test queries."""
     out.mkdir(parents=True, exist_ok=True)
     draw, rows = random.Random(0), defaultdict[str, list[dict[str, Any]]](list)
     labels: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ PARTS = {
 
 @contextlib.contextmanager
 def timed() -> Iterator[dict[str, Any]]:
-    """Yield (seconds, processor seconds) by part, of the block and of calls within it; a part may be within another."""
+    """Yield (seconds, processor seconds) of the block and of calls in it, by part; parts may be nested."""
     spent: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
 
     def now() -> np.ndarray:
@@ -176,7 +176,7 @@ def timed() -> Iterator[dict[str, Any]]:
 
 
 def kept_ranker(data: str, run: str) -> LinearRanker | None:
-    """Return the linear ranker of the fusion that is there, which takes minutes to fit."""
+    """Return the linear ranker of an existing fusion, because fitting one takes minutes."""
     try:
         _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), "newest")
         return open_fusion(data, run, checkpoint).ranker("holdout")
@@ -185,9 +185,9 @@ def kept_ranker(data: str, run: str) -> LinearRanker | None:
 
 
 def compare(data: str, run: str) -> dict[str, Any]:
-    """Return what the fusion states, and the memory's figures for test queries: recall, votes with exact search.
+    """Return facts of the fusion, and the memory's figures for test queries: recall, and votes with exact search.
 
-    `P@1 of votes`: of the label with most votes.
+    `P@1 of votes`: precision of the label with most votes.
     """
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), "newest")

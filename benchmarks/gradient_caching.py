@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 DIMENSION, TOKENS, VOCABULARY = 64, 8, 5_000
 QUERY_BATCH = 256
-CHUNK = 8_192  # labels that are scored at once in the mode without [B, L]
-COPIES = 3  # of L x D
+CHUNK = 8_192  # labels scored at a time in the mode without [B, L]
+COPIES = 3  # embeddings of size L x D
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes to measure: `labels` at sub-batches of `size`, and `sizes` at the fewest labels."""
+    """Sizes to measure: all of `labels` with sub-batches of `size`, and all of `sizes` with the fewest labels."""
 
     batch: int
     labels: tuple[int, ...]
@@ -95,7 +95,7 @@ def measure(setting: Setting, model: str) -> None:
 
 
 def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
-    """Run a step in a process of its own."""
+    """Run a step in a separate process."""
     options = {"model": model, "batch": batch, "labels": labels, "size": size, "chunk": chunk}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gradient_caching", "--step", json.dumps(options)],
@@ -112,7 +112,7 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 
 
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
-    """Return the bytes that a step adds at its peak, and its seconds."""
+    """Return the additional peak bytes of a step, and its seconds."""
     from trainer.heads.label_encoder import LabelEncoderHead
     from trainer.heads.queries import SubBatches
     from trainer.methods.recipe import Recipe
@@ -148,7 +148,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
 
 
 class RandomTexts:
-    """Texts of L labels that are a function of the label, in place of those on disk."""
+    """Texts of L labels, computed from the label, in place of texts on disk."""
 
     def __init__(self, labels: int) -> None:
         self._labels = labels
@@ -161,7 +161,7 @@ class RandomTexts:
 
 
 def random_batch(queries: int, labels: int) -> "Batch":
-    """Queries of two positives each."""
+    """Return queries with two positives each."""
     from trainer.stream.batch import Batch
 
     draw = np.random.default_rng(0)
@@ -179,7 +179,7 @@ def inputs_of(ids: np.ndarray) -> "Inputs":
 
 
 def make_model(folder: str) -> None:
-    """A BERT of one layer with random weights."""
+    """Write a BERT of one layer with random weights."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -196,14 +196,14 @@ def make_model(folder: str) -> None:
 
 
 def reset_peak() -> int:
-    """Return the bytes held now, and start to watch the peak."""
+    """Return the bytes in use now, and start measuring the peak."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     return _status("VmRSS")
 
 
 def peak() -> int:
-    """Return the most bytes held since `reset_peak`."""
+    """Return the peak bytes since `reset_peak`."""
     return _status("VmHWM")
 
 

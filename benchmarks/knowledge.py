@@ -57,12 +57,12 @@ def main() -> None:
     report("pretrained tokens do not harm", figures, ratios, dict.fromkeys(ratios, -0.3), seeds=arguments.seeds)
 
 
-# Sides, and the package whose tokenizer the data has.
+# Sides, and the package with the tokenizer of the data.
 SIDES = {"none": "wordllama", "static": "wordllama", "column": "wordllama", "minilm": MINILM}
 
 
 def compare(raw: Path, rows: int, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the metrics and seconds of each side, means over the seeds, and the gain of the static table."""
+    """Return metrics and seconds of each side, averaged over seeds, and the gain of the static table."""
     cut(raw, folder / "raw", rows)
     parts: dict[str, list[dict[str, Contributions]]] = {side: [] for side in arguments.sides}
     spent: dict[str, list[float]] = {side: [] for side in arguments.sides}
@@ -94,7 +94,7 @@ def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: 
     if side != "minilm":
         common["pretrained"] = model_of(SIDES[side]) if side == "static" else None
         common["minutes"] = minutes or None
-        extremis.run("auto", data, run, deterministic=not minutes, **common)  # tables come when they would be due
+        extremis.run("auto", data, run, deterministic=not minutes, **common)  # tables start when they would be due
         return
     common["set"] += [
         *("encoder.kind=transformer", f"encoder.model={model_of(SIDES[side])}", "encoder.lr=5e-5", "data.holdout=0.02"),
@@ -106,13 +106,13 @@ def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: 
 
 
 def model_of(package: str) -> str:
-    """Return the folder of the model in a package."""
+    """Return the folder of a package's model."""
     (place,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr, misc]
     return str(Path(place) / "model" if (Path(place) / "model").exists() else place)
 
 
 def cut(raw: Path, out: Path, rows: int) -> None:
-    """Write the first `rows` of a random order of the training rows, all test rows, and the labels; filters as well."""
+    """Write the first `rows` training rows in random order, all test rows, the labels, and the filters."""
     if out.exists():
         return
     out.mkdir(parents=True)

@@ -123,7 +123,7 @@ class Side:
 
 
 def main() -> None:
-    """Compare and print. Raises SystemExit with status 1 where something is slower, 2 where it cannot begin."""
+    """Compare and print. Raises SystemExit with status 1 if a figure is slower, 2 if the comparison cannot start."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", help="what to compare this checkout with, as git names it")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(NAMES)}")
@@ -171,7 +171,7 @@ def main() -> None:
 
 
 def check(parser: argparse.ArgumentParser, names: Sequence[str], rounds: int | None) -> None:
-    """Check the arguments and the checkout before the work. Raises SystemExit with status 2."""
+    """Check arguments, packages and disk space before the work. Raises SystemExit with status 2."""
     require("psutil", "apache_beam", "faiss", "torch")
     unknown = [name for name in names if name not in NAMES]
     if unknown:

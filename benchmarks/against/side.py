@@ -88,7 +88,7 @@ def resume(folder: str, write: bool) -> Figures:
 
 
 def planning(folder: str, write: bool) -> Figures:
-    """Candidates of a batch: own and shared pools, and those of one rank of several for the batch of all."""
+    """Measure planning the candidates of a batch: own and shared pools, and one rank's part of a global batch."""
     figures = {}
     for name, labels in SIZES.items():
         for pool in ("own", "shared"):

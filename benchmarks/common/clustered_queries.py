@@ -1,12 +1,12 @@
-"""Queries of clustered labels with a known truth, written as a stream: the same bytes for the same sizes.
+"""Queries of clustered labels with a known truth, written as a stream; equal sizes give equal bytes.
 
-A cluster has FACETS facets of EACH labels. A query is about one facet of one cluster: the labels of the facet are
-right, the other labels of the cluster are its wrong neighbours. Its text has words of the cluster, words of the facet
-and words that mean nothing. HIDDEN of the queries have no word of their facet, so that nothing in them tells it from
-the other facets of the cluster. Words are numbers of sparse features, which is the form that is read fastest.
+A cluster has FACETS facets with EACH labels. A query is about one facet of one cluster: the labels of the facet are
+right, the other labels of the cluster are wrong neighbours. The text has words of the cluster, words of the facet and
+random words. A share HIDDEN of the queries has no word of the facet, so that the text does not determine the facet.
+Words are numbers of sparse features, the fastest form of input.
 
-Training queries cover as many clusters as give each covered label POINTS points on average. All other labels are never
-right, and are candidates all the same. Numbers are those of Philox, keyed by the split and the block of rows.
+Training queries cover so many clusters that each covered label has POINTS points on average. All other labels are never
+right, but are also candidates. Random numbers come from Philox, keyed by the split and the block of rows.
 """
 
 import math
@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 FACETS, EACH = 16, 5
-CLUSTER = FACETS * EACH  # labels
+CLUSTER = FACETS * EACH  # labels per cluster
 POINTS = 16
 HIDDEN = 0.1
-# The words that a cluster, or a facet, has; how many of these a query has; and how many there are of all clusters.
+# Words per cluster or facet; the number of them in a query; and the number of words of all clusters.
 CLUSTER_POOL, CLUSTER_WORDS, CLUSTER_VOCABULARY = 8, 5, 20_000
 FACET_POOL, FACET_WORDS, FACET_VOCABULARY = 3, 2, 500_000
 NOISE_WORDS, NOISE_VOCABULARY = 2, 10_000
 WORDS = CLUSTER_WORDS + FACET_WORDS + NOISE_WORDS
 VOCABULARY = CLUSTER_VOCABULARY + FACET_VOCABULARY + NOISE_VOCABULARY
-BLOCK = 1 << 16  # rows that are drawn at a time
+BLOCK = 1 << 16  # rows drawn at a time
 _SPLITS = {"train": 0, "test": 1}
 _OF_CLUSTERS, _OF_FACETS = 1, 2  # keys of the hashes
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -35,7 +35,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class World:
-    """The law of the queries: `labels` in all, of which those of `clusters` clusters are right for some query."""
+    """Parameters of the queries: `labels` in total; only the labels of `clusters` clusters are right for any query."""
 
     labels: int
     clusters: int
@@ -43,7 +43,7 @@ class World:
 
     @classmethod
     def of(cls, queries: int, labels: int, seed: int = 0) -> "World":
-        """Cover as many clusters as `queries` training queries fill. Raises ValueError: there are too few labels."""
+        """Cover as many clusters as `queries` training queries fill. Raises ValueError if there are too few labels."""
         if labels < CLUSTER:
             raise ValueError(f"{labels} labels; a cluster has {CLUSTER}")
         wanted = max(1, round(queries / (POINTS * FACETS)))
@@ -51,12 +51,12 @@ class World:
 
     @property
     def covered(self) -> int:
-        """Labels that are right for some query."""
+        """Number of labels that are right for at least one query."""
         return self.clusters * CLUSTER
 
     @property
     def best(self) -> float:
-        """P@1 and P@5 that nothing can exceed on average: where the words of a facet are missing, one is guessed."""
+        """Best possible mean P@1 and P@5: if a query has no words of its facet, the facet is a guess."""
         return 1 - HIDDEN * (1 - 1 / FACETS)
 
     def draw(self, split: str, start: int, stop: int) -> "Queries":
@@ -81,16 +81,16 @@ class World:
         return Queries(words, self.label_ids(facets[:, None] * EACH + np.arange(EACH)))
 
     def label_ids(self, places: np.ndarray) -> np.ndarray:
-        """Return the ids of labels by their place, int64: those of a cluster lie far apart among all labels."""
+        """Return the ids int64 of the labels at `places`; ids of one cluster are spread over all labels."""
         return places * self._step % self.labels
 
     def cluster_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the cluster of each label id, int64; `clusters` and above are those without queries."""
+        """Return the cluster of each label id, int64; clusters from `clusters` on have no queries."""
         return ids * pow(self._step, -1, self.labels) % self.labels // CLUSTER
 
     @property
     def _step(self) -> int:
-        """A number without a common divisor with `labels`, whose multiples spread over them."""
+        """A number coprime to `labels`, whose multiples spread over all labels."""
         step = max(1, round(self.labels * _GOLDEN))
         while math.gcd(step, self.labels) > 1:
             step += 1
@@ -99,7 +99,7 @@ class World:
 
 @dataclass(frozen=True)
 class Queries:
-    """`words` int32 [n, WORDS] of queries, and their right `labels` int64 [n, EACH]."""
+    """Queries: `words` int32 [n, WORDS], and right `labels` int64 [n, EACH]."""
 
     words: np.ndarray
     labels: np.ndarray
@@ -122,13 +122,13 @@ def write_clustered(folder: Path, world: World, train: int, test: int) -> int:
 
 
 def blocks(world: World, split: str, rows: int, take: Callable[[Queries], np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield what `take` takes of the first `rows` queries of `split`, a block at a time."""
+    """Yield the result of `take` for the first `rows` queries of `split`, one block at a time."""
     for start in range(0, rows, BLOCK):
         yield take(world.draw(split, start, min(start + BLOCK, rows)))
 
 
 def write_matrix(path: Path, rows: int, columns: int, each: int, indices: Iterator[np.ndarray]) -> None:
-    """Write a matrix of `each` ones a row, as `scipy.sparse.save_npz` does, without holding it."""
+    """Write a matrix with `each` ones per row, like `scipy.sparse.save_npz` but without holding it in memory."""
     with zipfile.ZipFile(path, "w") as file:
         for name, value in (("format", np.array(b"csr")), ("shape", np.array([rows, columns], np.int64))):
             _write_array(file, name, value.dtype, value.shape, iter([value]))
@@ -150,7 +150,7 @@ def _write_array(
 
 
 def _some(draw: np.random.Generator, pool: int, count: int) -> np.ndarray:
-    """Draw `count` of the numbers [0, pool), each once, for every row of a block."""
+    """Draw `count` distinct numbers of [0, pool) for every row of a block."""
     return np.argsort(draw.random((BLOCK, pool)), axis=1)[:, :count]
 
 

@@ -1,4 +1,4 @@
-"""Collision probe: the share of a query's best labels that hash tables find, and that as many uniform draws find."""
+"""Collision probe: the share of a query's best labels found by hash tables, and by as many uniform draws."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class Probe:
 
 
 def clustered(labels: int, queries: int, dimension: int = 128, size: int = FIRST, seed: int = 0) -> Probe:
-    """Draw vectors around the centres of clusters of `size` labels; a query lies around the centre of its positive's.
+    """Draw vectors around the centres of clusters of `size` labels, and queries around the centres of their positives.
 
     Vectors of one cluster have a cosine of 1/2, others of 0: a stand-in for a trained classifier.
     """
@@ -42,7 +42,7 @@ def clustered(labels: int, queries: int, dimension: int = 128, size: int = FIRST
 
 
 def of_run(data: str, run: str, split: str, queries: int, step: int | None = None) -> tuple[Probe, Recipe]:
-    """Load a run's classifier as of `step`, its newest checkpoint by default, its recipe, and first rows of a split.
+    """Load a run's classifier at `step` (default: its newest checkpoint), its recipe, and the first rows of a split.
 
     Raises InputError, TableError.
     """
@@ -59,10 +59,10 @@ def of_run(data: str, run: str, split: str, queries: int, step: int | None = Non
 
 
 def measure(probe: Probe, options: LshSection) -> dict[str, Any]:
-    """Return by kind of query what its hashed negatives are, in means over the queries.
+    """Return facts about the hashed negatives by kind of query, averaged over queries.
 
-    `labels`: their number. `found`: the share of the FIRST labels by inner product with x, positives left out, that
-    are among them; `uniform`: the same of as many labels drawn uniformly.
+    `labels`: number of negatives. `found`: share of the FIRST labels by inner product with x, without positives, that
+    are negatives; `uniform`: the same share for as many uniform draws.
     """
     best = _best(probe)
     sampler = HashedNegatives(options, ProbedVectors(probe))
@@ -87,7 +87,7 @@ def _best(probe: Probe) -> np.ndarray:
 
 
 class ProbedVectors:
-    """Vectors of the probe, as sources of negatives read them."""
+    """Vectors of the probe, in the form for sources of negatives."""
 
     def __init__(self, probe: Probe) -> None:
         self.start, self.stop = 0, len(probe.vectors)

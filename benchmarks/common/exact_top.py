@@ -17,7 +17,7 @@ BLOCK_ROWS = 1 << 14
 def top_of_split(data: str, run: str, split: str, k: int) -> tuple[np.ndarray, Ragged]:
     """Return the ids [N, k] of the best labels of each query of `split`, best first, and the right labels of each.
 
-    By the newest checkpoint of `run`, of which a file is in memory at a time. Raises InputError, TableError.
+    Uses the newest checkpoint of `run`, with one file in memory at a time. Raises InputError, TableError.
     """
     model = load_encoder(DataLayout(data), RunLayout(run), step="newest")
     embedded, right = [], []
@@ -38,9 +38,9 @@ def top_of_split(data: str, run: str, split: str, k: int) -> tuple[np.ndarray, R
 
 
 def keep_best(scores: torch.Tensor, ids: torch.Tensor, block: torch.Tensor, first: int) -> None:
-    """Put what is better of `block` [N, R], the scores of labels [first, first + R), into `scores` and `ids` [N, k].
+    """Merge `block` [N, R], the scores of labels [first, first + R), into the best `scores` and `ids` [N, k].
 
-    Queries without a better score in the block, which are most after a few blocks, cost one maximum.
+    A query without a better score in the block costs one maximum; after a few blocks this is true of most queries.
     """
     k = scores.shape[1]
     better = (block.amax(dim=1) > scores[:, -1]).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Bytes below a folder while something else writes there."""
+"""Bytes below a folder while another process writes to it."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class FolderWatch:
-    """Watch over the bytes of all files below `folder`, looked at every `interval` seconds; `peak` is the most."""
+    """Watch of the bytes of all files below `folder`, counted every `interval` seconds; `peak` is the maximum."""
 
     def __init__(self, folder: Path, interval: float = 1.0) -> None:
         self.peak = 0
@@ -28,7 +28,7 @@ class FolderWatch:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below `folder`; one that goes meanwhile counts nothing."""
+    """Return the bytes of all files below `folder`; files that disappear meanwhile are not counted."""
     total, folders = 0, [os.fspath(folder)]
     while folders:
         try:

@@ -1,6 +1,6 @@
-"""Synthetic queries and the negatives mined for them, as `shard` and `mine` write them, and as records for others.
+"""Synthetic queries and mined negatives, in the form of `shard` and `mine`, and as records for other loaders.
 
-Vectorised, a row group at a time, and the same bytes for the same sizes, on any machine.
+Made in vectorised form, one row group at a time; equal sizes give equal bytes on any machine.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ POSITIVES = 5
 LEAST_TOKENS, MOST_TOKENS = 8, 24
 EPOCH = 2
 _SHARD_BYTES = 128 << 20
-_BYTES_A_ROW = 40  # of the queries on storage: what decides how many shards there are
-_MAKE = 8192  # rows made at a time, whatever the row groups
+_BYTES_A_ROW = 40  # bytes per row of queries on storage, which gives the number of shards
+_MAKE = 8192  # rows made at a time, independent of row groups
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class World:
         self._publish(self.negatives, "negatives", schemas[1], entries[1], {"queries": manifest.digest})
 
     def open(self, root: str | None = None) -> Source:
-        """Open the queries joined with their negatives; `root` is another URL of the same files."""
+        """Open the queries joined with their negatives; `root`: another URL of the same files."""
         where = replace(self, root=root) if root else self
         return Source("queries", Table.open(where.queries, "queries")).with_negatives(where.negatives)
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Return the local paths of the shards of queries, and of those of negatives, in the same order."""
+        """Return the local paths of the shards of queries and of the shards of negatives, in the same order."""
         source = self.open()
         assert source.negatives is not None
         queries, negatives = (
@@ -111,9 +111,9 @@ class World:
         draw = np.random.default_rng([self.seed, first])
         ids = np.arange(first, first + _MAKE)
         lengths = draw.integers(LEAST_TOKENS, MOST_TOKENS + 1, _MAKE)
-        # Log-uniform numbers are Zipf's law with exponent 1.
+        # Log-uniform numbers follow Zipf's law with exponent 1.
         tokens = np.exp(draw.random(int(lengths.sum())) * np.log(VOCABULARY)).astype(np.uint16) - 1
-        # Sorted draws with 0, 1, 2, ... added are distinct: the positives are some of them, the negatives the others.
+        # Sorted draws plus 0, 1, 2, ... are distinct; some are the positives, the others the negatives.
         count = POSITIVES + self.width
         labels = np.sort(draw.integers(0, self.labels - count, (_MAKE, count)), axis=1) + np.arange(count)
         labels = draw.permuted(labels, axis=1)

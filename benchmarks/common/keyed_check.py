@@ -1,4 +1,4 @@
-"""A sample of points of a keyed input, found again in the data set that was made from it, with their labels."""
+"""Check that a sample of a keyed input's points, with their labels, is in the data set made from the input."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def sample_points(folder: Path, count: int, seed: int = 0) -> Points:
 
 
 def count_found(data: str, points: Points) -> int:
-    """Count the `points` that are in the data set once, with the labels that they name and no others."""
+    """Count the `points` that occur in the data set exactly once, with exactly their labels."""
     keys = pa.array(sorted(points))
     named = sorted({label for labels in points.values() for label in labels})
     ids = dict(_find(data, "labels", "label_id", pa.array(named)))
@@ -46,7 +46,7 @@ def count_found(data: str, points: Points) -> int:
 
 
 def _find(data: str, table: str, column: str, keys: pa.Array) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value of `column`) of the rows of a table that have one of `keys`."""
+    """Yield (key, value of `column`) of the rows of a table whose key is in `keys`."""
     url = f"{DataLayout(data).root}/{table}"
     for group in Table.open(url).batches(["key", column]):
         rows = group.filter(pc.is_in(group["key"], value_set=keys))
@@ -61,7 +61,7 @@ def positives(data: str) -> int:
 
 
 def training_counts(data: str) -> int:
-    """Sum what the labels say of their training points."""
+    """Sum the counts of training points over all labels."""
     url = DataLayout(data).labels
     groups = Table.open(url).batches(["frequency"])
     return int(sum(np.sum(group["frequency"].to_numpy()) for group in groups))

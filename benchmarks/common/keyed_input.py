@@ -1,4 +1,4 @@
-"""Synthetic inputs with string keys, written as a stream: the same bytes for the same sizes, on any machine."""
+"""Synthetic inputs with string keys, written as a stream; equal sizes give equal bytes on any machine."""
 
 import zlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 _BATCH = 20_000
-# Lengths of made-up words follow those of English; their frequencies Zipf's law.
+# Lengths of made-up words are like those of English words; frequencies follow Zipf's law.
 _VOCABULARY = 20_000
 _LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkqjxz", np.uint8)
 
@@ -23,8 +23,8 @@ def write_keyed(
 ) -> int:
     """Write JSONL with string keys: `labels.jsonl`, and `train` in `files` files; return the bytes written.
 
-    A point has 6 to 18 words and 1 to 9 labels, Zipfian both. listed: only so many of the labels are in `labels.jsonl`.
-    before: points and labels that there are already; these are others, and their points have labels of both.
+    A point has 6 to 18 words and 1 to 9 labels, both Zipfian. listed: number of labels in `labels.jsonl`. before:
+    numbers of existing points and labels; new points and labels differ, and new points have labels of both kinds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = _words(seed)
@@ -39,12 +39,12 @@ def write_keyed(
 
 
 def label_key(number: int) -> str:
-    """Return a key like those of catalogues: ten characters that look random."""
+    """Return a key like keys in catalogues: ten characters that look random."""
     return f"B{zlib.crc32(str(number).encode()):08x}{number % 10}-{number}"
 
 
 def label_number(key: str) -> int:
-    """Return the number that `label_key` was given."""
+    """Return the number of a key from `label_key`."""
     return int(key.rpartition("-")[2])
 
 

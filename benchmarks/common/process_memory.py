@@ -1,4 +1,4 @@
-"""Run a command as a process of its own, and measure its memory and that of its children."""
+"""Run a command as a separate process, and measure the memory of the process and its children."""
 
 import subprocess
 import threading
@@ -11,10 +11,10 @@ import psutil
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of a command, and the most bytes that all its processes held together (shared pages once).
+    """Seconds of a command, and the peak bytes of all its processes together (shared pages count once).
 
-    `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time. `launcher_bytes`: the
-    most of the command's own process.
+    `samples`: (`time.monotonic()`, bytes, bytes without pages of files) over time. `launcher_bytes`: the peak of the
+    command's own process.
     """
 
     status: int
@@ -32,7 +32,7 @@ def measure(
     started: "Callable[[subprocess.Popen[str]], None] | None" = None,
     **popen: object,
 ) -> Measured:
-    """Run `command` to its end, sample its process tree every `interval` seconds, and call `started` with it."""
+    """Run `command` to its end, and sample its process tree every `interval` seconds; `started` gets the process."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)  # type: ignore[call-overload]
     samples: list[tuple[float, int, int]] = []
@@ -58,7 +58,7 @@ def measure(
 
 
 def _held(pid: int) -> tuple[int, int, int, int]:
-    """Return bytes of the process tree by proportional set size, of them no pages of files, the root's; processes."""
+    """Return (proportional set size of the process tree, without pages of files, of the root; number of processes)."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
@@ -69,7 +69,7 @@ def _held(pid: int) -> tuple[int, int, int, int]:
         try:
             with open(f"/proc/{process.pid}/smaps_rollup") as file:
                 sizes = dict(line.split()[:2] for line in file if line.startswith("Pss"))
-        except OSError:  # gone in the meantime
+        except OSError:  # the process has ended in the meantime
             continue
         held += int(sizes["Pss:"]) * 1024
         anonymous += int(sizes["Pss_Anon:"]) * 1024

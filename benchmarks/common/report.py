@@ -1,4 +1,4 @@
-"""Report of a benchmark: one JSON object with its claim, figures, ratios against bars, origin and machine."""
+"""Report of a benchmark: one JSON object with claim, figures, ratios against bars, origin and machine."""
 
 import importlib.util
 import json
@@ -13,17 +13,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-# A bar is a least value, or with a leading "<" a greatest one that is not reached: {"a": 0.8, "b": "<1.3"}.
+# A bar is a lower bound, or with a leading "<" a strict upper bound: {"a": 0.8, "b": "<1.3"}.
 Bar = float | str
 
 
 def report(
     claim: str, figures: Mapping[str, Any], ratios: Mapping[str, float], bars: Mapping[str, Bar], **more: Any
 ) -> dict[str, Any]:
-    """Print the object on the last line of standard output, and return it. Every bar names a ratio.
+    """Print the report on the last line of standard output, and return it. Every bar names a ratio.
 
-    `gaps` among `more` say what is not measured, and why: with one the claim does not hold. Raises KeyError for a bar
-    without a ratio.
+    `gaps` in `more` name missing measurements and reasons; with a gap the claim does not hold. Raises KeyError for a
+    bar without a ratio.
     """
     body = {
         "claim": claim,
@@ -41,7 +41,7 @@ def report(
 
 
 def origin() -> dict[str, str]:
-    """Return the command, without folders of this machine, the commit ("+": with changes since), and the day."""
+    """Return the command without folders of this machine, the commit ("+": with changes), and the day."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else "benchmarks"
     arguments = [Path(text).name if os.path.isabs(text) else text for text in sys.argv[1:]]
@@ -56,13 +56,13 @@ def _commit() -> str:
     git = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # a machine without git
+    except FileNotFoundError:  # the machine has no git
         return "unknown"
     return done.stdout.strip() or "unknown"
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine that figures depend on, without names of hosts or users."""
+    """Describe the machine, without names of hosts or users."""
     packages = {name: module.__version__ for name in ("numpy", "pyarrow", "torch") if (module := sys.modules.get(name))}
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
 
 
 def require(*packages: str) -> None:
-    """Check before the work that `packages` can be imported. Raises SystemExit with status 2 that names the missing."""
+    """Check that `packages` can be imported. Raises SystemExit with status 2, which names missing packages."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(f"missing: {', '.join(missing)}. Install them with: pip install -e '.[bench]'\n")
@@ -82,7 +82,7 @@ def require(*packages: str) -> None:
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run each side once a round, in turns, so that other work on the machine meets all; return values by side."""
+    """Run each side once per round, so that other work on the machine affects all sides; return values by side."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     order: Sequence[str] = list(sides)
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""What each test query contributes to metrics, for paired intervals of two runs."""
+"""Contributions of test queries to metrics, for paired intervals of two runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ SHOWN = "P@1", "P@5", "PSP@5"
 
 
 def contributions(data: str, run: str) -> dict[str, Contributions]:
-    """Return the contributions to SHOWN, by the scores that the run is judged by."""
+    """Return the contributions to SHOWN, by the scores that represent the run."""
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
     fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
@@ -25,13 +25,13 @@ def contributions(data: str, run: str) -> dict[str, Contributions]:
 
 
 def mean(runs: Sequence[Mapping[str, Contributions]]) -> dict[str, Contributions]:
-    """Return the contributions of the mean over runs of other seeds: queries are the same."""
+    """Return the mean contributions over runs with different seeds on the same queries."""
     first = runs[0]
     return {name: first[name]._replace(achieved=np.mean([run[name].achieved for run in runs], 0)) for name in first}
 
 
 def gains(of: Mapping[str, Contributions], over: Mapping[str, Contributions]) -> dict[str, list[float]]:
-    """Return what a run gains over another, and the ends of its paired 95 % interval, by metric."""
+    """Return the gain of a run over another, and the ends of the paired 95 % interval, by metric."""
     differences = {name: of[name]._replace(achieved=of[name].achieved - over[name].achieved) for name in of}
     ends = bootstrap(differences)
     return {name: [round(each, 2) for each in (value(differences[name]), *ends[name])] for name in of}

@@ -1,9 +1,9 @@
-"""Stores that answer late, each in processes of their own: a folder over HTTP with byte ranges, and an S3 server.
+"""Slow stores in separate processes: a folder over HTTP with byte ranges, and an S3 server.
 
     python -m benchmarks.common.slow_stores FOLDER SECONDS     prints its port first
 
-The HTTP server reads nothing into memory, so that it costs little beside what it is measured with. The S3 server is
-moto's behind the proxy of the tests: both are Python, and cost much.
+The HTTP server reads no file into memory, so that it takes little time next to the measured process. The S3 server is
+moto's, behind the proxy of the tests; both are Python and slow.
 """
 
 import functools
@@ -32,28 +32,28 @@ BUCKET = "benchmark"
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: the URL of the folder, and what a client's environment needs."""
+    """A running server: the URL of the folder, and environment variables for clients."""
 
     url: str
     processes: tuple[psutil.Process, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds that it has taken so far."""
+        """Return the CPU seconds of the server so far."""
         times = [process.cpu_times() for process in self.processes]
         return float(sum(cpu.user + cpu.system for cpu in times))
 
 
 @contextmanager
 def serve(folder: str, seconds: float) -> Iterator[Server]:
-    """Serve `folder` until the block ends, each answer late by `seconds`."""
+    """Serve `folder` until the block ends; each answer is `seconds` late."""
     with _serving(folder, seconds) as (port, process):
         yield Server(f"http://127.0.0.1:{port}", (process,))
 
 
 @contextmanager
 def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
-    """Serve a copy of `folder` in a bucket until the block ends, each answer late by `seconds`."""
+    """Serve a copy of `folder` in a bucket until the block ends; each answer is `seconds` late."""
     import boto3
 
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -78,7 +78,7 @@ def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
 
 @contextmanager
 def _serving(*arguments: object) -> Iterator[tuple[int, psutil.Process]]:
-    """Run this module as a process; yield its port and the process."""
+    """Run this module as a process; yield the port and the process."""
     command = [sys.executable, "-m", "benchmarks.common.slow_stores", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -90,7 +90,7 @@ def _serving(*arguments: object) -> Iterator[tuple[int, psutil.Process]]:
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """GET and HEAD, whole files or one range."""
+    """Answers GET and HEAD for whole files or one range."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """Ignore a client that went away."""
+        """Ignore a client that has disconnected."""
 
 
 def main() -> None:

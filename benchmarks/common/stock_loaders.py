@@ -1,8 +1,8 @@
-"""Other loaders that read the same rows with their negatives inside: the files they get, and how they run.
+"""Other loaders, which read the same rows with negatives included: writing their files, and running them.
 
-Each shuffles as it does by itself, within `buffer` samples where it has a buffer, and makes batches in its workers.
-Records hold a row each, either in the library's own types for arrays, or as raw bytes that a collate function takes
-apart: more work for a user, less for the library.
+Each loader shuffles in its usual way, within `buffer` samples if it has a buffer, and makes batches in its workers.
+A record holds one row, in the library's own array types, or as raw bytes that a collate function parses, which is more
+work for a user and less for the library.
 """
 
 import importlib.machinery
@@ -29,7 +29,7 @@ from schemas.shard_files.parquet import list_array, list_column, matrix_column
 
 FILES = 8
 _GROUP = 1024
-_HEAD = 4  # bytes of a raw record: how many positives and negatives it has, uint16 each; then they and the tokens
+_HEAD = 4  # bytes of a raw record's head: numbers of positives and negatives, uint16 each; ids and tokens follow
 
 
 class Peer(Protocol):
@@ -42,7 +42,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class WebDataset:
-    """Tars with three .npy members a sample, as our own tar sink writes them; or with one member of raw bytes."""
+    """Tars with three .npy members per sample, as from our own tar sink, or with one member of raw bytes."""
 
     raw: bool
 
@@ -74,7 +74,7 @@ class WebDataset:
 
 @dataclass(frozen=True)
 class MosaicML:
-    """MDS shards with three columns of arrays, or with one of raw bytes; and the row's number."""
+    """MDS shards with the row's number and three columns of arrays, or one column of raw bytes."""
 
     raw: bool
 
@@ -109,7 +109,7 @@ class MosaicML:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """Parquet files with list columns, or with one of raw bytes; and the row's number."""
+    """Parquet files with the row's number and list columns, or one column of raw bytes."""
 
     raw: bool
 
@@ -141,7 +141,7 @@ class HuggingFace:
 
 
 class HuggingFaceArrow(HuggingFace):
-    """The same files with list columns, as Arrow tables of a batch each: no records."""
+    """The same files with list columns, read as one Arrow table per batch, without records."""
 
     def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
         batches = self._open(folder, buffer).with_format("arrow").batch(SIZE)
@@ -167,7 +167,7 @@ PEERS: dict[str, Peer] = {
 
 
 def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
-    """Yield the first `rows` rows, a file each: `query_id` and lists of tokens, positives, negatives."""
+    """Yield the first `rows` rows, one table per file: `query_id` and lists of tokens, positives, negatives."""
     each = -(-rows // FILES)
     for start in range(0, rows, each):
         parts = []
@@ -179,7 +179,7 @@ def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
 
 
 def _records(piece: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Yield rows as their numbers and raw bytes."""
+    """Yield (row number, raw bytes) of each row."""
     columns = [list_column(piece, name) for name in ("label_ids", "hard", "input_ids")]
     for number, row in enumerate(piece["query_id"].to_pylist()):
         lists = [values[offsets[number] : offsets[number + 1]] for values, offsets in columns]
@@ -196,13 +196,13 @@ def _open(record: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _edges(record: bytes) -> tuple[int, int]:
-    """Return where the positives of a raw record end, and its negatives."""
+    """Return the ends of the positives and of the negatives in a raw record."""
     end = _HEAD + 4 * (record[0] + 256 * record[1])
     return end, end + 4 * (record[2] + 256 * record[3])
 
 
 def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
-    """Return the batch of raw records: cut, joined, and decoded at once."""
+    """Return the batch of raw records, which are cut, joined and decoded together."""
     edges = [_edges(record) for record in records]
     together = list(zip(records, edges, strict=True))
     positives, positive_offsets = _joined([record[_HEAD:end] for record, (end, _) in together], np.int32)
@@ -245,9 +245,9 @@ def _write_tar(out: Any, piece: pa.Table) -> None:
 
 
 def _stand_in_for_torchvision() -> None:
-    """Define the names that mosaicml-streaming imports from torchvision: it uses them for images alone.
+    """Define the names that mosaicml-streaming imports from torchvision; it only uses them for images.
 
-    A torchvision that fits a torch without CUDA is not on the package index: the one there fails at import.
+    The package index has no torchvision for a torch without CUDA; its torchvision fails at import.
     """
     try:
         import torchvision  # noqa: F401

@@ -1,4 +1,4 @@
-"""A batch as a loss needs it, the same for every reader of the rows; and a check of it against the tables."""
+"""A batch in the form for a loss, equal for every reader of the rows, and a check of batches against the tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ Ready = dict[str, torch.Tensor]
 
 
 def planner(width: int, labels: int = LABELS) -> Planner:
-    """Return the planner of candidates: a shared pool of POOL random labels, and all `width` hard negatives."""
+    """Return a planner of candidates with a shared pool of POOL random labels and all `width` hard negatives."""
     return Planner(Negatives(random=POOL, hard=width), labels, SEED)
 
 
@@ -61,13 +61,13 @@ def assemble(
     positives: tuple[np.ndarray, np.ndarray],
     hard: np.ndarray,
 ) -> Ready:
-    """Return the same from another library's columns: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
+    """Return a batch from another library's columns: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
     batch = Batch(0, int(rows[0]), rows, Inputs(Ragged(*tokens)), *positives, hard)
     return ready(replace(batch, candidates=planner(hard.shape[1])(batch)))
 
 
 def check(batches: Sequence[Ready], world: World) -> None:
-    """Compare batches with what the tables hold for their rows. Raises SystemExit that names the first difference."""
+    """Compare batches with the tables' rows. Raises SystemExit, which names the first difference."""
     rows = np.concatenate([batch["rows"].numpy() for batch in batches])
     if len(np.unique(rows)) != len(rows):
         raise SystemExit("a row comes twice")
@@ -82,7 +82,7 @@ def check(batches: Sequence[Ready], world: World) -> None:
 
 
 def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
-    """Read `rows` of both tables in their order, by Arrow alone."""
+    """Read `rows` of both tables in this order, with only Arrow."""
     columns_of = {"queries": ["query_id", "input_ids", "label_ids"], "negatives": ["query_id", "label_ids"]}
     parts = []
     for (name, columns), files in zip(columns_of.items(), world.files(), strict=True):
@@ -98,7 +98,7 @@ def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
 
 
 def _expected(rows: pa.Table) -> dict[str, np.ndarray]:
-    """Build the columns of a batch, a row at a time."""
+    """Build the columns of a batch one row at a time."""
     tokens, positives = rows["input_ids"].to_pylist(), rows["label_ids"].to_pylist()
     lengths = np.array([len(row) for row in tokens])
     return {
@@ -113,7 +113,7 @@ def _expected(rows: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _check_candidates(number: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Check that each query has its positives and hard negatives, each once, and that ids are unique."""
+    """Check that each query has each of its positives and hard negatives once, and that ids are unique."""
     offsets = arrays["positive_offsets"]
     expected = []
     for query in range(len(arrays["rows"])):

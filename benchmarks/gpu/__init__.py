@@ -1,1 +1,1 @@
-"""What a GPU does: `python -m benchmarks.gpu`; README.md of benchmarks/ tells how to take it to one."""
+"""Measurements on a GPU: `python -m benchmarks.gpu`; README.md of benchmarks/ explains how to run them there."""

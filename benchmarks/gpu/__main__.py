@@ -57,7 +57,7 @@ def main() -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        fcntl.flock(os.open(arguments.out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+        fcntl.flock(os.open(arguments.out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept until this process ends
     except BlockingIOError:
         parser.error(f"--out {arguments.out}: another call writes there. Wait for it, or give another --out.")
     except OSError as error:
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return what bars are about, as far as it is measured."""
+    """Return the ratios of the bars, as far as they are measured."""
 
     def of(name: str, figure: str) -> Any:
         return rows.get(name, {}).get(figure)

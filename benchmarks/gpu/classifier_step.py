@@ -1,4 +1,4 @@
-"""The classifier's step at 131K to 100M labels: milliseconds, GiB, share of the bytes that must move at a copy's speed.
+"""The classifier's step at 131K to 100M labels: milliseconds, GiB, and share of the bandwidth of a copy.
 
 Vectors are random, and so is Adagrad's sum: zeros would be rounded to themselves.
 """
@@ -18,15 +18,15 @@ from trainer.stream import Batch
 from trainer.stream.transfer import send
 
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "13M": 13_052_650, "100M": 100_000_000}
-ON_HOST = ("131K", "13M")  # of these once more, with vectors in main memory
+ON_HOST = ("131K", "13M")  # these are also measured with vectors in main memory
 QUICK = {"2K": 2048, "20K": 20_000}
 SHAPES = ((512, 64), (4096, 64), (512, 768))  # B, D
 BATCHES = 4
-_CHUNK = 1 << 22  # rows that are filled at a time
+_CHUNK = 1 << 22  # rows filled at a time
 
 
 class Shape(NamedTuple):
-    """B queries, D columns, L labels, and where the vectors are."""
+    """B queries, D columns, L labels, and the place of the vectors."""
 
     size: int
     dimension: int
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     @property
     def gib(self) -> float:
-        """GiB of vectors in bfloat16 and their sums."""
+        """GiB of vectors in bfloat16 and of their sums."""
         return self.labels * (2 * self.dimension + 4) / 2**30
 
 
@@ -59,7 +59,7 @@ def _measurement(place: Place, labels: str, shape: Shape, pool: str, recorded: b
 
 
 def open_classifier(place: Place, shape: Shape, **options: Any) -> Classifier:
-    """Open a classifier of random vectors."""
+    """Open a classifier with random vectors."""
     config = Config(dtype="bfloat16", lr=0.01, storage=shape.storage, **options)
     classifier = Classifier(config, shape.labels, shape.dimension, 0, device=place.device)
     for part in classifier.vectors.split(_CHUNK):
@@ -70,14 +70,14 @@ def open_classifier(place: Place, shape: Shape, **options: Any) -> Classifier:
 
 
 def plan_ahead(place: Place, batch: Batch, labels: int, pool: str, pads: bool = False, merges: bool = True) -> Any:
-    """Return the batch's candidates as the stream's threads give them to a step."""
+    """Return the batch's candidates in the form in which the stream's threads pass them to a step."""
     return plan_on(lambda each: plan(each, labels, pool, place.device, merges), place.device, pads, batch)
 
 
 def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
-    """Return a step of batches planned beforehand, and the mean number of labels of a batch, pads included.
+    """Return a step on batches planned beforehand, and the mean number of labels per batch, with pads.
 
-    `recorded`: as a graph, on a GPU.
+    `recorded`: record the step as a graph on a GPU.
     """
     recorded = recorded and place.on_gpu
     classifier = open_classifier(place, shape)
@@ -111,5 +111,5 @@ def _measure(place: Place, shape: Shape, pool: str, recorded: bool) -> dict[str,
     place.reset_peak()
     step, rows = open_step(place, shape, pool, recorded)
     time = place.milliseconds(step)
-    moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums, read and written
+    moved = rows * 2 * (2 * shape.dimension + 4)  # vectors and their sums are read and written
     return {"ms": time, "rows": rows, "gb_s": moved / time / 1e6, "gib": place.peak_gib()}

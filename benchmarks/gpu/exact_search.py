@@ -1,4 +1,4 @@
-"""Exact search on the device: queries a second for their best 100, and how many of them float64 finds on a CPU."""
+"""Exact search on the device: queries per second for the best 100, and recall against float64 on a CPU."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 
 def _evaluation(place: Place, labels: int) -> dict[str, Any]:
-    """Search float16 vectors as `evaluate` does."""
+    """Measure search of float16 vectors as in `evaluate`."""
     x, vectors = _drawn(place, labels)
     vectors = vectors.half()
     time = place.milliseconds(lambda: top_k(x, vectors, K), warm=1)
@@ -31,7 +31,7 @@ def _evaluation(place: Place, labels: int) -> dict[str, Any]:
 
 
 def _mining(place: Place, labels: int) -> dict[str, Any]:
-    """Search float32 vectors as `mine --index exact` does, host to host."""
+    """Measure search of float32 vectors as in `mine --index exact`, from host to host."""
     x, vectors = _drawn(place, labels)
     queries, there = x.cpu().numpy(), DeviceVectors(vectors.cpu().numpy(), str(place.device))
     time = place.milliseconds(lambda: there.nearest(queries, K), warm=1)
@@ -47,7 +47,7 @@ def _drawn(place: Place, labels: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _recall(found: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor) -> float:
-    """Return the share of the best K labels of the first queries that are among `found` [AUDITED, K]."""
+    """Return the share of the first queries' best K labels that is in `found` [AUDITED, K]."""
     queries = x[:AUDITED].cpu().double()
     scores = torch.cat([queries @ part.cpu().double().T for part in vectors.split(1 << 20)], 1)
     best = scores.topk(K).indices

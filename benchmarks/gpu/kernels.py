@@ -1,7 +1,7 @@
-"""Every kernel against plain PyTorch on a CPU, and against itself: repeats give the same bits.
+"""Checks of every kernel against plain PyTorch on a CPU, and against repeated runs, which must give the same bits.
 
-Beside the cases of the tests: a label that all of 4,096 queries have, and rows that begin beyond 2^31 elements of their
-matrix. A CPU interprets the kernels, and repeats them once.
+Besides the cases of the tests: a label of all 4,096 queries, and rows that begin beyond 2^31 elements of the matrix. A
+CPU interprets the kernels, and repeats them once.
 """
 
 import functools
@@ -23,7 +23,7 @@ from trainer.rows.on_device import DevicePairs, order_pairs
 from trainer.stream.transfer import send
 
 REPEATS = 50
-FAR = 2**31  # elements before the rows of a matrix that is too large for 32 bits
+FAR = 2**31  # elements before the rows, too many for 32 bits
 HOT_QUERIES = 4096
 PROBE = Case("float32", "sgd", 1, "own")
 _OFF, _OFF_ROUNDED = 1e-4, {"float32": 1e-4, "bfloat16": 2**-7, "float16": 2**-10}
@@ -40,7 +40,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 @dataclass(frozen=True)
 class _Far(Case):
-    """The same labels, in the last rows of a matrix that has `before` others."""
+    """The same labels in the last rows of a matrix, after `before` other rows."""
 
     before: int
 
@@ -57,7 +57,7 @@ class _Far(Case):
                 matrix.weight = whole
             else:
                 matrix.state[name] = whole
-        matrix._first -= self.before  # so that labels, and what is rounded at random, are those of the small matrix
+        matrix._first -= self.before  # so that labels and random rounding are the same as with the small matrix
         return matrix
 
 
@@ -100,7 +100,7 @@ def _hot(place: Place, case: Case) -> dict[str, Any]:
 
 
 def _hot_step(case: Case, queries: int, operations: Any, device: torch.device) -> list[torch.Tensor]:
-    """Take a step in which each query has label 0, and others of its own."""
+    """Take a step in which each query has label 0 and separate other labels."""
     draw = np.random.default_rng(0)
     batch = batch_of([[0, 1 + int(draw.integers(LABELS - 1))] for _ in range(queries)])
     none = np.full((queries, 1), PAD)
@@ -114,7 +114,7 @@ def _hot_step(case: Case, queries: int, operations: Any, device: torch.device) -
 
 
 def _far(place: Place, case: _Far) -> dict[str, Any]:
-    """Steps on far rows are those on near ones, to the bit, and no other row is touched."""
+    """Check that steps on far rows equal steps on near rows to the bit, and touch no other row."""
     kernels = _kernels(place)
     near = Case(case.dtype, case.optimizer, case.dimension, case.pool).run(kernels, place.device)
     far = case.run(kernels, place.device)
@@ -125,7 +125,7 @@ def _far(place: Place, case: _Far) -> dict[str, Any]:
 
 
 def _difference(expected: list[torch.Tensor], got: list[torch.Tensor], dtype: str) -> dict[str, Any]:
-    """Return how far results are from those of the reference, as shares of its greatest value."""
+    """Return the differences of results from the reference, as shares of the reference's greatest value."""
     *others, rows = (
         float((a.cpu() - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(got, expected, strict=True)
     )

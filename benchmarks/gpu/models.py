@@ -1,4 +1,4 @@
-"""Whole models with random weights, as a recipe opens them: a bag of embeddings, and transformers of 6 layers."""
+"""Whole models with random weights, opened from a recipe: a bag of embeddings, and transformers with 6 layers."""
 
 import tempfile
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def open_model(place: Place, encoder: str, labels: int, compiled: bool = False, 
 
 
 def open_take(context: StepContext, recorded: bool) -> Callable[..., StepResult]:
-    """Return what takes a step of `context`; `recorded`: by a graph, on a GPU, and its encoder pads for it."""
+    """Return a function that takes a step of `context`; `recorded`: as a graph on a GPU, with a padding encoder."""
     context.model.encoder.pads = recorded and context.model.device != CPU
     if not context.model.encoder.pads:
         return partial(take_step, context)
@@ -60,9 +60,9 @@ def open_take(context: StepContext, recorded: bool) -> Callable[..., StepResult]
 def open_steps(
     place: Place, context: StepContext, labels: int, planned: bool = True, recorded: bool = False
 ) -> Callable[[], object]:
-    """Return a step of the next of some batches, whose candidates are `planned` beforehand or in the step.
+    """Return a step on the next of some batches; candidates are `planned` beforehand or in the step.
 
-    Losses are not read, as in training between two lines of the log.
+    The step does not read losses, as in training between two lines of the log.
     """
     size, take = 16 if place.quick else B, open_take(context, recorded)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
@@ -70,7 +70,7 @@ def open_steps(
         batches = [replace(batch, candidates=plan_ahead(place, batch, labels, "own", recorded)) for batch in batches]
     else:
         batches = [replace(batch, hard=None) for batch in batches]
-    if (prepare := context.queries.preparing()) is not None:  # in the stream's threads, not in the step
+    if (prepare := context.queries.preparing()) is not None:  # done by the stream's threads, not in the step
         batches = [replace(batch, prepared=prepare(batch)) for batch in batches]
     number = 0
 

@@ -1,4 +1,4 @@
-"""A profile of one step: launches, the kernels that take longest, host and device time apart; and a trace of it."""
+"""A profile of one step: launches, the slowest kernels, separate host and device time, and a trace."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +22,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 def _whole(place: Place, encoder: str, labels: int, recorded: bool = False) -> dict[str, Any]:
     steps = open_steps(place, open_model(place, encoder, labels), labels, recorded=recorded)
-    return profiled(place, steps) if recorded else _profile(place, encoder, steps)  # a trace of graphs tells little
+    return profiled(place, steps) if recorded else _profile(place, encoder, steps)  # a trace of graphs shows little
 
 
 def _profile(place: Place, name: str, step: Callable[[], object]) -> dict[str, Any]:

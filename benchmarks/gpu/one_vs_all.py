@@ -1,4 +1,4 @@
-"""Full one-vs-all in chunks, and beside it what one would write in plain PyTorch: all scores at once, compiled; and
+"""Full one-vs-all in chunks, compared with plain PyTorch: all scores at once, compiled; and
 `nn.Embedding(sparse=True)` with Adagrad for own pools.
 """
 

@@ -1,4 +1,4 @@
-"""Where measurements are made: sizes that fit there, seconds and bytes of work that runs behind the program."""
+"""Place of measurements: fitting sizes, and seconds and bytes of asynchronous work."""
 
 import resource
 import statistics
@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-_OF_A_CPU = 2.0  # GiB that a measurement takes there at most
-_GROUP, _SHORT = 0.05, 0.3  # seconds
+_OF_A_CPU = 2.0  # limit in GiB for a measurement on a CPU
+_GROUP, _SHORT = 0.05, 0.3  # default limit of a measurement in seconds
 
 
 class Measurement(NamedTuple):
-    """What `measure` returns, by `name`. It takes `gib` of the device, and `seconds` at most."""
+    """A named function `measure` that returns figures. It takes `gib` of the device, and at most `seconds`."""
 
     name: str
     measure: Callable[[], dict[str, Any]]
     gib: float = 0.0
     seconds: float = 60.0
-    on_cpu: bool = True  # False: there it would take minutes
+    on_cpu: bool = True  # False: it would take minutes on a CPU
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Place:
         return self.device.type == "cuda"
 
     def free_gib(self) -> float:
-        """Return the GiB that a measurement may take."""
+        """Return the GiB available to a measurement."""
         return torch.cuda.mem_get_info(self.device)[0] / 2**30 if self.on_gpu else _OF_A_CPU
 
     def why_not(self, one: Measurement) -> str:
-        """Return why a measurement is left out here, or ""."""
+        """Return the reason for leaving a measurement out here, or ""."""
         if self.quick:
             return ""
         if not (self.on_gpu or one.on_cpu):
@@ -51,7 +51,7 @@ class Place:
         return f"it takes {one.gib:.1f} GiB, and {free:.1f} are free" if one.gib * 1.1 > free else ""
 
     def wait(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -74,29 +74,29 @@ class Place:
         return statistics.median(times) * 1000
 
     def reset_peak(self) -> None:
-        """Begin to count the greatest memory anew."""
+        """Restart the measurement of peak memory."""
         if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_gib(self) -> float:
-        """Return the greatest memory of tensors since `reset_peak`; on a CPU that of the process so far."""
+        """Return the peak memory of tensors since `reset_peak` in GiB; on a CPU the process's peak memory so far."""
         if self.on_gpu:
             return torch.cuda.max_memory_allocated(self.device) / 2**30
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def copy_gigabytes(self) -> float:
-        """Return GB a second, read and written, of a copy within the device's memory."""
+        """Return GB per second, read and written, of a copy within the device's memory."""
         source = torch.ones(1 << 28 if self.on_gpu else 1 << 22, device=self.device)
         target = torch.empty_like(source)
         return 8 * len(source) / self.milliseconds(lambda: target.copy_(source)) / 1e6
 
 
 class LeftOutError(Exception):
-    """Why something cannot be measured here, which is no failure."""
+    """A measurement is impossible here, which is not a failure; the message is the reason."""
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise ValueError where `what` was measured should not be."""
+    """Raise ValueError that names `what`, unless `holds`."""
     if not holds:
         raise ValueError(what)

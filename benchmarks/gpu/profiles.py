@@ -1,4 +1,4 @@
-"""What a step has the device do, by PyTorch's profiler: launches, kernels by their time, and when none runs."""
+"""Profile of a step on the device by PyTorch's profiler: launches, kernels by time, and idle time."""
 
 import time
 from collections import defaultdict
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 def spans_of(events: Iterable[Any]) -> list[Span]:
-    """Return what the device did. Neither calls of the driver nor ranges that a program names are work of it."""
+    """Return the work of the device, without calls of the driver and without named ranges of the program."""
     return [
         Span(event.name, event.time_range.start, event.time_range.end)
         for event in events
@@ -32,7 +32,7 @@ def spans_of(events: Iterable[Any]) -> list[Span]:
 
 
 def busy_seconds(spans: Iterable[Span]) -> float:
-    """Return the seconds in which something runs; what overlaps counts once."""
+    """Return the seconds in which at least one span runs; overlaps count once."""
     busy = end = 0.0
     for span in sorted(spans, key=lambda each: each.start):
         busy += max(0.0, span.end - max(span.start, end))
@@ -41,7 +41,7 @@ def busy_seconds(spans: Iterable[Span]) -> float:
 
 
 def idle_share(place: Place, work: Callable[[], object]) -> float:
-    """Return the share of the time of `work` in which the device has nothing to do."""
+    """Return the share of the time of `work` in which the device is idle."""
     spans, total = _recorded(place, work)
     return 1 - busy_seconds(spans) / total
 
@@ -53,10 +53,10 @@ def _recorded(place: Place, work: Callable[[], object]) -> tuple[list[Span], flo
 
 
 def profiled(place: Place, step: Callable[[], object], trace: str = "") -> dict[str, Any]:
-    """Return figures of a step; the file `trace` gets one of them, to be looked at in a browser.
+    """Return figures of a step; the file `trace` gets a trace of one step, for a browser.
 
-    `host_ms` is until the program has given a step to the device, `idle_share` the share of the time in which nothing
-    runs there. A CPU has but the host's part, and its operations.
+    `host_ms`: time until the program has launched a step on the device. `idle_share`: share of the time in which the
+    device is idle. On a CPU there are only figures of the host and its operations.
     """
     steps = 1 if place.quick else 20 if place.on_gpu else 3
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Batches of queries with 10 positives, 100 hard and 400 random negatives each, all drawn uniformly."""
+"""Batches of queries with 10 positives, 100 hard and 400 random negatives per query, all drawn uniformly."""
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ POSITIVES, HARD, RANDOM = 10, 100, 400
 
 
 def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary: int = 0) -> Batch:
-    """Return `size` queries of `tokens` tokens each; their positives differ, and are none of their hard negatives."""
+    """Return `size` queries with `tokens` tokens; a query's positives and hard negatives are all distinct."""
     draw = np.random.default_rng((labels, step))
-    # Each query's labels lie in ranges of their own, so that none of them comes twice.
+    # Each label of a query lies in a separate range, so that no label comes twice.
     count = POSITIVES + HARD
     width = max(1, labels // count)
     ids = np.arange(count) * width + draw.integers(0, width, (size, count))
@@ -29,7 +29,7 @@ def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary:
 
 
 def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: bool = True) -> Candidates:
-    """Return candidates with a pool of each query's own, or one for all; a GPU that `merges` does so with own pools."""
+    """Return candidates with own pools per query or a shared pool; with `merges`, a GPU merges own pools."""
     weight = labels / RANDOM
     draws, at = RandomPool(labels), {"seed": 0, "epoch": 0, "step": batch.step}
     if pool == "own":

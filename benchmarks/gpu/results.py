@@ -1,4 +1,4 @@
-"""Measurements of one call or of several: a line each in DIR/results.jsonl, on the disk before the next one begins."""
+"""Measurements of one or several calls: lines of DIR/results.jsonl, each on disk before the next measurement begins."""
 
 import json
 import os
@@ -9,7 +9,7 @@ FILE = "results.jsonl"
 
 
 class Results:
-    """The lines of a file by their name; a last one that was cut is no line."""
+    """The lines of a file by measurement; an incomplete last line is ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -19,7 +19,7 @@ class Results:
         self.rows: dict[str, dict[str, Any]] = {row.pop("name"): row for row in rows}
 
     def add(self, name: str, figures: dict[str, Any]) -> None:
-        """Append a line, and wait until the disk has it."""
+        """Append a line, and wait until it is on disk."""
         line = json.dumps({"name": name, **figures}).encode() + b"\n"
         with self._path.open("ab") as file:
             file.truncate(self._whole)
@@ -30,7 +30,7 @@ class Results:
         self.rows[name] = figures
 
     def drop_failed(self) -> None:
-        """Have what failed measured again."""
+        """Remove failed measurements, so that they are repeated."""
         self.rows = {name: row for name, row in self.rows.items() if "failed" not in row}
         lines = [json.dumps({"name": name, **row}) + "\n" for name, row in self.rows.items()]
         new = self._path.with_suffix(".new")

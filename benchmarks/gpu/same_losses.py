@@ -1,4 +1,4 @@
-"""Losses of 20 steps on the device beside those of the same steps on the CPU, from the same start, in float32."""
+"""Losses of 20 steps on the device compared with the same steps on the CPU, from the same start, in float32."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,9 +30,9 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 
 def _measure(place: Place, loss: str, pool: str, recorded: bool = False) -> dict[str, Any]:
-    """Return the greatest relative difference of a loss from the CPU's, and from a second run's on the device.
+    """Return the greatest relative difference of a loss between device and CPU, and between two runs on the device.
 
-    `recorded`: the first on the device is by a graph, which should make no difference.
+    `recorded`: the first run on the device uses a graph, which should make no difference.
     """
     expected, got, again = (
         _train(device, loss, pool, place.quick, graph)

@@ -1,6 +1,6 @@
-"""Sections in the order of what a cut run should leave; each is a function of a module that lists its measurements."""
+"""Sections, most important first in case a run is cut; each is a function of a module that lists its measurements."""
 
-# A module is loaded by the process that measures: what it lacks is a gap of its section alone.
+# The measuring process loads a module, so that a missing package is a gap of only its section.
 SECTIONS = {
     "versions": "versions:measurements",
     "kernels": "kernels:measurements",

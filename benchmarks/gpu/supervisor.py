@@ -1,4 +1,4 @@
-"""Keeps a process that measures going: ends it where it hangs or the time is over, and starts another where it died."""
+"""Supervises the measuring process: ends it if it hangs or time is over, and starts another if it dies."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.worker import BAD_INPUT
 
-_SPARED = 8.0  # seconds before the deadline: a process that has a device takes some to end
-_STARTING = 120.0  # seconds until the first word
+_SPARED = 8.0  # seconds before the deadline, because a process with a device takes time to end
+_STARTING = 120.0  # seconds until the first message
 
 
 def supervise(worker: Sequence[str], folder: Path, deadline: float) -> list[str]:
-    """Have the command `worker` measure all, or what there is time for; return the names of all measurements.
+    """Run the command `worker` until all is measured or time is over; return the names of all measurements.
 
-    Raises SystemExit where the arguments cannot be meant.
+    Raises SystemExit for wrong arguments.
     """
     planned: list[str] = []
     while True:
@@ -31,7 +31,7 @@ def supervise(worker: Sequence[str], folder: Path, deadline: float) -> list[str]
             begun, why = _follow(process, planned, deadline - _SPARED)
         if process.returncode == BAD_INPUT:
             raise SystemExit(BAD_INPUT)
-        if not (begun and why):  # all is done, the time is over, or nothing can be begun
+        if not (begun and why):  # all is done, time is over, or no measurement can start
             return planned
         results = Results(folder)
         if begun not in results.rows:
@@ -40,7 +40,7 @@ def supervise(worker: Sequence[str], folder: Path, deadline: float) -> list[str]
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End the process and all that it started when the block ends, by SIGTERM too."""
+    """End the process and all its children when the block ends, also after SIGTERM."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -56,7 +56,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _follow(process: subprocess.Popen[str], planned: list[str], end: float) -> tuple[str, str]:
-    """Return the last measurement that was begun, "" for none, and what ended the process, "" for itself or `end`."""
+    """Return the last started measurement or "", and the reason for ending the process ("": its own end, or `end`)."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Tate from its shards to P@1: the recipe `astra` with hard negatives of the trainer's own index, then evaluation."""
+"""Tate from shards to P@1: the recipe `astra` with hard negatives from the trainer's own index, then evaluation."""
 
 import tempfile
 import time

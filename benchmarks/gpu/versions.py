@@ -1,4 +1,4 @@
-"""What is here: packages, the device and its memory, and the modules of the trainer that can be imported."""
+"""Versions of packages, the device and its memory, and the trainer's modules that can be imported."""
 
 import importlib
 import pkgutil

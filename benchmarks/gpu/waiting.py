@@ -1,7 +1,7 @@
-"""The share of time in which the device waits, with the real stream: read, joined and planned by its threads.
+"""The share of time in which the device waits for the real stream, whose threads read, join and plan batches.
 
-65,536 queries with 50 mined negatives each of 1.3M labels, made on the spot. Steps before the threads are ahead are not
-counted.
+The input is 65,536 queries with 50 mined negatives of 1.3M labels each, made first. Steps before the threads are ahead
+are not counted.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def measurements(place: Place) -> Iterator[Measurement]:
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory:
-    """Return the folder of the queries, which is removed when the process ends."""
+    """Return the folder of the queries; it is removed at the end of the process."""
     return tempfile.TemporaryDirectory()
 
 

@@ -1,7 +1,7 @@
-"""The whole step of a bag and of transformers, compiled too, and with fresh hard negatives; the classifier's part.
+"""The whole step of a bag and of transformers, also compiled, and with fresh hard negatives; the classifier's part.
 
-Candidates are planned before, as the stream's threads do. Fresh negatives are the best of 131K labels by their scores
-in the step, which then draws the random ones too.
+Candidates are planned beforehand, as by the stream's threads. Fresh negatives are the best of 131K labels by scores in
+the step; then the step also draws the random negatives.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The process that measures, one thing after the other. It says on standard output what it begins."""
+"""The measuring process: runs one measurement after the other, and names each on standard output first."""
 
 import ctypes
 import gc
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from benchmarks.gpu.place import Measurement, Place
 
 BAD_INPUT, DEVICE_LOST = 2, 3
-_TOLD = 500  # characters of an error
+_TOLD = 500  # characters kept of an error
 
 
 def work(arguments: Namespace) -> None:
-    """Measure what is not in the results yet. Ends the process with BAD_INPUT, or DEVICE_LOST after an error."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody would end it else
+    """Run the measurements without a result. Ends the process with BAD_INPUT, or DEVICE_LOST after an error."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else the process would outlive its parent
     tell = _open_channel()
     _open_bundle(arguments)
     from benchmarks.gpu.place import Place
@@ -58,7 +58,7 @@ def _name(section: str, one: "Measurement") -> str:
 
 
 def _measurements(section: str, place: "Place") -> "Iterator[Measurement]":
-    """Yield those of a section, or one that raises what its module does when it is loaded."""
+    """Yield the measurements of a section, or one that raises the import error of the section's module."""
     from benchmarks.gpu.place import Measurement
 
     module, _, function = SECTIONS[section].partition(":")
@@ -85,7 +85,7 @@ def _measure(place: "Place", one: "Measurement") -> dict[str, Any]:
         figures = one.measure()
     except LeftOutError as error:
         figures = {"left_out": str(error)}
-    except Exception as error:  # what else is to be measured is not lost
+    except Exception as error:  # the other measurements continue
         traceback.print_exc()
         figures = {"failed": f"{type(error).__name__}: {error}"[:_TOLD]}
     return _rounded({**figures, "seconds": time.perf_counter() - began})
@@ -98,7 +98,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _require_alive(place: "Place") -> None:
-    """End the process where an error has taken the device from it: a new one has it again."""
+    """End the process if an error made the device unusable; a new process can use it again."""
     try:
         place.wait()
     except RuntimeError:
@@ -107,7 +107,7 @@ def _require_alive(place: "Place") -> None:
 
 
 def _require_same(place: "Place", results: Results) -> None:
-    """Refuse results of another device or size."""
+    """Refuse existing results of another device or size."""
     from trainer.device import describe_device
 
     here = {"device": describe_device(place.device), "quick": place.quick}
@@ -117,7 +117,7 @@ def _require_same(place: "Place", results: Results) -> None:
 
 
 def _open_bundle(arguments: Namespace) -> None:
-    """Let what is not installed be imported from the bundle."""
+    """Allow imports of missing packages from the bundle."""
     packages = arguments.bundle / "packages"
     sys.path.append(str(packages.resolve()))
     lacking = [name for name in ("pydantic", "tenacity", "tomli_w") if importlib.util.find_spec(name) is None]
@@ -134,7 +134,7 @@ def _refuse(message: str) -> None:
 
 
 def _open_channel() -> Callable[..., None]:
-    """Return what tells the supervisor; whatever else is printed goes to standard error."""
+    """Return a function that writes to the supervisor; all other prints go to standard error."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
