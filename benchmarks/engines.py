@@ -33,7 +33,7 @@ from tests.engines.worker import external, loopback, pool, process, write_worker
 BARS = {"flink": "<1.6", "spark": "<2"}
 HERE = "in process"
 SMALL = 20_000  # rows
-JOBS = 3  # option of the command: fewer bytes of labels are sorted in the launching process
+JOBS = 3  # Flink jobs per command; the launching process sorts labels of this size
 DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and MiB of it for buffers
 
 

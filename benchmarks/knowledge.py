@@ -98,7 +98,7 @@ def train(side: str, data: Path, run: Path, seed: int, seconds: float, minutes: 
         return
     common["set"] += [
         *("encoder.kind=transformer", f"encoder.model={model_of(SIDES[side])}", "encoder.lr=5e-5", "data.holdout=0.02"),
-        *("encoder.dimension=384", "negatives.hard=0", "order.batch=64", "data.label_texts=false"),  # an epoch fits
+        *("encoder.dimension=384", "negatives.hard=0", "order.batch=64", "data.label_texts=false"),  # one epoch fits
         f"train.minutes={max(seconds, 60) / 60}",
     ]
     extremis.run("decoupled", data, run, **common)

@@ -46,12 +46,12 @@ B, D, LABELS, CHUNK = 512, 64, 100_000_000, 1 << 16
 TOKENS, VOCABULARY, BUCKETS = 32, 30_522, 1 << 18
 _NO_WORK = {"empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "_local_scalar_dense", "set_"}
 _NO_WORK |= {"_record_function_enter_new", "_record_function_exit"}
-_LOOK_UPS = {"index_select", "gather", "embedding_bag", "_embedding_bag"}  # of their first argument a part alone
-MICROSECONDS, GIGABYTES = 5.0, 4300.0  # of a launch, and a second of an H200's memory: what is expected of a GPU
+_LOOK_UPS = {"index_select", "gather", "embedding_bag", "_embedding_bag"}  # read a part of the first argument
+MICROSECONDS, GIGABYTES = 5.0, 4300.0  # expected seconds per launch, and bytes per second of an H200's memory
 
 
 class Counting(TorchDispatchMode):
-    """Counts operations by name, and bytes that they read and write."""
+    """Counts operations by name, and the bytes that they read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Counting(TorchDispatchMode):
         return result
 
     def kernel(self, name: str, moved: int) -> None:
-        """Count a kernel of Triton's."""
+        """Count a Triton kernel."""
         self.operations[name] += 1
         self.bytes += moved
 
 
 class _Kernel:
-    """Stands in for one of Triton's kernels, which do not run on `meta`."""
+    """Replaces a Triton kernel, because these do not run on `meta`."""
 
     def __init__(self, name: str, counting: Counting) -> None:
         self._name, self._counting = name, counting
@@ -83,11 +83,11 @@ class _Kernel:
         return self._launch
 
     def _launch(self, *given: Any, **_: Any) -> None:
-        """Count bytes: of rows of vectors and of their state those that are touched, of all else everything."""
+        """Count bytes: for vectors and their state only touched rows, for other arguments all bytes."""
         assert {each.device for each in given if isinstance(each, torch.Tensor)} == {META}, "it is on another device"
         if self._name == "update_kernel":
             rows, count, ways, rest = given[:4], len(given[4]), 2, given[4:]
-            rows = tuple(each for each in rows if len(each) == len(given[0]))  # what there is not, is another tensor
+            rows = tuple(each for each in rows if len(each) == len(given[0]))  # others replace absent arguments
         elif self._name == "score_kernel":
             rows, count, ways, rest = given[1:2], len(given[3]), 1, (given[0], *given[2:])
         else:
@@ -108,7 +108,7 @@ def _bytes(values: Any) -> int:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counting]:
-    """Count what the block gives to `meta` as if it were a GPU with Triton."""
+    """Count the operations of the block on `meta`, which acts as a GPU with Triton."""
     count = Counting()
     kernels = [name for name in vars(triton_kernels) if name.endswith("_kernel")]
     with contextlib.ExitStack() as patches:
@@ -121,7 +121,7 @@ def counting() -> Iterator[Counting]:
 
 
 def classifier_step(pool: str, size: int = B, labels: int = LABELS, **config: Any) -> Counting:
-    """Count the classifier's step, as `Head.learn` takes it, with candidates that are planned already."""
+    """Count the classifier's step as in `Head.learn`, with candidates planned beforehand."""
     classifier = Classifier(Config(dtype="bfloat16", lr=0.01, **config), labels, D, 0, device=META)
     batch = random_batch(size, labels, 0)
     candidates = label_range(batch, 0, CHUNK) if pool == "full" else plan(batch, labels, pool, META)
@@ -132,7 +132,7 @@ def classifier_step(pool: str, size: int = B, labels: int = LABELS, **config: An
 
 
 def _open_bag(size: int, labels: int, pads: bool = False) -> tuple[StepContext, Batch]:
-    """Return a bag's context, and a batch that is prepared and planned, as in the stream's threads."""
+    """Return a bag's context, and a batch prepared and planned as by the stream's threads."""
     encoder = {"dimension": D, "buckets": BUCKETS, "residual": True, "dropout": 0.1, "feature_dropout": 0.1}
     recipe = Recipe.model_validate(
         {
@@ -153,7 +153,7 @@ def _open_bag(size: int, labels: int, pads: bool = False) -> tuple[StepContext, 
 
 
 def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
-    """Count a bag's whole step; and return host milliseconds of what is prepared ahead of it, in a thread."""
+    """Count a bag's whole step; also return the host milliseconds of the preparation in a thread."""
     context, batch = _open_bag(size, labels)
     take_step(context, batch, 0, 1.0)  # builds the optimizer
     with counting() as count:
@@ -163,9 +163,9 @@ def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
 
 
 def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
-    """Count what a step that is recorded gives a GPU beside its graph; and return its host milliseconds.
+    """Count a recorded step's operations besides its graph; also return its host milliseconds.
 
-    The dense parameters learn nothing here: `meta` has no AdamW whose rate is a tensor.
+    Dense parameters are not updated: `meta` has no AdamW with a tensor as learning rate.
     """
     context, batch = _open_bag(size, labels, pads=True)
     context.model.encoder._optimizer.param_groups.clear()
@@ -183,7 +183,7 @@ def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]
 
 
 def _host_milliseconds(work: Callable[[int], object]) -> float:
-    """Return what a call takes of the thread."""
+    """Return the milliseconds of the thread per call."""
     times = []
     for number in range(51):
         began = time.thread_time()

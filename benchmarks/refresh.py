@@ -63,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(arguments.out or scratch)
         out.mkdir(parents=True, exist_ok=True)
-        # With --set stated, a refresh would take the epochs as they are: they are those of a recipe of its own.
+        # With --set a refresh would keep the number of epochs, so the epochs are in a separate recipe.
         recipe = out / "recipe.toml"
         recipe.write_text(tomli_w.dumps(read_recipe(arguments.recipe, arguments.overrides, light=True)))
         years = list(measure(out, str(recipe), arguments))
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Make the versions one after the other, train and score each; yield the figures of each year after the first."""
+    """Make, train and score the versions one after the other; yield the figures of each year after the first."""
     raw = Path(arguments.raw)
     labels = read(raw / "lbl.json.gz")
     names, texts = [label["uid"] for label in labels], [text_of(label) for label in labels]
@@ -95,7 +95,7 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
         data = str(out / f"data-{year}")
         start = time.perf_counter()
         if not before:
-            held_out = _HELD_OUT if memory else 0.0  # of a part, for the weights of the scores
+            held_out = _HELD_OUT if memory else 0.0  # rows of a part for the weights of the scores
             options = ShardOptions(propensity_a=0.55, propensity_b=1.5, part=str(year), validation_share=held_out)
         else:
             options = ShardOptions(onto=before, part=str(year), labels="new" if new else None)
@@ -127,7 +127,7 @@ def measure(out: Path, recipe: str, arguments: argparse.Namespace) -> Iterator[d
 
 
 def timed_run(data: str, run: str, recipe: str, overrides: Sequence[str], year: str, memory: bool) -> dict[str, Any]:
-    """Train a run, and return its seconds and its metrics on all documents, those of `year`, and its new labels."""
+    """Train a run; return seconds, and metrics on all documents, on documents of `year`, and on new labels."""
     start, cpu = time.perf_counter(), processor_seconds()
     resolved = resolve(recipe, overrides, data)
     train(data, run, resolved.recipe, beam_options=() if resolved.recipe.table_epochs() else None)
@@ -152,7 +152,7 @@ def from_run(run: str, seed: int) -> list[str]:
 
 
 def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each figure over runs of other seeds."""
+    """Return the mean of each figure over runs with different seeds."""
     means = dict[str, Any]()
     for name in runs[0].keys() - {"queries"}:
         values = [run[name] for run in runs]
@@ -161,7 +161,7 @@ def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Return the processor seconds of this process and of its children that have ended, miners among them."""
+    """Return the processor seconds of this process and its finished children, including miners."""
     return sum(os.times()[:4])
 
 
@@ -170,7 +170,7 @@ def _few(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def parted(raw: Path, arguments: argparse.Namespace) -> dict[str, dict[int, list[Point]]]:
-    """Return the points of each split by year or part, of the samples alone."""
+    """Return the sampled points of each split by year or part."""
     parts = dict[str, dict[int, list[Point]]]()
     for split, (file, step) in {"train": ("trn.json.gz", arguments.sample), "test": ("tst.json.gz", 1)}.items():
         points = [with_labels(point, arguments.label_sample) for point in read(raw / file)[::step]]
@@ -184,7 +184,7 @@ def parted(raw: Path, arguments: argparse.Namespace) -> dict[str, dict[int, list
 
 
 def with_labels(point: Point, step: int) -> Point:
-    """Return a point with those of its labels alone that a sample of every `step`th has."""
+    """Return a point with only its labels in a sample of every `step`th label."""
     return {**point, "target_ind": [label for label in point["target_ind"] if label % step == 0]}
 
 
@@ -201,7 +201,7 @@ def number_of(point: Point, arguments: argparse.Namespace, draw: random.Random) 
 
 
 def write(folder: Path, splits: dict[str, list[Point]], labels: dict[str, str], names: Sequence[str]) -> None:
-    """Write points by split, and labels where there are any, as JSON lines."""
+    """Write points by split, and labels if any, as JSON lines."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, points in splits.items():
         rows = (
@@ -219,7 +219,7 @@ def write(folder: Path, splits: dict[str, list[Point]], labels: dict[str, str], 
 
 
 def read(file: Path) -> list[Point]:
-    """Read the JSON objects of a compressed file, one a line."""
+    """Read the JSON objects of a compressed file, one per line."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 

@@ -81,14 +81,14 @@ def workload(labels: int, ranks: int) -> Workload:
 
 
 def task_of(folder: str, labels: int, ranks: int) -> Task:
-    """Return the task of rank 0; the made-up DATA of both sides has its sizes."""
+    """Return the task of rank 0, with the sizes of the made-up DATA of both sides."""
     work = workload(labels, ranks)
     sizes = Rehearsal(work).sizes(work.queries)
     return Task(folder, sizes, 40.0, work.recipe, 0, ranks)
 
 
 def compare(folder: Path, labels: int, rounds: int) -> None:
-    """Write DATA, run and rehearse in turns, report."""
+    """Write DATA, run and rehearse in turns, and print the report."""
     figures: dict[str, Any] = {"labels": labels, "rounds": rounds}
     ratios: dict[str, float] = {}
     for ranks in (1, 2):
@@ -138,7 +138,7 @@ def _run(kind: str, place: Path, labels: int, ranks: int) -> dict[str, Any]:
 
 
 def rehearsed(folder: str, labels: int) -> dict[str, Any]:
-    """Return (seconds, bytes) by stage, of a rehearsal of rank 0."""
+    """Return (seconds, bytes) by stage of a rehearsal of rank 0."""
     task = task_of(folder, labels, int(os.environ["REHEARSED_RANKS"]))
     rank_stages.make_tables(task)
     done = list(rank_stages.train(task))
@@ -147,7 +147,7 @@ def rehearsed(folder: str, labels: int) -> dict[str, Any]:
 
 
 def real(folder: str, labels: int) -> dict[str, Any]:
-    """Return the same of rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
+    """Return the same for rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
     group = Group.of_environment()
     recipe, run, data = workload(labels, group.ranks).recipe, RunLayout(f"{folder}/run"), f"{folder}/data"
     trainer, times, sent = Trainer.start(data, run.root, recipe, _say_nothing, group), [0.0], [0]
@@ -185,7 +185,7 @@ def real(folder: str, labels: int) -> dict[str, Any]:
 
 
 def _message_seconds(group: Group, times: int = 200) -> float:
-    """Return what a small message between the ranks takes, on average over the kinds that a step has."""
+    """Return the seconds of a small message between ranks, averaged over the kinds of messages in a step."""
     few, part = np.zeros(64), torch.zeros(64, 64)
     sizes = [len(part) // group.ranks] * group.ranks
     began = time.perf_counter()
@@ -198,7 +198,7 @@ def _message_seconds(group: Group, times: int = 200) -> float:
 
 
 def _say_nothing(line: str) -> None:
-    """Print nothing but the figures."""
+    """Ignore lines, so that only figures are printed."""
 
 
 def _apart(one: float, other: float) -> float:

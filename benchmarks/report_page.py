@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _train(world: World, run: str) -> None:
-    """DATA, a few steps of a run on it, and the records of many."""
+    """Write DATA, a run with a few steps on it, and records of many steps."""
     world.write()
     queries = open_manifest(world.queries, "queries")
     data = DataLayout(world.root)
@@ -99,7 +99,7 @@ def _tokenizer(data: DataLayout) -> Manifest:
 
 
 def _labels(world: World) -> Manifest:
-    """Labels with four words each, and how many queries have them."""
+    """Write labels with four words each, and the numbers of their queries."""
     queries = open_manifest(world.queries, "queries")
     frequency = np.zeros(LABELS, np.int64)
     for group in Table(world.queries, queries).batches(["label_ids"]):

@@ -28,17 +28,17 @@ OLD = """## Measured before the code changed
 
 The code of these records has changed since, so a new run can give other figures:
 """
-# Calls that show their texts to a user: a text may change without a change of what was measured.
+# Calls that show texts to a user: a change of these texts does not change measurements.
 SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}
-SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between versions of Python
+SKIPPED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # differ between Python versions
 
 
 class RecordError(Exception):
-    """A record or a run cannot be used. Exit status 2."""
+    """A record or a run is unusable. Exit status 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page; with --check compare it, with --run measure anew. Return the exit status."""
+    """Write the page; with --check compare it, with --run measure again. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="compare the page with the records; write nothing")
     parser.add_argument("--run", metavar="MODULE", help="run benchmarks.MODULE ARGUMENTS, and keep its record")
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write() -> int:
-    """Fill in digests that records lack, from their commits, and write the page.
+    """Fill in missing digests of records from their commits, and write the page.
 
-    Raises RecordError where a record lacks more than the sentence to read from it, which is only said.
+    A missing conclusion of a record is only reported; any other missing field raises RecordError.
     """
     for record in read_records():
         if "digest" not in record and not missing({**record, "digest": "to come"}):
@@ -72,7 +72,7 @@ def write() -> int:
 
 
 def check(records: Path = RECORDS, shown: Path = PAGE, root: Path = ROOT) -> int:
-    """Print what is wrong, and the stale records. Return 1 where the page is not made of the records, 0 otherwise."""
+    """Print faults and stale records. Return 1 if the page does not match the records, else 0."""
     found = read_records(records)
     lines = wrong = _wrong(found)
     if not wrong:
@@ -84,14 +84,14 @@ def check(records: Path = RECORDS, shown: Path = PAGE, root: Path = ROOT) -> int
 
 
 def read_records(folder: Path = RECORDS) -> list[dict[str, Any]]:
-    """Return all records in the page's order: by section, then by name, which is the file's."""
+    """Return all records in the page's order: by section, then by file name."""
     records = [{**json.loads(path.read_text()), "name": path.stem} for path in folder.glob("*.json")]
     place = {section: number for number, section in enumerate(SECTIONS)}
     return sorted(records, key=lambda record: (place.get(record.get("section", ""), len(SECTIONS)), record["name"]))
 
 
 def missing(record: Mapping[str, Any]) -> list[str]:
-    """Return the fields that a record lacks or has empty; of a whole record, those that do not fit."""
+    """Return the missing or empty fields of a record; if there are none, the inconsistent fields."""
     if lacks := [field for field in (*FIELDS, "digest") if not record.get(field)]:
         return lacks
     columns = record["columns"]
@@ -108,7 +108,7 @@ def _wrong(records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def save(record: Mapping[str, Any]) -> None:
-    """Write a record, a line a row, so that a change is seen."""
+    """Write a record with one line per row, so that changes are easy to see."""
     fields = {name: value for name, value in record.items() if name != "name"}
     rows = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in fields.pop("rows"))
     text = json.dumps(fields, indent=2, ensure_ascii=False).removesuffix("\n}")
@@ -117,7 +117,7 @@ def save(record: Mapping[str, Any]) -> None:
 
 
 def page(records: Sequence[Mapping[str, Any]], root: Path = ROOT) -> str:
-    """Return the page of the records; code in `root` says which are stale."""
+    """Return the page of the records; the code in `root` shows which records are stale."""
     parts = [HEAD]
     for section in SECTIONS:
         own = [_shown(record) for record in records if record["section"] == section]
@@ -151,10 +151,10 @@ def stale(records: Iterable[Mapping[str, Any]], root: Path = ROOT) -> list[Mappi
 
 
 def digest(files: Sequence[str], commit: str | None = None, root: Path = ROOT) -> str:
-    """Return the digest of code, files and folders below `root`, as it is now or was at a commit.
+    """Return the digest of code, files and folders below `root`, now or at a commit.
 
-    It is of syntax trees without docstrings and messages; of TOML, of lines without comments. A path that is not there
-    counts as such.
+    The digest covers syntax trees without docstrings and messages, and TOML lines without comments. A missing path also
+    changes the digest.
     """
     texts: dict[str, str] = {}
     for path in files:
@@ -182,7 +182,7 @@ def _counts(name: str) -> bool:
 
 
 def shape(source: str) -> Any:
-    """Return the syntax tree of a module as lists of texts, without docstrings, messages and places."""
+    """Return the syntax tree of a module as lists of texts, without docstrings, messages and positions."""
     return _shape(ast.parse(source), False)
 
 
@@ -200,7 +200,7 @@ def _shape(node: Any, message: bool) -> Any:
     fields = {name: value for name, value in ast.iter_fields(node) if name not in SKIPPED}
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         fields["body"] = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts in formats
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty texts in f-strings
         fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
     if isinstance(node, ast.Assert):
         fields["msg"] = None
@@ -208,7 +208,7 @@ def _shape(node: Any, message: bool) -> Any:
 
 
 def run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a benchmark; return the JSON object that it prints last. Raises RecordError where there is none."""
+    """Run a benchmark; return the JSON object on its last line. Raises RecordError if there is none."""
     if "--quick" in arguments:
         raise RecordError("--quick tries a benchmark: its figures are no record. Run it without --quick.")
     done = subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *arguments], stdout=subprocess.PIPE, text=True)
@@ -223,15 +223,15 @@ def run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def keep(body: Mapping[str, Any]) -> None:
-    """Make a benchmark's report the record of its command, in place of an earlier one, whose title and files stay.
+    """Store a benchmark's report as the record of its command; an earlier record's title and files are kept.
 
-    The sentence to read from the earlier figures goes: the record is complete when one about the new ones is written.
+    The conclusion from the earlier figures is removed: the record needs a new conclusion.
     """
     records = read_records()
     old = next((record for record in records if record["command"] == body["command"]), {})
     module, *arguments = body["command"].split()[2:]
     name = module.removeprefix("benchmarks.").replace(".", "_")
-    if not old and any(record["name"] == name for record in records):  # of other arguments
+    if not old and any(record["name"] == name for record in records):  # a record with other arguments
         name += "_" + (re.sub(r"\W+", "_", " ".join(arguments)).strip("_") or "default")
     path = module.replace(".", "/")
     files = old.get("files", [path if (ROOT / path).is_dir() else f"{path}.py"])

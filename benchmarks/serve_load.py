@@ -2,12 +2,12 @@
 
     python -m benchmarks.serve_load [--minutes 10] [--exports FOLDER]
 
-The service is a process of its own, asked over loopback by this one, a title of Tate a request. First the peak: 64
-connections that ask again as soon as they are answered. Then requests are due at 80 % of it, evenly, whether or not the
-ones before are answered; a latency counts from the moment when a request was due. After a third of the time, and after
-another, CURRENT names the other one of two exports. Beside it stands the peak of FastAPI alone, with an endpoint that
-reads no question and gives one answer. FOLDER: two exports, of which one is current; by default a run of a
-minute on Tate is fused and exported twice.
+The service is a separate process. This process sends requests over loopback, each with a title of Tate. First the peak
+is measured with 64 connections that send a request after each answer. Then requests are due evenly at 80 % of the peak,
+whether or not earlier requests are answered; a latency counts from the moment when a request is due. After one third of
+the time and after two thirds, CURRENT switches between two exports. For comparison there is the peak of FastAPI alone,
+with an endpoint that ignores its input and returns a constant. FOLDER: two exports, one of them current; by default a
+run of one minute on Tate is fused and exported twice.
 """
 
 import argparse
@@ -52,12 +52,12 @@ uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([
 
 
 class Client:
-    """Connections to the service, and what came of the requests."""
+    """Connections to the service, and outcomes of requests."""
 
     def __init__(self, port: int, texts: Sequence[str]) -> None:
         self.port = port
         self.requests = [self._encode(text) for text in texts]
-        self.outcomes: Counter[str] = Counter()  # by status, or by the name of an error
+        self.outcomes: Counter[str] = Counter()  # counts by status, or by name of an error
         self.exports: Counter[str] = Counter()
         self.idle: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
 
@@ -73,7 +73,7 @@ class Client:
             self.idle.put_nowait(await asyncio.open_connection("127.0.0.1", self.port))
 
     async def ask(self, number: int) -> float:
-        """Ask by an idle connection; return the time at the end of the answer."""
+        """Send a request by an idle connection; return the time at the end of the answer."""
         reader, writer = await self.idle.get()
         try:
             writer.write(self.requests[number % len(self.requests)])
@@ -89,7 +89,7 @@ class Client:
         return time.perf_counter()
 
     async def peak(self, seconds: float) -> float:
-        """Return the requests a second of connections that are never idle."""
+        """Return the requests per second of connections that are never idle."""
         end, done = time.perf_counter() + seconds, 0
 
         async def work(first: int) -> None:
@@ -104,7 +104,7 @@ class Client:
         return done / (time.perf_counter() - began)
 
     async def steady(self, rate: float, seconds: float) -> np.ndarray:
-        """Send requests at `rate` a second; return their latencies in milliseconds, each from when it was due."""
+        """Send `rate` requests per second; return their latencies in milliseconds, each from its due time."""
         began, tasks = time.perf_counter(), list[asyncio.Task[float]]()
         count = int(rate * seconds)
         while len(tasks) < count:
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 async def peak_of(port: int, texts: Sequence[str]) -> float:
-    """Return the peak of a service, in requests a second."""
+    """Return the peak of a service in requests per second."""
     client = Client(port, texts)
     await client.connect()
     await client.peak(_WARM_SECONDS)
@@ -155,7 +155,7 @@ async def peak_of(port: int, texts: Sequence[str]) -> float:
 
 
 async def measure(port: int, texts: Sequence[str], seconds: float, exports: Sequence[Path]) -> dict:
-    """Return the peak, and the latencies and outcomes at a share of it, while `exports` become current in turn."""
+    """Return the peak, and latencies and outcomes at a share of the peak while `exports` become current in turn."""
     client = Client(port, texts)
     await client.connect()
     await client.peak(_WARM_SECONDS)
@@ -182,7 +182,7 @@ async def measure(port: int, texts: Sequence[str], seconds: float, exports: Sequ
 
 
 def make_exports(scratch: Path) -> Path:
-    """Make two exports of a run on Tate, of fused scores and of the classifier's; the first is current."""
+    """Make two exports of a run on Tate, with fused scores and with the classifier's scores; the first is current."""
     data, run, exports = (str(scratch / name) for name in ("data", "run", "exports"))
     extremis.shard(str(TATE), data, progress=False)
     extremis.run("random", data, run, set={"train.epochs": 4, "data.holdout": 0.02}, progress=False)
@@ -194,7 +194,7 @@ def make_exports(scratch: Path) -> Path:
 
 @contextmanager
 def serving(program: Sequence[str]) -> Iterator[int]:
-    """Start the service `program` of Python; yield its port. It has to end well."""
+    """Start the Python service `program`; yield its port. The service must exit with status 0."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, *program],

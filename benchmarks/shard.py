@@ -1,8 +1,8 @@
 """Rows a second of `extremis shard` against bare `tokenizers` batch encoding of the same texts on the same cores.
 
-Start-up (interpreter, Beam, worker processes, small files) is taken out as the time of a small input: the rate is that
-of the rows by which the large input is larger. The pipeline reads, parses, hashes, shuffles, tokenizes, orders, counts
-and writes; the bare side encodes texts that lie in memory. The sides run in turns; medians.
+The time of a small input, which measures start-up (interpreter, Beam, worker processes, small files), is subtracted:
+the rate is that of the additional rows of the large input. The pipeline reads, parses, hashes, shuffles, tokenizes,
+sorts, counts and writes; the bare side encodes texts in memory. The sides run in turns; figures are medians.
 
     python -m benchmarks.shard [--quick] [--rows N]
 """
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
-    """Write the inputs, run the sides in turns, report."""
+    """Write the inputs, run the sides in turns, and print the report."""
     texts = make_texts(rows)
     labels = write_input(folder / "large", texts)
     write_input(folder / "small", texts[:small])
@@ -81,7 +81,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
         },
         {
             "shard / bare": fastest / pipeline,
-            # On a machine that does other work, too, this says more than the clock.
+            # More reliable than the clock on a machine with other work.
             "shard / bare by processor time": min(cpu["encode_batch"], cpu["encode_batch_fast"])
             / (cpu["shard large"] - cpu["shard small"]),
         },
@@ -99,7 +99,7 @@ def with_cpu(side: Callable[[], float], worked: list[float]) -> float:
 
 
 def encode(batch: object, texts: list[str]) -> float:
-    """Seconds to encode all texts, a batch at a time."""
+    """Return the seconds to encode all texts, one batch at a time."""
     start = time.perf_counter()
     for first in range(0, len(texts), BATCH):
         batch(texts[first : first + BATCH])  # type: ignore[operator]
@@ -107,12 +107,12 @@ def encode(batch: object, texts: list[str]) -> float:
 
 
 def shard(folder: Path, name: str) -> float:
-    """Seconds of the command as a user runs it, on all cores."""
+    """Return the seconds of the command as users run it, on all cores."""
     out = folder / f"{name}-data"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "extremis", "shard", folder / name, out, "--tokenizer", folder / "tokenizer"]
     cores = len(os.sched_getaffinity(0))
-    # The small input, too, runs on worker processes: their start is part of what is taken out.
+    # The small input also runs on worker processes, so that their start is subtracted.
     beam = ["--", f"--direct_num_workers={cores}", "--direct_running_mode=multi_processing"]
     start = time.perf_counter()
     subprocess.run([*map(str, command), *beam], check=True, stderr=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ def shard(folder: Path, name: str) -> float:
 
 
 def make_texts(rows: int) -> list[str]:
-    """Titles and subjects of the Tate collection, each title with the text of another work: real words, new texts."""
+    """Make new texts of real words: each title of the Tate collection with subjects of another work."""
     with gzip.open(TATE / "trn.json.gz", "rt", encoding="utf-8") as file:
         works = [json.loads(line) for line in file]
     count = len(works)
@@ -131,7 +131,7 @@ def make_texts(rows: int) -> list[str]:
 
 
 def write_input(folder: Path, texts: list[str]) -> int:
-    """JSON lines with string keys in several files; the number of labels."""
+    """Write JSON lines with string keys in several files; return the number of labels."""
     folder.mkdir()
     labels = max(100, len(texts) // 20)
     with (folder / "labels.jsonl").open("w") as out:

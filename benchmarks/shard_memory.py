@@ -1,12 +1,12 @@
 """A sharding run over rows with string keys: rows a second, memory of all processes, staging; killed, and gone on from.
 
-The input is written as a stream, the same for the same sizes. `extremis shard` runs as a process of its own with its
-defaults; the memory of its whole process tree is sampled (proportional set size: shared pages count once), and so are
-the bytes of DATA's staging, which has the tables, too, until they are put in place. With `--kill` all its processes are
-killed with SIGKILL once rows are tokenized and the first shard is written; the same command goes on from there.
-Then an epoch is streamed, and a sample of the input's points is looked for by their keys, with their labels.
+The input is written as a stream; equal sizes give equal input. `extremis shard` runs as a separate process with its
+defaults. The memory of its whole process tree is sampled (proportional set size: shared pages count once), and so are
+the bytes of DATA's staging, which also contains the tables until they are put in place. With `--kill` all its processes
+are killed with SIGKILL once rows are tokenized and the first shard is written; the same command then continues. At the
+end an epoch is streamed, and a sample of the input's points is looked up by key, with labels.
 
-With `--listed SHARE` only so many of the labels are listed: each mention of another one is a reject.
+With `--listed SHARE` only this share of the labels is listed; each mention of another label is a reject.
 
     python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR] [--kill]
     python -m benchmarks.shard_memory --rows N --labels L --shard-bytes 500000 --listed 0.5    # references and rejects
@@ -34,12 +34,12 @@ from schemas.manifest import open_manifest
 from trainer.stream import JoinedStream, open_sources
 
 LIMIT_GIB = 6.0
-STAGING = 1.2  # of the input's bytes
+STAGING = 1.2  # bytes of staging over the input's bytes
 SAMPLE = 10_000
 BATCH = 512
-# What the extrapolation is to, and on what.
+# The target of the extrapolation, and its cluster.
 QUERIES, LABELS, CORES = 370e6, 120e6, 256
-EFFICIENCY = 0.7  # of a cluster's cores, shuffle and stragglers taken off
+EFFICIENCY = 0.7  # efficiency of a cluster's cores, after shuffle and stragglers
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: float, more: list[str]) -> None:
-    """Write the input, shard it, stream it, look for a sample of its keys, report."""
+    """Write the input, shard it, stream it, look up a sample of its keys, and print the report."""
     data = folder / "data"
     began = time.perf_counter()
     named, labels = labels, int(labels * listed)
@@ -80,8 +80,8 @@ def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: fl
     if listed == 1 and (summary["rows"]["train"], summary["labels"]) != (rows, labels):
         sys.exit(f"expected {rows} rows and {labels} labels, got {summary['rows']} and {summary['labels']}")
     points = {key: [label for label in some if label_number(label) < labels] for key, some in points.items()}
-    points = {key: some for key, some in points.items() if some}  # others are rejects
-    shutil.rmtree(folder / "raw")  # an epoch's pages take their place
+    points = {key: some for key, some in points.items() if some}  # all other labels are rejects
+    shutil.rmtree(folder / "raw")  # pages of the epoch would replace them
     both = (
         done
         if killed is None
@@ -141,7 +141,7 @@ def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: fl
 
 
 def shard_and_kill(command: list[str], data: Path) -> Measured:
-    """Run the command until the first shard is written, and kill all its processes."""
+    """Run the command until the first shard is written, then kill all its processes."""
 
     def kill(process: "subprocess.Popen[str]") -> None:
         while not list(data.glob(".staging/*/queries/train/part-*")):
@@ -156,7 +156,7 @@ def shard_and_kill(command: list[str], data: Path) -> Measured:
 
 
 def stream_epoch(data: str, labels: int) -> tuple[int, float]:
-    """Stream an epoch of the training points; its rows and seconds."""
+    """Stream an epoch of the training points; return its rows and seconds."""
     stream = JoinedStream(open_sources(DataLayout(data), "train", False), labels, batch=BATCH, streams=8, threads=1)
     stream.set_epoch(0)
     began = time.perf_counter()
@@ -165,7 +165,7 @@ def stream_epoch(data: str, labels: int) -> tuple[int, float]:
 
 
 def extrapolate(done: Measured, rows: int, labels: int, bytes_made: int) -> dict[str, object]:
-    """To 370M queries and 120M labels on a cluster, with what is assumed."""
+    """Extrapolate to 370M queries and 120M labels on a cluster, and state the assumptions."""
     workers = max(1, done.most_processes - 1)
     core_seconds = done.seconds * workers / (rows + labels) * (QUERIES + LABELS)
     return {

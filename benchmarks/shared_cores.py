@@ -113,7 +113,7 @@ def _mine(data: str, folder: Path, threads: int | None) -> float:
 
 
 class _Predicted:
-    """Figures of one process that predicts, taken one by one: a new process once all were taken."""
+    """Figures of one predicting process, returned one at a time; a new process starts after the last figure."""
 
     def __init__(self, export: Path, texts: str, threads: int | None) -> None:
         self._words = [sys.executable, "-c", _PREDICT, str(export), texts]

@@ -41,16 +41,16 @@ FORMS = ("own", "shared")
 WAYS = {"fused": "", "planning": ", planning", "bare": ", rows alone", "apart": ", apart"}
 LR = 0.01
 DTYPE = "bfloat16"
-LINE = 32  # columns in a cache line
-CHUNK = 4096  # labels at a time in full one-vs-all
+LINE = 32  # columns per cache line
+CHUNK = 4096  # labels per chunk in full one-vs-all
 ROUNDS, QUICK_ROUNDS = 15, 9
-BATCHES = 5  # candidates made beforehand: by the time they come again, what they touched has left the caches
+BATCHES = 5  # batches of candidates: their rows have left the caches before a batch is reused
 NEEDED_GIB = {"100M": 15.0}
 
 
 @dataclass
 class World:
-    """A classifier of `labels` labels, and batches of candidates for it."""
+    """A classifier with `labels` labels, and batches of candidates."""
 
     classifier: Classifier
     x: torch.Tensor
@@ -74,15 +74,15 @@ class World:
         return self.own_pools if form == "own" else self.shared_pools
 
     def fused(self, form: str) -> float:
-        """Seconds of a step in one pass over its rows."""
+        """Return the seconds of a step in one pass over its rows."""
         return self._timed(form, lambda candidates: self.classifier.descend(self.x, candidates, 1.0, self.step, 1 / B))
 
     def apart(self, form: str) -> float:
-        """Seconds of a step as gather, loss, backward and update."""
+        """Return the seconds of a step as gather, loss, backward and update."""
         return self._timed(form, self._apart)
 
     def planning(self, form: str) -> float:
-        """Seconds in which a step's candidates are drawn and merged."""
+        """Return the seconds for drawing and merging a step's candidates."""
         batch = self.batches[self.step % BATCHES]
         self.step += 1
         began = time.perf_counter()
@@ -90,7 +90,7 @@ class World:
         return time.perf_counter() - began
 
     def bare(self, form: str) -> float:
-        """Seconds in which a step's rows and their Adagrad sums are read and written, and nothing else."""
+        """Return the seconds for only reading and writing a step's rows and their Adagrad sums."""
         matrix, sums = self.classifier.vectors.view(torch.int16).numpy(), self.classifier.matrix.state["square"].numpy()
         return self._timed(
             form,
@@ -100,14 +100,14 @@ class World:
         )
 
     def full(self) -> float:
-        """Seconds of a step of full one-vs-all."""
+        """Return the seconds of a step of full one-vs-all."""
         began = time.perf_counter()
         for start in range(0, self.classifier.labels, CHUNK):
             self._apart(label_range(self.batches[0], start, min(start + CHUNK, self.classifier.labels)))
         return time.perf_counter() - began
 
     def rows(self, form: str) -> float:
-        """Distinct labels of a batch."""
+        """Return the number of distinct labels of a batch."""
         return float(np.mean([len(candidates.ids) for candidates in self.candidates(form)]))
 
     def _timed(self, form: str, work: Callable[[Candidates], object]) -> float:
@@ -201,7 +201,7 @@ def _mapped(figures: dict, ratios: dict, folder: str | None, rounds: int) -> Non
 
 
 def _fill(vectors: torch.Tensor) -> None:
-    """Other values than zero in every row, so that every page is there."""
+    """Write nonzero values into every row, so that every page is allocated."""
     block = (torch.randn(1 << 16, D, generator=torch.Generator().manual_seed(0)) * 0.1).to(vectors.dtype)
     for start in range(0, len(vectors), len(block)):
         rows = vectors[start : start + len(block)]
@@ -232,17 +232,17 @@ def _touch(vectors: np.ndarray, sums: np.ndarray, ids: np.ndarray, start: int, s
 
 
 def _least(world: World, form: str) -> float:
-    """Bytes of the rows and of their Adagrad sums, read once and written once."""
+    """Return the bytes of the rows and their Adagrad sums, read once and written once."""
     return world.rows(form) * 2 * (D * 2 + 4)
 
 
 def _touched(world: World, form: str) -> float:
-    """The same in whole cache lines: a row is two of them, its sum is alone in a third."""
+    """Return the same in whole cache lines: two lines for a row, and a third line for its sum."""
     return world.rows(form) * 2 * (D * 2 + 64)
 
 
 def _bytes(world: World, form: str) -> dict[str, int]:
-    """Return the bytes of rows and their state, of the pairs, and of a float32 copy of the rows, which is not made."""
+    """Return the bytes of rows and their state, of pairs, and of a float32 copy of the rows, which the step avoids."""
     pairs = float(np.mean([len(candidates.pair_query) for candidates in world.candidates(form)]))
     return {
         "rows": round(world.rows(form)),
@@ -254,7 +254,7 @@ def _bytes(world: World, form: str) -> dict[str, int]:
 
 
 def _planning_limit(world: World) -> float:
-    """Seconds in which memory takes what planning reads (labels) and writes (labels, pairs), each byte once."""
+    """Return the seconds in which memory moves the input (labels) and output (labels, pairs) of planning once."""
     candidates = world.own_pools[0]
     pairs = candidates.pair_query, candidates.pair_label, candidates.pair_positive, candidates.pair_weight
     size = B * (POSITIVES + HARD + RANDOM) * 4 + candidates.ids.nbytes + sum(column.nbytes for column in pairs)

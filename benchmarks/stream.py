@@ -38,11 +38,11 @@ ROOT = Path(__file__).parents[1]
 THREADS = (0, 1, 2, 3)
 WORKERS = (0, 1, 2)
 WARM = 8  # batches
-BUFFER = 1_000  # samples that other loaders shuffle within, where they have a buffer
-PREFETCHED = 4  # batches of a worker at the most
+BUFFER = 1_000  # samples in the shuffle buffers of other loaders
+PREFETCHED = 4  # maximum of batches per worker
 STREAMS = 8
 OTHER_LABELS = {"131K": 131_072, "100M": 100_000_000}  # besides LABELS
-# Module of each: the libraries are looked for in several interpreters.
+# Module of each library; several interpreters are searched for it.
 LIBRARIES = {"webdataset": "webdataset", "mosaicml-streaming": "streaming", "HF datasets": "datasets"}
 RAW, ARROW = ", raw bytes", ", Arrow batches"
 BARS: dict[str, Bar] = {
@@ -57,7 +57,7 @@ BARS: dict[str, Bar] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes of one comparison; `peer_rows` are those that loaders of records read after their warm-up."""
+    """Sizes of one comparison; `peer_rows`: rows that loaders of records read after their warm-up."""
 
     rows: int
     peer_rows: int
@@ -96,13 +96,13 @@ def main() -> None:
 
 
 def measure(world: World, setting: Setting, pythons: list[str]) -> None:
-    """Make the tables, run all sides in turns, report."""
+    """Make the tables, run all sides in turns, and print the report."""
     world.write()
     interpreters = {library: where for library in LIBRARIES if (where := _find(library, pythons))}
     peers = {library + form: where for library, where in interpreters.items() for form in setting.forms}
     if "HF datasets" in interpreters:
         peers[f"HF datasets{ARROW}"] = interpreters["HF datasets"]
-    # Workers shuffle and prefetch: so many more that every row in the time is read in the time.
+    # Workers shuffle and prefetch: with more rows, all rows of the measured time are read within it.
     written = setting.peer_rows + WARM * 512 + (BUFFER + PREFETCHED * 512) * max(setting.workers)
     sides: dict[str, dict[str, Callable[[], float]]] = defaultdict(dict)
     cpu: dict[str, list[float]] = defaultdict(list)
@@ -124,7 +124,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
             add(name, f"{name}, {workers} workers", "peer", name, workers, setting.peer_rows, written, python=python)
     rates = interleave({label: run for some in sides.values() for label, run in some.items()}, 1)
     best = {name: max(some, key=lambda label: rates[label][0]) for name, some in sides.items()}
-    # All threads of the stream again; of the others the best number of workers alone.
+    # All numbers of threads for the stream, and only the best number of workers for each other loader.
     again = {label: sides[name][label] for name in sides for label in _again(name, sides[name], best[name])}
     for label, more in interleave(again, setting.rounds - 1).items():
         rates[label] += more
@@ -152,7 +152,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
             "batch": 512,
             "rows/s": {name: round(rate) for name, rate in middle.items()},
             "best": best,
-            # On a machine that does other work, too, this says more than the clock.
+            # More reliable than the clock on a machine with other work.
             "CPU microseconds a row": {name: round(value, 3) for name, value in medians(cpu).items()},
             "microseconds of a batch by step, in line": child("breakdown", world)["microseconds"],
             "rounds": setting.rounds,
@@ -168,7 +168,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
 
 
 def _of_labels(world: World, name: str, rounds: int) -> dict[str, float]:
-    """Measure as many rows with another number of labels, in line and with two threads."""
+    """Measure equally many rows with another number of labels, in line and with two threads."""
     other = World(join(world.root, name), world.rows, labels=OTHER_LABELS[name])
     other.write()
     cpu: list[float] = []
@@ -189,17 +189,17 @@ def _of_labels(world: World, name: str, rounds: int) -> dict[str, float]:
 
 
 def stream(world: World, threads: int) -> dict[str, Any]:
-    """A whole epoch of the joined stream to tensors."""
+    """Measure a whole epoch of the joined stream to tensors."""
     from benchmarks.common.training_batch import check
 
     _, some = _timed(open_stream(world, threads), 4, first=4)
     seen = _timed(open_stream(world, threads), None)[0]
-    check(some, world)  # after the clock: it reads whole tables, and memory is allocated otherwise then
+    check(some, world)  # after the timing, because this reads whole tables and changes memory allocation
     return seen
 
 
 def open_stream(world: World, threads: int) -> Iterator[Any]:
-    """Batches of the joined stream as tensors."""
+    """Yield an iterator of batches of the joined stream as tensors."""
     from benchmarks.common.training_batch import SIZE, planner, ready
     from trainer.stream import JoinedStream
 
@@ -209,7 +209,7 @@ def open_stream(world: World, threads: int) -> Iterator[Any]:
 
 
 def arrow(world: World, threads: int) -> dict[str, Any]:
-    """The same columns of the same files, decoded by Arrow and let go, a row group at a time; no order, no join."""
+    """Measure decoding the same columns of the same files by Arrow, one row group at a time; no order, no join."""
     queries, negatives = world.files()
     jobs = [(path, ["input_ids", "label_ids"]) for path in queries] + [(path, ["label_ids"]) for path in negatives]
 
@@ -224,14 +224,14 @@ def arrow(world: World, threads: int) -> dict[str, Any]:
     if threads == 1:
         rows = sum(map(read, jobs))
     else:
-        with ThreadPoolExecutor(threads) as pool:  # the largest files first, so that no thread is left alone with one
+        with ThreadPoolExecutor(threads) as pool:  # the largest files first, so that threads finish together
             rows = sum(pool.map(read, reversed(jobs)))
     assert rows == 2 * world.rows
     return {"rows": world.rows, "seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
 def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
-    """`rows` rows of peer `name` as tensors, after its warm-up. Its files, of `written` rows, are made if need be."""
+    """Measure `rows` rows of peer `name` as tensors after its warm-up; make its files of `written` rows if needed."""
     from benchmarks.common.stock_loaders import PEERS
     from benchmarks.common.training_batch import check
 
@@ -248,7 +248,7 @@ def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict
 
 
 def breakdown(world: World) -> dict[str, Any]:
-    """Microseconds of a batch's steps without any thread: reading, gathering, what follows."""
+    """Return the microseconds of a batch's steps without threads: reading, gathering, and later steps."""
     import trainer.negatives.draws
     import trainer.negatives.planner
     import trainer.stream.batch
@@ -277,7 +277,7 @@ def breakdown(world: World) -> dict[str, Any]:
 
         setattr(owner, attribute, wrapped)
     training_batch.ready = partial(timed, "tensors", training_batch.ready)
-    next(open_stream(world, 0))  # what is compiled or allocated once
+    next(open_stream(world, 0))  # compiles and allocates once
     seconds_of.clear()
     stream, steps = open_stream(world, 0), 0
     while timed("all", next, stream, None) is not None:
@@ -296,7 +296,7 @@ def breakdown(world: World) -> dict[str, Any]:
 
 
 def child(side: str, world: World, *arguments: object, python: str = sys.executable) -> dict[str, Any]:
-    """One side in a fresh process."""
+    """Run one side in a fresh process."""
     task = json.dumps([side, asdict(world), *arguments])
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -312,14 +312,14 @@ def child(side: str, world: World, *arguments: object, python: str = sys.executa
 
 
 def about_peer(world: World, name: str) -> dict[str, Any]:
-    """Versions that peer `name` runs with."""
+    """Return the versions of peer `name` and its libraries."""
     return {package: version(package) for package in (name.removeprefix("HF "), "numpy", "torch", "pyarrow")}
 
 
 def _timed(batches: Iterable[Any], stop: int | None, warm: int = 0, first: int = 0) -> tuple[dict[str, Any], list[Any]]:
-    """Rows, seconds and CPU seconds (of workers, too) of batches (warm, stop]; and the first few batches.
+    """Return rows, seconds and CPU seconds (also of workers) of batches (warm, stop], and the first few batches.
 
-    What a loader does when it is given up, such as waiting for its threads, is not in the time.
+    The time excludes the shutdown of a loader, such as waiting for its threads.
     """
     kept, rows = [], 0
     iterator = iter(batches)
@@ -339,7 +339,7 @@ def _timed(batches: Iterable[Any], stop: int | None, warm: int = 0, first: int =
 
 
 def _cpu() -> float:
-    """CPU seconds of this process and its children, living ones too."""
+    """Return the CPU seconds of this process and its children, including running children."""
     import psutil
 
     process = psutil.Process()
@@ -358,7 +358,7 @@ def _again(name: str, labels: Iterable[str], best: str) -> list[str]:
 
 
 def _find(library: str, pythons: list[str]) -> str | None:
-    """The first interpreter that has the library."""
+    """Return the first interpreter that has the library, or None."""
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({LIBRARIES[library]!r}) is None)"
     for python in pythons:
         if not subprocess.run([python, "-I", "-c", code], check=False).returncode:

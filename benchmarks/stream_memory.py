@@ -1,11 +1,11 @@
 """Memory of the joined stream: flat over an epoch, and the same whatever the number of rows and the size of the table.
 
-An epoch is iterated in a process of its own at a steady pace, so that all that threads read ahead is there; its memory
-is sampled from outside. What a stream holds is its process's memory during the epoch without what the process held
-before; pages of mapped shards are not counted, since the system takes them back as it needs them, but are stated. It
-is bounded by a few windows (`window_groups` row groups of each of the S streams) and by the batches planned ahead, both
-times a row's bytes, K among them: what 4 K take, in the same windows and in windows of a quarter, is stated beside the
-bars, which are on a table 4 times as large.
+A separate process iterates an epoch at a steady pace, so that threads read ahead as far as they can; its memory is
+sampled from outside. The memory of a stream is the memory of its process during the epoch minus the memory before.
+Pages of mapped shards, which the system can reclaim, are reported but not counted. A few windows (`window_groups` row
+groups of each of the S streams) and the batches planned ahead bound the memory, both times the bytes of a row, which
+grow with K. The bars are for a table 4 times as large; memory with 4 K, in equal windows and in windows of a quarter,
+is also reported.
 
     python -m benchmarks.stream_memory [--quick] [--folder DIR]
 """
@@ -25,16 +25,16 @@ from benchmarks.common.report import report
 THREADS = 2
 STREAMS = 8
 WINDOW_GROUPS = 4
-WINDOWS = 10  # in an epoch of N rows
-SETTLE_SECONDS = 0.5  # of a process before its stream is opened, to know what it holds without
+WINDOWS = 10  # windows in an epoch of N rows
+SETTLE_SECONDS = 0.5  # seconds before the stream is opened, to measure the memory without it
 INTERVAL = 0.02
-PACE_SECONDS = 0.004  # between batches
+PACE_SECONDS = 0.004  # seconds between batches
 BAR = "<1.3"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stream over a world. Windows of `window_groups` row groups."""
+    """A stream over a world, with windows of `window_groups` row groups."""
 
     world: World
     window_groups: int = WINDOW_GROUPS
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run(world: World) -> None:
-    """Make the tables of one case after the other, iterate them, report."""
+    """Make and iterate the tables of one case after the other, and print the report."""
     cases = {
         "N rows": Case(world),
         "4 N rows, a table 4 times as large": Case(replace(world, rows=4 * world.rows)),
@@ -76,7 +76,7 @@ def run(world: World) -> None:
     held = {name: result["MiB held at the peak"] for name, result in results.items()}
     first, *others = held
     ratios = {f"{name} / {first}": held[name] / held[first] for name in others}
-    # Windows read ahead fill up over the first few: a tenth of the longest epoch has four windows.
+    # Read-ahead fills up during the first few windows; a tenth of the longest epoch has four windows.
     flat = {name: result.pop("last / first") for name, result in results.items()}
     ratios["last tenth / first tenth of 4 N rows"] = flat["4 N rows, a table 4 times as large"]
     report(
@@ -96,7 +96,7 @@ def run(world: World) -> None:
 
 
 def sample(case: Case) -> dict[str, Any]:
-    """Measure the MiB that the stream holds over an epoch."""
+    """Return the MiB of the stream over an epoch."""
     task = json.dumps({"world": asdict(case.world), "window_groups": case.window_groups})
     done = measure([sys.executable, "-W", "ignore", "-m", "benchmarks.stream_memory", "--case", task], INTERVAL)
     if done.status:

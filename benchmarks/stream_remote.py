@@ -1,10 +1,10 @@
 """Rows a second of the joined stream from a store that answers 50 ms late, against the same rows on a local disk.
 
-The store is an HTTP server of byte ranges in a process of its own: it shares the cores with the stream, and what both
-take of them is stated. Three rates: as fast as it goes; for a consumer that takes 5 ms a batch, as a training step on a
-device does; and from a server without the delay, which tells the cost of requests and bytes from that of the latency.
-The time is that from the first batch of an epoch to its last; the seconds to the first batch are stated. A full run
-states the same of an S3 server, which is Python's, and takes most of the two cores itself.
+The store is an HTTP server of byte ranges in a separate process, which shares the cores with the stream; CPU times of
+both are reported. There are three rates: at full speed; for a consumer that takes 5 ms per batch, like a training step
+on a device; and from a server without delay, to separate the cost of requests and bytes from the cost of latency. The
+time runs from the first batch of an epoch to the last; the seconds to the first batch are reported. A full run also
+measures an S3 server, which is written in Python and takes most of the two cores itself.
 
     python -m benchmarks.stream_remote [--quick] [--rows N] [--folder DIR]
 """
@@ -45,17 +45,17 @@ def main() -> None:
         world, *options = json.loads(arguments.task)
         print(json.dumps(read(World(**world), *options)))
         return
-    # Windows of so many rows that the epoch has 6 of them, or 8.
+    # Windows sized for 6 or 8 windows per epoch.
     group, default = (2048, 3 << 17) if arguments.quick else (8192, 1 << 21)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
         world = World(os.path.join(folder, "http"), arguments.rows or default, group=group)
-        # For each range moto reads the whole object: fewer rows, in smaller shards.
+        # moto reads the whole object for each range, so this uses fewer rows in smaller shards.
         s3 = None if arguments.quick else World(os.path.join(folder, "s3"), 1 << 18, group=2048)
         measure(world, 1 if arguments.quick else 3, s3)
 
 
 def measure(world: World, rounds: int, s3: World | None) -> None:
-    """Make the tables, serve them, read them in turns, report."""
+    """Make the tables, serve them, read them in turns, and print the report."""
     for tables in filter(None, (world, s3)):
         tables.write()
     cpu: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -109,7 +109,7 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
             "milliseconds of a step, in training": STEP_SECONDS * 1000,
             "rows/s": {name: round(rate) for name, rate in rates.items()},
             "seconds to the first batch": {name: round(value, 3) for name, value in medians(first).items()},
-            # On a machine that does other work, too, this says more than the clock.
+            # More reliable than the clock on a machine with other work.
             "CPU microseconds a row": {
                 name: round(shares["stream"] / rates[name] * 1e6, 3) for name, shares in middle.items()
             },
@@ -124,7 +124,7 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
 
 
 def child(world: World, server: Server | None, step_seconds: float) -> dict[str, Any]:
-    """`read` in a fresh process, from `server`, or from the disk."""
+    """Run `read` in a fresh process, from `server` or from the disk."""
     task = json.dumps([asdict(world), server.url if server else world.root, step_seconds])
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stream_remote", "--task", task]
     environment = {**os.environ, **(server.environment if server else {})}
@@ -136,7 +136,7 @@ def child(world: World, server: Server | None, step_seconds: float) -> dict[str,
 
 
 def read(world: World, root: str, step_seconds: float) -> dict[str, Any]:
-    """An epoch from `root`, a local folder or a URL, to tensors, with a wait of `step_seconds` after each batch."""
+    """Read an epoch from `root`, a local folder or a URL, to tensors; wait `step_seconds` after each batch."""
     from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 

@@ -1,10 +1,10 @@
 """The stream under kill -9, a failing network and tables that change: every batch is that of an undisturbed run.
 
 Ranks under `torchrun` read the joined stream from a local S3 server, through a proxy that refuses, loses, resets, drops
-and delays requests. A new negatives table is published every minute, and half of one lies about; rank 0 decides at
-each epoch which is used, the others follow. At random moments a rank, one of its DataLoader workers or everything is
-killed with SIGKILL, and all is started again, with two workers a rank or none. Afterwards the same epochs are read
-from a local disk with the same decisions, and compared batch by batch.
+and delays requests. A new negatives table is published every minute, followed by half of another table. At each epoch
+rank 0 chooses a table for all ranks. At random moments a rank, one of its DataLoader workers or all processes are
+killed with SIGKILL and started again, with two workers per rank or none. Afterwards the same epochs are read from a
+local disk with the same choices, and compared batch by batch.
 
     python -m benchmarks.stream_soak [--quick] [--minutes M] [--kills K] [--ranks G]
 """
@@ -52,8 +52,8 @@ SHAPE: dict[str, Any] = {
 }
 WIDTH = 8
 FAULT_SHARE = 0.02
-START_SECONDS = 120  # until ranks that were started have read a batch
-END_SECONDS = 300  # until ranks that were told to end have ended
+START_SECONDS = 120  # wait until started ranks have read a batch
+END_SECONDS = 300  # wait until ranks that were told to end have ended
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
-    """Disturb, read undisturbed, compare, report."""
+    """Run disturbed, read undisturbed, compare, and print the report."""
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
@@ -123,12 +123,12 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
 
 @contextmanager
 def store(folder: Path, seed: int) -> Iterator[Proxy]:
-    """A bucket behind a proxy, which this process and its children reach by environment variables."""
+    """Yield the proxy of a bucket; environment variables lead this process and its children to it."""
     credentials = {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "1",  # botocore's own retries would hide how often ours have to help
+        "AWS_MAX_ATTEMPTS": "1",  # botocore's own retries would hide the number of our retries
     }
     with serve(folder / "moto.log") as port, proxy(("127.0.0.1", port)) as between:
         os.environ.update(credentials, AWS_ENDPOINT_URL=between.url)
@@ -138,7 +138,7 @@ def store(folder: Path, seed: int) -> Iterator[Proxy]:
 
 @dataclass
 class Soak:
-    """The disturbed run: processes, tables, kills."""
+    """The disturbed run with its processes, tables and kills."""
 
     folder: Path
     ranks: int
@@ -158,7 +158,7 @@ class Soak:
         self._stop = threading.Event()
 
     def disturb(self, seconds: float, kills: int) -> None:
-        """Read for so long, with so many kills, and end with an epoch."""
+        """Read for `seconds` with `kills` kills, and stop at the end of an epoch."""
         data = build_data(str(self.folder / "data"), **SHAPE)
         process = self.start()
         publisher = threading.Thread(target=self.publish, args=(data, min(60.0, seconds / 5)))
@@ -166,7 +166,7 @@ class Soak:
         try:
             began = time.monotonic()
             for number in range(kills):
-                # One in each slot, at any moment of it: reading, waiting for a decision, starting again.
+                # One kill per slot at a random moment: while reading, waiting for a decision, or starting again.
                 sleep_until(began + (number + self.draw.random()) * seconds / kills)
                 self.kill(process)
                 process = self.start()
@@ -174,13 +174,13 @@ class Soak:
         finally:
             self._stop.set()
             publisher.join()
-        self.epochs = self.epoch + 2  # a rank may be in the epoch after the last that it has a record of
+        self.epochs = self.epoch + 2  # a rank may already be in the epoch after its last record
         storage.write_bytes(str(self.out / "epochs"), str(self.epochs).encode())
         status = process.wait(END_SECONDS)
         self.require(status == 0, f"torchrun ended with {status}")
 
     def start(self) -> subprocess.Popen:
-        """Ranks, once each has read something."""
+        """Start the ranks; return once each has read a batch."""
         before = self.sizes()
         workers = self.draw.choice([0, 2])
         place = replace(self.reading, workers=workers).write(self.folder / "reading.json")
@@ -203,7 +203,7 @@ class Soak:
         return process
 
     def kill(self, process: subprocess.Popen) -> None:
-        """SIGKILL for a rank or a worker, whereupon torchrun ends the others, or for all processes at once."""
+        """Send SIGKILL to a rank or a worker (torchrun then ends the others), or to all processes at once."""
         launcher = psutil.Process(process.pid)
         ranks = launcher.children()
         workers = [target for rank in ranks for target in rank.children(recursive=True)]
@@ -221,7 +221,7 @@ class Soak:
         sys.stderr.write(f"killed {victim} in epoch {self.epoch}\n")
 
     def publish(self, data: SmallData, seconds: float) -> None:
-        """A table every so many seconds, for the epoch after the one that is read; then half of the next one."""
+        """Publish a table for the next epoch every `seconds` seconds, and then half of another table."""
         last = 0
         while not self._stop.is_set():
             last = max(last, self.epoch) + 1
@@ -237,7 +237,7 @@ class Soak:
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that a rank has read a batch of."""
+        """Return the newest epoch of which a rank has read a batch."""
         records = [self.out / f"rank-{rank}.batches" for rank in range(self.ranks)]
         lines = [last_line(place) for place in records if place.exists()]
         return max((int(line.split()[0]) for line in lines if line), default=0)
@@ -253,7 +253,7 @@ class Soak:
 
 
 def undisturbed(folder: Path, soaked: Soak) -> Path:
-    """Read the same epochs from a local disk, in this process, with the decisions that were taken; its record."""
+    """Read the same epochs from a local disk in this process, with the same choices of tables; return the record."""
     run, out = folder / "run", folder / "undisturbed"
     out.mkdir()
     (out / "epochs").write_text(str(soaked.epochs))
@@ -268,14 +268,14 @@ def undisturbed(folder: Path, soaked: Soak) -> Path:
 
 
 def adopted(soaked: Soak) -> int:
-    """Count the tables that were trained on."""
+    """Return the number of tables used for training."""
     names = storage.list_names(soaked.run.adoptions)
     decisions = [json.loads(storage.read_bytes(join(soaked.run.adoptions, name))) for name in names]
     return len({decision["table_epoch"] for decision in decisions} - {None})
 
 
 def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
-    """List what is left behind, by kind."""
+    """List leftovers by kind."""
     filesystem = fsspec.filesystem("s3")
     stored = [str(key) for key in filesystem.find(BUCKET) if storage.TEMPORARY in key]
     local = [str(place.relative_to(soaked.folder)) for place in soaked.out.rglob(f"{storage.TEMPORARY}*")]
@@ -299,12 +299,12 @@ def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
 
 
 def is_socket(place: Path) -> bool:
-    """Tell whether it is the folder of a socket of Python's multiprocessing, which a killed worker leaves behind."""
+    """Return whether `place` is the folder of a multiprocessing socket, which a killed worker leaves behind."""
     return place.name.startswith("pymp-") and all(file.is_socket() for file in place.iterdir())
 
 
 def in_use(place: str) -> bool:
-    """Tell whether some process has it open or mapped: other programs run on this machine, too."""
+    """Return whether any process has `place` open or mapped, because other programs may run on this machine."""
     for process in psutil.process_iter():
         try:
             if any(place in mapping.path for mapping in process.memory_maps()):
@@ -317,7 +317,7 @@ def in_use(place: str) -> bool:
 
 
 def last_line(place: Path) -> str:
-    """The last whole line of a growing file; empty where there is none yet."""
+    """Return the last complete line of a growing file; "" if there is none yet."""
     with place.open("rb") as file:
         file.seek(max(0, place.stat().st_size - 256))
         lines = file.read().decode().split("\n")[:-1]

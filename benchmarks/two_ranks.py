@@ -1,7 +1,7 @@
 """Two ranks against one on the Tate collection: the same metrics, and time and traffic a step against paper.
 
-One process with one thread, one with two, and two ranks with one each train the same recipe on the same data; a miner
-works beside each. Bytes are those of the processes' own TCP connections, as the kernel counts them, step by step.
+One process with one thread, one process with two threads, and two ranks with one thread each train the same recipe on
+the same data, each with a miner. Bytes are the kernel's counts for the processes' own TCP connections, step by step.
 
     python -m benchmarks.two_ranks [--quick] [--epochs N] [--folder DIR]
 """
@@ -30,11 +30,11 @@ from trainer.stream import Batch
 from trainer.tracking.tracker import read_metrics
 
 RANKS = 2
-SIDES = {"one rank": (1, 1), "one rank, two threads": (1, 2), "two ranks": (RANKS, 1)}  # (ranks, threads each)
-TOLERATED = 1.15  # of the bytes on paper: sizes, counts, sums of losses, and what gloo says for itself
+SIDES = {"one rank": (1, 1), "one rank, two threads": (1, 2), "two ranks": (RANKS, 1)}  # (ranks, threads per rank)
+TOLERATED = 1.15  # tolerance over the bytes on paper: sizes, counts, sums of losses, and gloo's own messages
 PARTS = ("stream", "gather", "prepare", "encode", "classify", "update", "rest")
 SHOWN = ("P@1", "P@5", "PSP@5")
-_ACKED, _RECEIVED = slice(120, 128), slice(128, 136)  # in Linux's struct tcp_info
+_ACKED, _RECEIVED = slice(120, 128), slice(128, 136)  # offsets in Linux's struct tcp_info
 
 
 def main() -> None:
@@ -53,13 +53,13 @@ def main() -> None:
 
 
 def recipe_of(epochs: int, data: str) -> Recipe:
-    """`astra`, with tables from the third epoch on that no run goes on without."""
+    """Return the recipe `astra` with tables from the third epoch on; a run waits for its tables."""
     tables = ("refresh.start=2", "refresh.every=2", "refresh.stale=wait") if epochs > 2 else ("negatives.hard=0",)
     return resolve("astra", (f"train.epochs={epochs}", "logging.tensorboard=false", *tables), data).recipe
 
 
 def compare(folder: Path, epochs: int) -> None:
-    """Shard, train each side, report."""
+    """Shard, train each side, and print the report."""
     data = folder / "data"
     _run([sys.executable, "-m", "extremis", "shard", "examples/tate", str(data), "--propensity", "0.55,1.5"])
     sides = {}
@@ -87,7 +87,7 @@ def compare(folder: Path, epochs: int) -> None:
 
 
 def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
-    """One rank: train, count, and on rank 0 print what was found."""
+    """Run one rank: train and count; rank 0 prints the figures."""
     torch.set_num_threads(threads)
     group = Group.of_environment()
     trainer = Trainer.start(data, run, recipe, lambda line: None, group)
@@ -124,7 +124,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
 
 
 class Meter:
-    """Bytes of this process's TCP connections between one step and the next."""
+    """Counts the bytes of this process's TCP connections from step to step."""
 
     def __init__(self) -> None:
         self._before = tcp_bytes()
@@ -136,12 +136,12 @@ class Meter:
         self._before = counts
 
     def a_step(self) -> tuple[int, int]:
-        """Medians of (sent, received): what is sent once an epoch is not in them."""
+        """Return the medians of (sent, received), which exclude bytes sent once per epoch."""
         return tuple(int(statistics.median(column)) for column in zip(*self._steps, strict=True))  # type: ignore[return-value]
 
 
 def tcp_bytes() -> tuple[int, int]:
-    """(acknowledged, received) over all TCP connections that this process has open."""
+    """Return bytes (acknowledged, received) over all open TCP connections of this process."""
     sent = received = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -152,20 +152,20 @@ def tcp_bytes() -> tuple[int, int]:
                     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                     sent += int.from_bytes(info[_ACKED], sys.byteorder)
                     received += int.from_bytes(info[_RECEIVED], sys.byteorder)
-        except OSError:  # closed in the meantime
+        except OSError:  # the connection was closed in the meantime
             continue
     return sent, received
 
 
 def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
-    """Bytes that a rank has to send a step, by what they are (docs/ranks.md), for G ranks of b = B/G rows each."""
+    """Return the bytes that a rank must send per step, by kind (docs/ranks.md), for G ranks with b = B/G rows each."""
     ranks, batch = group.ranks, recipe.order.batch
     rows, others = batch // ranks, ranks - 1
     dimension, columns = recipe.encoder.dimension, trainer.model.head.vectors.shape[1]
     dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
     positives, entries = averages(trainer)
     hard = recipe.negatives.most_hard
-    summed = 2 * others / ranks  # a ring sends each part twice, but for its own
+    summed = 2 * others / ranks  # a ring sends each part twice, except the rank's own part
     parts = {
         "row ids, counts, positives": rows * others * (8 + 4 + 4 * positives / ranks),
         "hard negatives": rows * others * (4 + 4 * hard / ranks) * bool(hard),
@@ -180,7 +180,7 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
 
 
 def averages(trainer: Trainer) -> tuple[float, float]:
-    """(positives, features of the bag) a row, of some batches."""
+    """Return (positives, features of the bag) per row, averaged over some batches."""
     trainer.stream.set_epoch(0)
     batches: list[Batch] = [batch for batch, _ in zip(trainer.stream, range(8), strict=False)]
     rows = sum(len(batch) for batch in batches)

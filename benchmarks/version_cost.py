@@ -1,7 +1,7 @@
 """Adding 1 % of points and labels to a data set against sharding all of it, in processor seconds of all processes.
 
-What it takes to start, measured on a few rows, is taken off both. The input is written as a stream, the same for the
-same sizes.
+The cost of the start, measured on a few rows, is subtracted from both. The input is written as a stream; equal sizes
+give equal input.
 
     python -m benchmarks.version_cost [--quick] [--rows N --labels L] [--folder DIR]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.common.keyed_input import write_keyed
 from benchmarks.common.report import report
 
-ADDED = 100  # one of so many
+ADDED = 100  # one new row for this number of rows
 SMALL = 20
 BAR = 0.05
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def run(folder: Path, rows: int, labels: int) -> None:
-    """Write the inputs, shard them, report."""
+    """Write the inputs, shard them, and print the report."""
     write_keyed(folder / "few", SMALL, SMALL)
     write_keyed(folder / "fewer", SMALL, SMALL, before=(SMALL, SMALL))
     write_keyed(folder / "all", rows, labels)
@@ -63,7 +63,7 @@ def run(folder: Path, rows: int, labels: int) -> None:
 
 
 def shard(folder: Path, name: str, onto: str | None = None) -> float:
-    """Shard the input `name`, onto that of another; return the processor seconds of its processes."""
+    """Shard the input `name`, perhaps onto the data `onto`; return the processor seconds of its processes."""
     more = [] if onto is None else ["--onto", str(folder / f"{onto}-data"), "--labels", "new"]
     command = [sys.executable, "-m", "extremis", "shard", str(folder / name), str(folder / f"{name}-data"), *more]
     before = _seconds()

@@ -332,7 +332,7 @@ class TextTokenizer:
         return cls(tokenizer, np.array([*(blank - {None})], np.int64), dense, exported.table.url)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ragged, np.ndarray]:
-        """Return the tokens of `texts` [B], and the number of known tokens, int64 [B]; words for models of words."""
+        """Return the tokens of `texts` [B], and the numbers of known tokens (words if `dense`), int64 [B]."""
         values, offsets, _ = encode_whole(self.tokenizer, texts, f"of {self.url}")
         known = counts_of(offsets_of((values[:, None] != self.blank).all(1))[offsets])
         return Ragged(values, offsets), np.array([len(text.split()) for text in texts]) if self.dense else known

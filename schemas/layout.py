@@ -141,7 +141,7 @@ class RunLayout:
         return join(self.checkpoints, f"step-{step:08d}")
 
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
-        """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them.
+        """Metrics of the checkpoint of `step` over all queries of `split`, written by `extremis evaluate`.
 
         `on`: digest of the evaluated data if that is a later version than the data of the run.
         """

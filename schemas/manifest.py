@@ -342,7 +342,7 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
 def verify_shard(
     url: str, shard: Shard, on_bytes: Callable[[int], None] | None = None, remedy: str = "Make the table again."
 ) -> str:
-    """Read a shard of the table at `url` in pieces, check it as `check_shard` does, and return its URL.
+    """Read a shard of the table at `url` in pieces, check it like `check_shard`, and return its URL.
 
     `on_bytes(bytes)` is called after each piece.
     """

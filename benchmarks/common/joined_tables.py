@@ -31,7 +31,7 @@ _MAKE = 8192  # rows made at a time, independent of row groups
 
 @dataclass(frozen=True)
 class World:
-    """`rows` queries and a table of `width` negatives of `labels` each under `root`, in row groups of `group` rows."""
+    """`rows` queries and their `width` negatives each, out of `labels`, under `root`; `group` rows per row group."""
 
     root: str
     rows: int

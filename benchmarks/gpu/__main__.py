@@ -1,9 +1,9 @@
 """Measure all that runs on a GPU, in ten minutes, on a machine without a network.
 
-Each measurement is a line of DIR/results.jsonl, on the disk before the next one begins, and is left out where it is
-there: what was cut goes on when the command is given again. A measurement that fails, hangs or kills its process
-costs no other one. DIR/report.json, and the last line of the output, is all of it beside its bars. `make gpu-bundle`
-makes what is carried along with a checkout.
+Each measurement is a line of DIR/results.jsonl, on disk before the next one begins. Existing measurements are skipped,
+so an interrupted command continues when it is repeated. A measurement that fails, hangs or kills its process does not
+affect the others. DIR/report.json, and the last line of the output, shows all measurements beside their bars. `make
+gpu-bundle` makes the files to take along with a checkout.
 
     python -m benchmarks.gpu --out DIR [--minutes 9] [--only versions,kernels] [--device auto] [--bundle DIR] [--quick]
 """

@@ -37,7 +37,7 @@ def _measure(place: Place, labels: int) -> dict[str, Any]:
         step = open_steps(place, replace(context, before_change=before_change), labels)
         alone = place.milliseconds(step)
         place.reset_peak()
-        memory = place.peak_gib()  # share of the free memory
+        memory = place.peak_gib()  # before the checkpoint
         head, parts = context.model.head, context.model.parts()
         begun = place.seconds(lambda: writer.save(Contents(0, parts, head.rows(), head.start, labels, {}, {})))
         beside = place.seconds(lambda: [step() for _ in range(steps)]) * 1000 / steps

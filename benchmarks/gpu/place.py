@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 _OF_A_CPU = 2.0  # limit in GiB for a measurement on a CPU
-_GROUP, _SHORT = 0.05, 0.3  # default limit of a measurement in seconds
+_GROUP, _SHORT = 0.05, 0.3  # seconds of a group of calls, and of a short call
 
 
 class Measurement(NamedTuple):
@@ -26,7 +26,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A `device`; `quick` for tiny sizes. Results go to `folder`; `data` is a sharded data set with a split `test`."""
+    """A `device`, with tiny sizes if `quick`. Results go to `folder`; `data` is a data set with a split `test`."""
 
     device: torch.device
     quick: bool
@@ -42,7 +42,7 @@ class Place:
         return torch.cuda.mem_get_info(self.device)[0] / 2**30 if self.on_gpu else _OF_A_CPU
 
     def why_not(self, one: Measurement) -> str:
-        """Return the reason for leaving a measurement out here, or ""."""
+        """Return the reason for leaving out a measurement here, or ""."""
         if self.quick:
             return ""
         if not (self.on_gpu or one.on_cpu):
@@ -64,7 +64,7 @@ class Place:
         return time.perf_counter() - began
 
     def milliseconds(self, work: Callable[[], object], warm: int = 3) -> float:
-        """Return milliseconds of a call, after `warm` ones: the median of groups that keep the device at work."""
+        """Return the milliseconds per call, after `warm` calls: the median of groups that keep the device busy."""
         for _ in range(1 if self.quick else warm):
             work()
         once = self.seconds(work)

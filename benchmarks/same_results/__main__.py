@@ -29,7 +29,7 @@ UNKNOWN = re.compile("no such option|no such command|unknown key|unknown recipe"
 
 
 def main() -> None:
-    """Run both sides and print what was compared. Raises SystemExit with status 1 where something differs."""
+    """Run both sides and print the comparison. Raises SystemExit with status 1 if a result differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of the project")
     parser.add_argument("this", type=Path, nargs="?", default=ROOT, help="another one (default: the script's)")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def write(folder: Path, size: str) -> str:
-    """Write the inputs into `folder`; return the digest of all of them."""
+    """Write the inputs into `folder`; return their digest."""
     shutil.rmtree(folder, ignore_errors=True)
     write_inputs(folder, *SIZES[size], vocabulary=VOCABULARY)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -55,13 +55,13 @@ def write(folder: Path, size: str) -> str:
 
 
 def run_side(folder: Path, checkout: Path, steps: Sequence[Step], size: str) -> None:
-    """Run in `folder` those steps that have not been run there with the same commands and inputs."""
+    """Run the steps in `folder`, except steps already run there with the same commands and inputs."""
     kept = folder / "steps"
     kept.mkdir(parents=True, exist_ok=True)
     inputs = write(folder / "inputs", size)
     commands_of = {step.name: json.dumps({"inputs": inputs, **asdict(step)}) for step in steps}
     stale = {name for name, text in commands_of.items() if not _same(kept / f"{name}.json", text)}
-    for step in steps:  # in order: what reads a stale step's outputs is stale
+    for step in steps:  # in order, because a step that reads a stale step's outputs is stale
         stale |= {step.name} if stale.intersection(step.needs) else set()
     todo = [step for step in steps if step.name in stale]
     if not todo:
@@ -79,7 +79,7 @@ def run_side(folder: Path, checkout: Path, steps: Sequence[Step], size: str) -> 
 
 
 def compare(other: Path, this: Path, steps: Sequence[Step]) -> None:
-    """Print a line a step, then each difference; raise SystemExit where there is one."""
+    """Print a line per step, then each difference; raise SystemExit if there is a difference."""
     results: dict[str, Comparison] = {}
     skipped: dict[str, str] = {}
     print(f"{'step':16} {'files':>7} {'values':>9} {'differences':>12}")
@@ -115,7 +115,7 @@ def _same(file: Path, text: str) -> bool:
 
 
 def _failure(folder: Path, step: Step) -> str:
-    """Return which command of the step failed, with the end of its standard error; empty where none did."""
+    """Return the failed command of the step, with the end of its standard error; empty if none failed."""
     file = folder / step.name / "failed"
     if not (folder / step.name).exists():
         return "not run: a step that it needs failed"

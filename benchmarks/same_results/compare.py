@@ -1,4 +1,4 @@
-"""Comparison of what two checkouts wrote in a step: files to the byte, what holds times or versions value by value."""
+"""Comparison of two checkouts' outputs of a step: files by bytes, files with times or versions value by value."""
 
 import hashlib
 import json
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import tomllib
 
-# What a clock or the machine decides, and what names the code, not its results.
+# Values that depend on a clock or the machine, or that name the code and not its results.
 VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
 SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed", "run.log")
 PARSED = (".json", ".toml", ".out")
-OF_PAPERS = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may know by its name
+OF_PAPERS = re.compile(r'[^\s"]*/papers/\w+/([\w-]+)\.toml')  # a recipe that one side may ship under a name
 
 
 @dataclass
 class Comparison:
-    """Counts of what was compared, and a line for each difference; options of one side alone are apart."""
+    """Counts of compared items, and a line per difference; options of only one side are kept separately."""
 
     files: int = 0
     values: int = 0
@@ -40,7 +40,7 @@ def compare_step(other: Path, this: Path, name: str) -> Comparison:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files to compare by their place in `folder`; names that only begin with `_` since are the same."""
+    """Return the files to compare, by path in `folder`; a leading `_`, which is newer, is ignored."""
     files = (path for path in folder.rglob("*") if path.is_file())
     compared = [path for path in files if path.name not in SKIPPED and path.suffix != ".err"]
     return {str(path.relative_to(folder).parent / path.name.removeprefix("_")): path for path in compared}
@@ -71,7 +71,7 @@ def _digest(path: Path) -> str:
 
 
 def _values(path: Path) -> dict[str, str]:
-    """Return the file's values as text, by their place in it, without those that a clock decides."""
+    """Return the file's values as text, by position in the file, without values that depend on a clock."""
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             return {name: hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in arrays.files}
@@ -81,13 +81,13 @@ def _values(path: Path) -> dict[str, str]:
     if path.suffix == ".json":
         body = json.loads(text)
         if isinstance(body, dict) and body.get("kind") == "export":
-            del body["digest"]  # also of the recipe's options, which are compared one by one
+            del body["digest"]  # also covers the recipe's options, which are compared one by one
         if path.name == "commands.json":
-            body.pop("crc32", None)  # of the commands, also of a recipe's path
+            body.pop("crc32", None)  # covers the commands, also a recipe's path
         return _flatten(body)
-    if path.suffix == ".out":  # standard output: the object on the last line
+    if path.suffix == ".out":  # standard output: compare the object on the last line
         body = json.loads(text.splitlines()[-1]) if text else {}
-        return _flatten({key: body[key] for key in body if key != "digest"})  # it is in the manifest, too
+        return _flatten({key: body[key] for key in body if key != "digest"})  # it is also in the manifest
     return _flatten(dict(enumerate(map(json.loads, text.splitlines()))))
 
 

@@ -12,7 +12,7 @@ FEATURES = 512
 
 
 def write_inputs(folder: Path, rows: int, test_rows: int, labels: int, vocabulary: int) -> None:
-    """Write `xc`, `jsonl`, `beir`, `sparse` and `bert` below `folder`: the same bytes for the same sizes."""
+    """Write `xc`, `jsonl`, `beir`, `sparse` and `bert` below `folder`; equal sizes give equal bytes."""
     names = [{**record, "uid": f"L{number}"} for number, record in enumerate(_read("lbl", labels))]
     points = {"trn": _read("trn", rows), "tst": _read("tst", test_rows)}
     for record in (*points["trn"], *points["tst"]):
@@ -38,7 +38,7 @@ def _write_xc(folder: Path, points: dict[str, list[dict[str, Any]]], names: list
         lines = "".join(json.dumps(record) + "\n" for record in records)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
-    for split in ("train", "test"):  # a few predictions that the evaluation leaves out
+    for split in ("train", "test"):  # a few predictions that the evaluation must ignore
         (folder / f"filter_labels_{split}.txt").write_text("0 1\n5 2\n9 3\n")
 
 

@@ -1,6 +1,6 @@
-"""One checkout's side, run by its path: `side.py CHECKOUT STEPS.json`, in the folder that its outputs go to.
+"""One checkout's side, run by path as `side.py CHECKOUT STEPS.json` in the folder for its outputs.
 
-Libraries are loaded once; each command is a fork of this process, with the checkout first on its path.
+Libraries are loaded once. Each command is a fork of this process, with the checkout first on its path.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the steps in order; write each one's statuses, standard output and standard error into its folder."""
+    """Run the steps in order; write statuses, standard output and standard error of each step into its folder."""
     checkout, file = sys.argv[1:]
     sys.path[0] = checkout
-    os.environ["PYTHONPATH"] = checkout  # of the processes that commands start
+    os.environ["PYTHONPATH"] = checkout  # for the processes that commands start
     load_libraries(checkout)
     failed: set[str] = set()
     for step in json.loads(Path(file).read_text()):
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def load_libraries(checkout: str) -> None:
-    """Import what commands import. Raises SystemExit where the code would come from another place."""
+    """Import the libraries of commands. Raises SystemExit if the code would come from another place."""
     import apache_beam  # noqa: F401
     import faiss  # noqa: F401
     import numba  # noqa: F401
@@ -55,7 +55,7 @@ def run_step(step: dict[str, Any], checkout: str) -> bool:
 
 
 def with_recipe(command: list[str], checkout: str) -> list[str]:
-    """Return the command with the path of its recipe where the checkout does not ship it, but has it in papers/."""
+    """Return the command, with a path for its recipe if the checkout has the recipe only in papers/."""
     if "run" not in command[:2]:
         return command
     place = command.index("run") + 1

@@ -1,4 +1,4 @@
-"""Steps that both checkouts run: commands of `extremis` whose outputs all go into a folder of the step's name."""
+"""Steps for both checkouts: commands of `extremis`; all outputs go into a folder with the step's name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ SIZES = {"full": (3000, 800, 4000), "quick": (1500, 400, 2000)}  # train points,
 SHARD = ("--tokenizer", f"train:{VOCABULARY}", "--shards", "3", "--row-group-rows", "128", "--json")
 PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
-# Settings with which recipes train in seconds, on one thread. A run waits for its tables: timing decides nothing.
+# Settings for training in seconds on one thread. A run waits for its tables, so results do not depend on timing.
 SMALL = (
     *("train.threads=1", "train.epochs=4", "checkpoint.every_epochs=1", "logging.every_steps=1"),
     *("logging.tensorboard=false", "order.batch=512", "order.streams=4"),
@@ -22,7 +22,7 @@ MINED = (*RANDOM, "negatives.hard=20", *TABLES)
 
 @dataclass(frozen=True)
 class Step:
-    """Commands in order, and the steps whose outputs they read."""
+    """Commands in order, and the steps whose outputs the commands read."""
 
     name: str
     commands: tuple[tuple[str, ...], ...]
@@ -31,12 +31,12 @@ class Step:
 
 
 def steps() -> list[Step]:
-    """Return every step; one that reads another's outputs comes after it."""
+    """Return all steps; a step comes after the steps whose outputs it reads."""
     return [*sharding(), *training(), *reading()]
 
 
 def select(quick: bool, names: Sequence[str]) -> list[Step]:
-    """Return the steps of a quick or a full comparison, or those of `names` with all that they need."""
+    """Return the steps of a quick or a full comparison, or the steps `names` with all steps that they need."""
     if not names:
         return [step for step in steps() if step.quick or not quick]
     selected = set(names)
@@ -101,7 +101,7 @@ def training() -> list[Step]:
 
 
 def reading() -> list[Step]:
-    """Run what reads a trained run: miners, clusters, embeddings, exports and predictions."""
+    """Run the commands that read a trained run: miners, clusters, embeddings, exports and predictions."""
     mine = ("mine", "data/out", "astra/run", "--json", "--overwrite", "--out")
     inverted = ("--index", "IVF32,Flat", "--threads", "1", "--block-rows", "1000")
     embed = ("embed", "data/out", "astra/run")
