@@ -1,12 +1,12 @@
 """The whole loop under kills, rivals and bad weather: every artifact is that of an undisturbed loop.
 
-Shard, run with a miner, evaluate, fuse, export and predict, in turns on a local S3 server behind a proxy that refuses,
-loses, resets, drops and delays requests, and on a small disk. At random moments a process is killed with SIGKILL (the
-command, its miner, a worker of a pipeline, or all of them), the command is told to end by SIGTERM or SIGHUP, is paused
-for longer than a lease while another one takes over, loses the reader of its log, or gets a rival with the same
-command, or with --overwrite; whatever ended is started again. Processes have clocks of their own, up to 20 minutes
+A loop shards, runs with a miner, evaluates, fuses, exports and predicts, in turns on a local S3 server behind a proxy
+that refuses, loses, resets, drops and delays requests, and on a small disk. At random moments SIGKILL hits a process
+(the command, its miner, a worker of a pipeline, or all of them), or the command gets SIGTERM or SIGHUP, is paused for
+longer than a lease while another process takes over, loses the reader of its log, or gets a rival with the same
+command, perhaps with --overwrite; ended commands are restarted. Processes have different clocks, up to 20 minutes
 apart, scratch files in memory or on a disk that fills and empties, and 1 MB of shared memory. At the end all objects
-are compared with those of one loop that nobody disturbed. Mounts are in a namespace of their own; where none is
+are compared with the objects of an undisturbed loop. Mounts are in a separate namespace; if namespaces are not
 allowed, there are no disks.
 
     python -m benchmarks.chaos [--quick] [--minutes M] [--seed S]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.embed [SOURCE] [--quick] [--field NAME]
 
-SOURCE is a file of JSON lines, compressed or not; its first texts (title and content, or the field NAME) are embedded
-by `SentenceTransformer.encode` as it comes, and by the model that `extremis embed` opens, in float32 and in bfloat16,
-in turns. Both sort by length. Seconds are of the clock and of the processors: the latter say what the work costs where
-others work on the machine too. The command itself, with reading, writing and the start of the process, is timed once.
+SOURCE is a file of JSON lines, compressed or not. Its first texts (title and content, or the field NAME) are embedded
+in turns by `SentenceTransformer.encode` with default options, and by the model of `extremis embed` in float32 and in
+bfloat16. Both sort by length. Wall seconds and processor seconds are measured; the latter are more reliable on a busy
+machine. The whole command, with reading, writing and the start of the process, is timed once.
 """
 
 import argparse

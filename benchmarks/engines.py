@@ -1,13 +1,13 @@
 """Sharding by Flink and by Spark on this machine beside its own worker processes: the same bytes, seconds in turns.
 
-Each cluster has two workers of one slot, Flink's with the memory that TaskManagers have by default; both start before
-the first round and stay. An engine is named with its Beam environment; PROCESS where there is none. A small input goes
-first, since Java is slow in its first jobs.
+Each cluster has two workers with one slot, Flink's with the default memory of TaskManagers; both clusters start before
+the first round and keep running. An engine's name may include a Beam environment; the default is PROCESS. A small input
+comes first, because Java is slow in its first jobs.
 
     python -m benchmarks.engines [--quick] [--rows N --labels L] [--rounds 3] [--engines flink,spark]
     python -m benchmarks.engines --raw RAW --engines flink:LOOPBACK,flink:EXTERNAL,flink:PROCESS
 
-Needs Java 17 and Maven; what it downloads is kept in build/engines.
+Needs Java 17 and Maven; downloads are kept in build/engines.
 """
 
 import argparse

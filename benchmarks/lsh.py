@@ -8,9 +8,9 @@ embedding and by label, and touched rows hashed again. One thread does all of it
 that other work on the machine is left out. A ratio is the most expensive over the cheapest of the four sizes. `--quick`
 has fewer tables and rounds, and the same sizes.
 
-`--probe` looks at what is found in place of what it costs: the share of the true top 200 labels of a query, by inner
-product, among its hashed negatives, and among as many uniform draws. Labels and queries are those of RUN, a classifier
-trained on DATA; by default 100,000 vectors in clusters of 200 (`--quick`: 20,000).
+`--probe` measures recall instead of costs: the share of a query's true top 200 labels, by inner product, that is among
+its hashed negatives, or among equally many uniform draws. Labels and queries come from RUN, a classifier trained on
+DATA; the default is 100,000 vectors in clusters of 200 (`--quick`: 20,000).
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m benchmarks.mine [--quick]
 
-Time: one side builds the index with Faiss and searches, over the vectors and queries in memory; the other is `mine`,
-from the tables in storage to the published one, audit included. Same factory string, training sample, threads, nprobe
-and refinement. Each runs in a process of its own, in turns; imports, a first tiny pipeline and writing the input are
-not timed. Memory: resident bytes of the process and its children, sampled, at L and at 8 L under the same `--memory`.
+Time: one side builds the index with Faiss and searches, with vectors and queries in memory; the other side is `mine`,
+from the tables in storage to the published table, including the audit. Factory string, training sample, threads, nprobe
+and refinement are equal. Both sides run in separate processes in turns; imports, a first tiny pipeline and writing the
+input are not timed. Memory: sampled resident bytes of the process and its children at L and 8 L, with equal `--memory`.
 """
 
 import argparse

@@ -3,14 +3,14 @@
     python -m benchmarks.mine_arrays [--quick] [--queries Q] [--documents D] [--memory SIZE] [--folder DIR]
     python -m benchmarks.mine_arrays --texts RAW RAW [--each N]
 
-The first makes float16 arrays [Q, 64] and [D, 64], clustered as those of `benchmarks.mine`, and two positives a query.
-It runs the command from a shell to its table: import, choice of the search, audit and start of the process included.
-Bare Faiss reads the same files, trains, adds and searches, with the index, probes and refinement that the command
-chose. Then the command is killed (-9) in the middle of another run, started again, and its table compared.
+The first form makes float16 arrays [Q, 64] and [D, 64], clustered as in `benchmarks.mine`, and two positives per query.
+It times the command in a shell, including start of the process, import, choice of the search, and audit. Bare Faiss
+reads the same files, trains, adds and searches, with the index, probes and refinement chosen by the command. Then the
+command is killed (-9) in the middle of another run and started again, and the tables are compared.
 
-The second embeds 2 N distinct texts of two folders of the XC repository with MiniLM, N as queries and N as documents,
-and mines 50 negatives of each query, beside a positive that is drawn, by the command and by `mine_hard_negatives`,
-which finds the embeddings in its cache. Memory is what a process and its children hold beside pages of files, sampled.
+The second form embeds 2 N distinct texts of two folders of the XC repository with MiniLM, N as queries, N as documents.
+It mines 50 negatives per query, with a random positive, by the command and by `mine_hard_negatives` with the embeddings
+in its cache. Memory: sampled bytes of a process and its children without pages of files.
 """
 
 import argparse

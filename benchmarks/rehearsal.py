@@ -1,10 +1,10 @@
 """A rehearsal against a real run: bytes of each stage within 5 %, and its seconds within 20 %, on one and two ranks.
 
-DATA is made up whole, for the run as for its rehearsal. Ranks of the run are processes with a thread each, joined by
-gloo. Stages of the run are the steps of an epoch with mined negatives, a dump with nothing beside it, a checkpoint, a
-resume. A step waits for its messages: the rehearsal's share of them is their number, by what a message takes between
-the ranks of the real run, measured after it. Of two ranks each has one processor to itself, and so has the rehearsal of
-one of them. Rounds take turns, since other work on the machine meets both; of each side the quickest stage counts.
+The whole DATA is made up, for the run and for the rehearsal. Ranks of the run are processes with one thread each, and
+gloo joins them. Stages of the run are the steps of an epoch with mined negatives, a dump without other work, a
+checkpoint, a resume. A step waits for its messages: the rehearsal adds their number times the seconds of a message
+between the ranks of the real run, measured afterwards. Each of two ranks has one processor, and so has the rehearsal
+of one of them. Rounds alternate, so that other work affects both sides; the quickest stage of each side counts.
 
     python -m benchmarks.rehearsal [--quick] [--labels L] [--rounds N] [--folder DIR]
 """

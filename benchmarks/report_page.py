@@ -3,8 +3,8 @@
     python -m benchmarks.report_page [--quick]
 
 10,485,760 synthetic queries with a table of 10 negatives each, 1,048,576 labels with texts, and a run of 40 steps with
-its checkpoint; what a trainer records in 20 epochs is written behind those steps' own records. The page is built as a
-user builds it, with 300 queries, their negatives and predictions over all labels.
+its checkpoint; a trainer's records of 20 epochs are appended to the records of these steps. The page is built as by a
+user, with 300 queries, their negatives and predictions over all labels.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 In turns, with the threads that a process takes by itself and with each fixed number up to that of the cores: seconds of
 the third epoch of each recipe, of mining for a run of the first, and, by its export, milliseconds of one text (median
 and 99th percentile) and of 300 texts in one call. TEXTS: a file of 300 lines or more. Beside 0, 1 and 2 processes that
-compute without end. The bar: a process by itself takes at most 1.15 times the best fixed number.
+compute without end. The bar: the default number of threads takes at most 1.15 times as long as the best fixed number.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Rows a second of the joined stream against a bare Arrow read of the same files, and against loaders of records.
 
-All read the same rows: tokens, positives, a table of K = 50 hard negatives a row. The stream and the other loaders end
-with the same batch of 512: tokens with offsets and padded, positives, hard negatives, a random pool of 2,000, candidate
-ids unique over the batch with the index of each (query, candidate), and the mask of positives. Each side runs in a
-process of its own, in turns, medians; imports and opening are not timed. The stream's time is that of a whole epoch,
-its first window included; the others' starts after their first batches, when buffers are full and workers run. Batches
-of each side are compared with what the tables hold.
+All sides read the same rows: tokens, positives, and a table of K = 50 hard negatives per row. The stream and the other
+loaders return the same batches of 512: tokens with offsets and padded, positives, hard negatives, a random pool of
+2,000, candidate ids unique over the batch with the index of each (query, candidate), and the mask of positives. Each
+side runs in a separate process, in turns; figures are medians; imports and opening are not timed. The stream's time
+covers a whole epoch with its first window; the time of other loaders starts after their first batches, when buffers are
+full and workers run. Batches of each side are compared with the tables.
 
     python -m benchmarks.stream [--quick] [--rows N] [--folder DIR] [--python PATH]...
 """

@@ -299,7 +299,7 @@ def list_sizes(url: str) -> dict[str, int]:
 
 
 def _list(url: str, detail: bool) -> tuple[str, list[Any]]:
-    """Return the path of a folder, and the answer of fsspec's `ls`; nothing if there is no folder."""
+    """Return the path of a folder, and the answer of fsspec's `ls`; an empty list if there is no folder."""
     fs, path = filesystem(url)
 
     def list_entries() -> list[Any]:
