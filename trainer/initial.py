@@ -32,8 +32,8 @@ _FITTED = 1 << 14  # labels to fit c on: the first labels, which are as mixed as
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Take over the encoder of the run `train.encoder_from`; return whether there is such a run.
 
-    Raises InputError: a frozen but untrained encoder, no run or no checkpoint, a run on other data, or with a different
-    encoder; TableError.
+    Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
+    used other data or a different encoder; TableError.
     """
     url = recipe.train.encoder_from
     if not url:

@@ -15,7 +15,7 @@ def _k(text: str) -> int:
     return k
 
 
-_ks = comma_list(_k, "numbers from 1 to 1000 with commas between")
+_ks = comma_list(_k, "comma-separated numbers from 1 to 1000")
 
 
 @command()

@@ -8,7 +8,7 @@ from extremis.command import Option, Progress, comma_list, command
 from extremis.commands.shared import Device, Place, Step
 from extremis.console import say
 
-_precisions = comma_list(float, "numbers with commas between, for example 0.5,0.9")
+_precisions = comma_list(float, "comma-separated numbers, for example 0.5,0.9")
 
 
 @command()

@@ -9,7 +9,7 @@ from extremis.commands.shared import BeamOptions, Place, StartTimeout
 from extremis.console import say
 from pipelines.options import MergeOptions
 
-_TABLES = comma_list(str, "tables with commas between")
+_TABLES = comma_list(str, "comma-separated tables")
 
 
 @command(MergeOptions)

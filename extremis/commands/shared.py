@@ -58,7 +58,7 @@ StartTimeout = Annotated[
 BeamOptions = Annotated[Sequence[str], Option("Options for Beam; on the command line they follow --.")]
 Names = Annotated[
     Sequence[str],
-    Option(metavar="NAME,...", parse=comma_list(str, "names with commas between, for example astra,renee")),
+    Option(metavar="NAME,...", parse=comma_list(str, "comma-separated names, for example astra,renee")),
 ]
 
 

@@ -107,7 +107,7 @@ def train_recipe(
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """Give a refreshed run the fusion of the run before, if it has one. Raises ExtremisError."""
+    """Carry the fusion of the earlier run, if that run has one, over to the refreshed run. Raises ExtremisError."""
     from trainer.evaluation.fitting import carry_fusion
     from trainer.evaluation.memory import FACTS, describe_memory
 

@@ -66,11 +66,13 @@ class StartOptions(options.PipelineOptions):
             default=START_SECONDS,
             help="Seconds for the workers of an engine to answer. 0: do not ask.",
         )
-        parser.add_argument(f"--{OPTION}", help="Question to the workers; Extremis sets this option itself.")
+        parser.add_argument(
+            f"--{OPTION}", help="Internal: the start-up check that workers answer. Extremis sets this option itself."
+        )
 
 
 class Engine:
-    """The engine that Beam options name, for the jobs of one command.
+    """The engine named by the Beam options, for the jobs of one command.
 
     `start` and `close` manage its job server and LOOPBACK's workers. Raises InputError: the options name no engine.
     """

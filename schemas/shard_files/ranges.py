@@ -90,7 +90,7 @@ def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -
     *facts, size, actual = footer.unpack(tail[-footer.size :])
     start = length - footer.size - size
     if actual != magic or start < 0:
-        raise ValueError("no index of a shard at its end")
+        raise ValueError("no shard index at the end of the file")
     return tail[start - begin :] if start >= begin else source.read(start, length), (*facts, size)
 
 

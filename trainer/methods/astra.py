@@ -193,8 +193,8 @@ class MinedTables(Tables, Refresh):
         5,
         ge=0,
         description=(
-            "tau_s: the first epoch with hard negatives; two epochs after its dump, so 2 or more; with "
-            "train.start_from also 0, which mines the vectors of that run"
+            "tau_s: the first epoch with hard negatives, at least 2, since a table is used two epochs after its dump. "
+            "With train.start_from also 0, to mine the vectors of the run named there"
         ),
     )
     every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")

@@ -85,8 +85,8 @@ class Data(Options):
         0.0,
         ge=0,
         description=(
-            "T, with mix: the share of a source with N rows is its number in mix times N^(1/T), T >= 1; 1: by size; 0: "
-            "no temperature"
+            "temperature T of mix, at least 1: a source with N rows gets a share proportional to its number in mix "
+            "times N^(1/T). 1: weighted by size; 0: no temperature"
         ),
     )
 

@@ -1,6 +1,6 @@
 """Threads: torch's threads when their number must not change results, and threads for compiled loops over rows.
 
-A serving process avoids torch: a request for torch's threads loads it, and loops use as many threads as Faiss.
+A serving process does not import torch: without torch, compiled loops use as many threads as Faiss.
 """
 
 import contextlib
