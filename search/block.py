@@ -110,7 +110,7 @@ class Block:
     def longest(self) -> float:
         """Largest norm of a vector."""
         if self.codes is not None:
-            return self.codes.of_vectors
+            return self.codes.longest_vector
         return max((_longest(rows) for _, rows in widened(self.vectors)), default=0.0)
 
     def prepare(self) -> "Block":
@@ -138,15 +138,15 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 class Codes(NamedTuple):
     """Vectors as bytes in units of `scale` [D], one unit per column; a vector is at most `error` away from its bytes.
 
-    `longest`: the greatest norm of bytes if Faiss rounds queries to whole numbers, which depends on the processor and
-    the number of columns; else 0. `of_vectors`: the greatest norm of a vector.
+    `longest_code`: the greatest norm of bytes if Faiss rounds queries to whole numbers, which depends on the processor
+    and the number of columns; else 0. `longest_vector`: the greatest norm of a vector.
     """
 
     quantizer: faiss.IndexScalarQuantizer
     scale: np.ndarray
     error: float
-    longest: float
-    of_vectors: float
+    longest_code: float
+    longest_vector: float
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
@@ -158,30 +158,31 @@ class Codes(NamedTuple):
         columns = -(-vectors.shape[1] // _LANES) * _LANES
         index = faiss.IndexScalarQuantizer(columns, _BYTES, faiss.METRIC_INNER_PRODUCT)
         codes = np.full((len(vectors), columns), _ZERO, np.uint8)
-        error = longest = of_vectors = 0.0
+        error = longest_code = longest_vector = 0.0
         for start, rows in widened(vectors, _AT_ONCE):
-            of_vectors = max(of_vectors, _longest(rows))
+            longest_vector = max(longest_vector, _longest(rows))
             rounded = rows / scale
             np.rint(rounded, out=rounded)
             codes[start : start + len(rows), : rows.shape[1]] = rounded + _ZERO
-            longest = max(longest, _longest(rounded))
+            longest_code = max(longest_code, _longest(rounded))
             rounded *= scale
             rounded -= rows
             error = max(error, _longest(rounded))
         index.add_sa_codes(codes)  # all at once, because the memory of an index grows by doubling
         probe = np.linspace(-1, 1, columns, dtype=np.float32)[None]
         found, position = index.search(probe, 1)
-        rounds = abs(float(index.reconstruct(int(position[0, 0])) @ probe[0]) - float(found[0, 0])) > 1e-3 * longest
-        return cls(index, scale, error, longest if rounds else 0.0, of_vectors)
+        expected = float(index.reconstruct(int(position[0, 0])) @ probe[0])
+        rounds = abs(expected - float(found[0, 0])) > 1e-3 * longest_code
+        return cls(index, scale, error, longest_code if rounds else 0.0, longest_vector)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find the `width` best for queries [B, D]: scores [B, width], positions, and bounds [B] of the errors."""
         scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
         error = self.error * _norms(queries)
-        if self.longest:
+        if self.longest_code:
             unit = np.maximum(np.abs(scaled).max(1), np.finfo(np.float32).tiny)[:, None] / np.float32(127)
             rounded = np.rint(scaled / unit)
-            error += self.longest * _norms(scaled - rounded * unit)
+            error += self.longest_code * _norms(scaled - rounded * unit)
             scaled = rounded
         with one_thread() if len(queries) == 1 else contextlib.nullcontext():
             products, positions = self.quantizer.search(padded(scaled, self.quantizer.d, copy=False), width)

@@ -12,6 +12,7 @@ from schemas import PAD
 from schemas.errors import InputError, MissingExtra
 from schemas.mapped import Mapped
 from schemas.ragged import Ragged
+from trainer.encoders.bag import unit
 from trainer.encoders.served import ServedByTorch
 from trainer.export.exported import Embeds, Serving
 from trainer.inputs import Inputs
@@ -94,8 +95,7 @@ class Formed:
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if it is too large."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
-    cosines = (x * y).sum(1) / np.maximum(np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1), _LEAST)
-    cosine = float(cosines.sum() / max(1, len(x)))
+    cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):
         expected = f"a cosine >= {_LEAST_COSINE:g}" if form == _INT8 else f"a difference <= {_FURTHEST:g}"
         raise InputError(
