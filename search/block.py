@@ -27,7 +27,7 @@ _WIDE_PAIRS = 1 << 25  # the same for half precision, where all vectors are wide
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 10, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
 # Codes pay below this number of queries, by bytes per number: half precision must be widened for a matrix product.
-_FEW = {4: 8, 2: 128}
+_FEW = {4: 8, 2: 64}
 _ZERO = np.float32(128)  # the code of the number zero
 _GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at a time
 _CODED_SLACKS = 128, 1024  # the same for codes, whose error is about 1 % of a vector
