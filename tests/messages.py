@@ -2,6 +2,7 @@
 the code that is not a docstring, with its place, to be read from top to bottom."""
 
 import ast
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the list
     for name in () if sys.argv[1:] else ("", *cli.commands):
         print(f"## extremis {name}\n{call(*name.split(), '--help').out}")
     for folder in sys.argv[1:] or PACKAGES:
