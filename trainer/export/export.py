@@ -40,7 +40,7 @@ from trainer.evaluation.split import HOLDOUT, label_statistics, open_held_out, o
 from trainer.evaluation.thresholds import DEPTH, ScoredPredictions
 from trainer.evaluation.tree import Tree
 from trainer.export.exported import INDEX, KIND, POINTS, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving
-from trainer.export.forms import AUTO_FORM, Formed, choose_form
+from trainer.export.forms import AUTO_FORM, FormedEncoder, choose_form
 from trainer.export.vectors import DTYPES, EarlierIndex, choose_index, write_indexes
 from trainer.export.writer import Earlier, RowsOf, Target, in_folder, write_label_files, write_vector_files
 from trainer.input_kinds import reads
@@ -250,16 +250,18 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
     return stored
 
 
-def _write_encoders(plan: _Plan, model: Model, tokens: int, place: Path, url: str) -> tuple[list[Shard], list[Formed]]:
+def _write_encoders(
+    plan: _Plan, model: Model, tokens: int, place: Path, url: str
+) -> tuple[list[Shard], list[FormedEncoder]]:
     """Write each encoder's folder at `url`, with the tokenizer's files; return the encoders with another form."""
     data, form = plan.data, plan.options.form
-    shards, formed = list[Shard](), list[Formed]()
+    shards, formed = list[Shard](), list[FormedEncoder]()
     for name, encoder in model.encoders.items():
         folder = place / name
         folder.mkdir()
         encoder.write(folder, tokens)
         if form is not None:
-            formed.append(Formed.write(form, plan.recipe.encoder, folder, _compared_rows(plan, model)))
+            formed.append(FormedEncoder.write(form, plan.recipe.encoder, folder, _compared_rows(plan, model)))
             folder = formed[-1].folder
         if "tokenizer" in Table.open(data.root, "data").parents:
             for file, content in Table.open(data.tokenizer, "tokenizer").read_files().items():
@@ -302,7 +304,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 
 
 def _write_serving(
-    plan: _Plan, model: Model, formed: list[Formed], rows_of: RowsOf, target: Target
+    plan: _Plan, model: Model, formed: list[FormedEncoder], rows_of: RowsOf, target: Target
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and the data of a fusion beside them; open them for exact search."""
     data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels

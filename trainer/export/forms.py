@@ -45,20 +45,20 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Formed:
+class FormedEncoder:
     """An encoder in a `form` at `folder`, and PyTorch's `plain` encoder, both open, float32 on the CPU; `rows` of data.
 
-    `apart`: the largest difference of their x on these rows, as a share of the largest number; the mean cosine.
+    `distance`: the largest difference of their x on these rows, as a share of the largest number; the mean cosine.
     """
 
     folder: Path
     served: Embeds
     plain: Embeds
     rows: Inputs
-    apart: dict[str, float]
+    distance: dict[str, float]
 
     @classmethod
-    def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "Formed":
+    def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "FormedEncoder":
         """Write the form of the encoder at `source`, which `Encoder.write` made, beside it.
 
         Raises InputError if the model cannot be written as a graph, or if the graph does not give PyTorch's x.
@@ -83,13 +83,13 @@ class Formed:
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
-        """Return the facts of `apart`, and how often `serving` ranks labels as PyTorch's encoder does."""
+        """Return the facts of `distance`, and how often `serving` ranks labels as PyTorch's encoder does."""
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
         shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
         best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
-        far = f"x differs from PyTorch's x by at most {self.apart['difference']:.1g} of the largest number"
+        far = f"x differs from PyTorch's x by at most {self.distance['difference']:.1g} of the largest number"
         say(f"{best:.1%} of {len(ids):,} queries have the same best label as with PyTorch; {far}")
-        return {"queries": len(ids), **self.apart, "same_best": best, f"same_of_{_DEPTH}": shared}
+        return {"queries": len(ids), **self.distance, "same_best": best, f"same_of_{_DEPTH}": shared}
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
