@@ -162,11 +162,11 @@ class SparseRows(_Rows, _SparseRows):
         """Return (values [B, k], ids int64 [B, k]), best first, ties by ascending id, padded with -inf and -1."""
         row = self.row_of()
         order = np.lexsort((self.ids, -self.values, row))
-        place = np.arange(len(row)) - (self.offsets[:-1] - k * np.arange(self.rows))[row]
-        kept = place < k * (row + 1)
-        place, order = place[kept], order[kept]
+        rank = np.arange(len(row)) - self.offsets[row]
+        kept = rank < k
         values, ids = np.full((self.rows, k), -np.inf, self.values.dtype), np.full((self.rows, k), PAD, np.int64)
-        values.reshape(-1)[place], ids.reshape(-1)[place] = self.values[order], self.ids[order]
+        values[row[kept], rank[kept]] = self.values[order][kept]
+        ids[row[kept], rank[kept]] = self.ids[order][kept]
         return values, ids
 
 
