@@ -1,7 +1,7 @@
 """Arrow schemas of the tables on storage.
 
-Legend of the project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K table width,
-L labels, N queries, G ranks.
+Letters for sizes, in the whole project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K
+table width, L labels, N queries, G ranks.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def queries(
 
 
 def labels(tokens: pa.DataType | None, *, features: bool = False, dense: int = 0) -> pa.Schema:
-    """One label per row; `label_id` fills [0, L) without gaps, `frequency` counts the label's training points.
+    """One label per row. The label ids are [0, L) without gaps; `frequency` counts the training points with the label.
 
     `tokens`, `features` and `dense` mean the same as in `queries`. Raises ValueError if a row would have no input.
     """
@@ -59,7 +59,7 @@ def rejects() -> pa.Schema:
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
-    """Embeddings, aligned with their queries by shard, by row group and by row. `vector` is [D]."""
+    """Embeddings, aligned with the queries by shard, by row group and by row. `vector` is [D]."""
     return _vectors("query_id", dimension, dtype)
 
 
@@ -69,16 +69,17 @@ def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
 
 
 def texts(dimension: int, dtype: str = "float16") -> pa.Schema:
-    """Embedded texts beside their keys; `query_id` is the row in [0, N), `vector` is [D]."""
+    """Embedded texts with their keys; `query_id` is the row in [0, N), `vector` is [D]."""
     return without_nulls({"query_id": pa.int64(), "key": pa.string(), "text": pa.string()}).append(
         embeddings(dimension, dtype).field("vector")
     )
 
 
 def negatives(width: int, labels: pa.DataType, *, teacher: bool = False) -> pa.Schema:
-    """Negatives, aligned with their queries. `label_ids` [K] is best first, padded at the end with -1; `scores` is [K].
+    """Negatives, aligned with the queries. `label_ids` [K] is best first, padded at the end with -1; `scores` is [K].
 
-    With label ranges, the K columns form G equal groups, one per range. `teacher` [K] holds a cross-encoder's scores.
+    With label ranges, the K columns form G equal groups, one per range. `teacher` [K] contains a cross-encoder's
+    scores.
     """
     scores = pa.list_(pa.float16(), width)
     types = {"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores}

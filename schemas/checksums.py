@@ -1,7 +1,7 @@
-"""CRC-32 of the parts of a shard: first its end (footer or index), then the parts that the end points to.
+"""CRC-32 of the parts of a shard: first the footer or index at its end, then the parts that this end points to.
 
-The checksums are in the manifest, as base64 of little-endian uint32, and the manifest's digest covers them: a flipped
-bit anywhere between storage and a column is found before the column is made.
+The manifest stores the checksums as base64 of little-endian uint32, and the manifest's digest covers the checksums. So
+a bit flipped anywhere between storage and a column is found before the column is made.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Number of cores that this process may use, from its affinity and the container's quota."""
+"""Number of cores that this process may use, from its CPU affinity and the container's quota."""
 
 import functools
 import math
@@ -19,10 +19,11 @@ def cores() -> int:
 
 
 def share_cores(threads: int | None = None) -> None:
-    """Limit OpenMP, which torch and Faiss use, to these cores, and stop its threads from spinning while they wait.
+    """Limit OpenMP, which torch and Faiss use, to `cores()` threads, and stop waiting threads from spinning.
 
     Call this before torch and Faiss are loaded. A spinning thread takes a core that other threads need. Existing
-    environment variables stay, but `threads` replaces the number of threads, also for processes that start later.
+    environment variables are kept, but `threads`, if given, replaces the number of threads, also for processes that
+    start later.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
@@ -31,7 +32,7 @@ def share_cores(threads: int | None = None) -> None:
 
 
 def _quota(files: tuple[str, ...]) -> float:
-    """Return the number of cores that a cgroup's `files` allow; inf without a quota."""
+    """Return the number of cores that a cgroup's `files` allow, or inf without a quota."""
     try:
         words = " ".join(Path(file).read_text() for file in files).split()
         share, period = map(int, words)

@@ -1,4 +1,4 @@
-"""Errors for users: one clear message each, mapped to an exit status by the command line."""
+"""Errors for users: each error has one clear message, and an exit status for the command line."""
 
 import errno
 import re
@@ -32,33 +32,33 @@ class InputError(ExtremisError):
 
 
 class RoomError(InputError):
-    """A disk has less room than is needed, and may have more later. Exit status 2."""
+    """A disk has too little free space now, but may have more later. Exit status 2."""
 
 
 class MissingExtra(InputError):
-    """A package that an extra of this project installs is missing: states `problem` and how to install the package.
+    """A package from one of the project's extras is missing; the message states `problem` and how to install the extra.
 
-    The message names a checkout and the wheel, because `extremis` on PyPI is another project, which users must not
+    The message names a checkout and the wheel, because `extremis` on PyPI is a different project, which users must not
     install by mistake.
     """
 
     def __init__(self, problem: str, extra: str) -> None:
         super().__init__(
             f"{problem}. Install the extra `{extra}`: pip install '.[{extra}]' in a checkout of Extremis, or "
-            f"pip install 'extremis_xc-VERSION-py3-none-any.whl[{extra}]' of its wheel."
+            f"pip install 'extremis_xc-VERSION-py3-none-any.whl[{extra}]' with the wheel."
         )
 
 
 class TableError(InputError):
-    """A table cannot be read: unfinished, foreign, of a different version, or damaged. Exit status 2."""
+    """A table cannot be read: unfinished, damaged, of a different version, or not an Extremis table. Exit status 2."""
 
 
 class StorageError(ExtremisError):
-    """Storage refused or lost an operation (disk full, no permission, server error). Exit status 1."""
+    """A storage operation failed (disk full, no permission, server error). Exit status 1."""
 
 
 def lack_of_memory(error: BaseException | None) -> str | None:
-    """Return the message if `error` or its cause is a lack of memory; else None."""
+    """Return a message if `error` or one of its causes is a lack of memory; else None."""
     while error is not None:
         text = str(error)
         if _SHARED.search(text):

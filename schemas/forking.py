@@ -1,4 +1,4 @@
-"""Safe forks, such as those of a DataLoader, in a process with open connections or with threads of libraries."""
+"""Makes forks safe (by a DataLoader, for example) in a process with open connections or with threads of libraries."""
 
 import asyncio
 import functools
@@ -13,16 +13,16 @@ import fsspec.asyn
 def survive_forks() -> None:
     """Make forked children leave the connections of this process alone; later calls do nothing.
 
-    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child
-    closes inherited connections, they are removed from that instance, so that the parent would wait forever for an
-    answer that has already arrived.
+    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child closes
+    an inherited connection, the connection is removed from that instance, and the parent waits forever for an answer
+    that has already arrived.
     """
     if not hasattr(os, "register_at_fork"):
         return
     loops: list[asyncio.AbstractEventLoop | None] = [None]
 
     def remember() -> None:
-        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook clears it in the child before our hook runs
+        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook clears the loop in the child before our hook runs
 
     def part() -> None:
         loop, loops[0] = loops[0], None
@@ -37,8 +37,8 @@ def survive_forks() -> None:
 def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
     """Wrap `set_threads` of a library that uses OpenMP, so that forked children always set 1 thread.
 
-    A forked child calls it at once: OpenMP's threads do not survive a fork, and a child with more threads would wait
-    forever.
+    A forked child calls `set_threads(1)` at once: OpenMP's threads do not survive a fork, and a child with more threads
+    would wait forever.
     """
     forked = False
 

@@ -1,4 +1,4 @@
-"""Small JSON objects on storage with a checksum field: a record that differs from what was written is refused."""
+"""Small JSON objects on storage with a checksum field: a record that has changed since it was written is refused."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> 
     storage.write_bytes(url, text.encode())
 
 
-def read_json(url: str, remedy: str = "Remove the file, and run the command that made it again.") -> dict[str, Any]:
-    """Read a JSON object; read again if the checksum differs.
+def read_json(url: str, remedy: str = "Remove the file, and rerun the command that made it.") -> dict[str, Any]:
+    """Read a JSON object; the file is read again if the checksum differs.
 
     Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`, if the object is damaged.
     """

@@ -13,10 +13,10 @@ from schemas.storage import join
 MANIFEST = "_manifest.json"  # readers of Parquet folders skip files that begin with `_`
 RUN_FILE = "config.toml"  # the recipe and the facts of a run, in its folder
 EARLIER_MANIFEST = "manifest.json"  # manifest of tables of earlier versions, which are still read
-SPENT = "spent.json"  # beside the tables of a refresh: the cost of mining them
+SPENT = "spent.json"  # in the folder of a refresh's tables: the cost of mining
 # Files of `extremis ablate`: the result of one run in its RUN; the results of all runs, and the page, in OUT.
 COMPARED, COMPARISON = "ablation.json", "ablation.md"
-# Parameter of a queries table in cluster order, and folder of such tables in a run.
+# Parameter of a queries table in cluster order, and folder of these tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(-?\d+)")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -33,12 +33,12 @@ def staging(url: str) -> str:
 
 
 def phases(url: str) -> str:
-    """Return the prefix, in staging, of the output of finished phases, for a run that resumes."""
+    """Return the prefix, in staging, of the output of finished phases, which a resumed command uses again."""
     return join(staging(url), "phases")
 
 
 def find_tokenizer(folder: Path) -> Path | None:
-    """Find the tokenizer's file in a model's directory or in a module's folder below it, also by WordLlama's name."""
+    """Find the tokenizer's file in a model's directory or in its subfolders, also under WordLlama's name."""
     patterns = ("tokenizer.json", "*/tokenizer.json", "tokenizers/*.json")
     return next((place for pattern in patterns for place in sorted(folder.glob(pattern))), None)
 
@@ -61,12 +61,12 @@ def numbered(root: str) -> list[int]:
 
 
 def parts_prefix(part: str) -> str:
-    """Return the path, below a version, of the tables of the part that it adds."""
+    """Return the path, below a version, of the tables of the part that the version adds."""
     return f"parts/{folder(part)}"
 
 
 def source_of_part(source: str, part: str) -> str:
-    """Return the name of the source that holds the rows of one part in a run."""
+    """Return the name that a run gives to the source with the rows of one part."""
     return f"{source}-{part}"
 
 
@@ -84,7 +84,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def folder(name: str) -> str:
-    """Return `name`, perhaps from a manifest, if it names one folder. Raises InputError if it would lead elsewhere."""
+    """Return `name`, perhaps from a manifest, if it is the name of one folder. Raises InputError for any other path."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
         raise InputError(f"{name!r} cannot name a split or a source: the path would lead out of the folder.")
     return name
@@ -143,7 +143,7 @@ class RunLayout:
     def evaluation(self, split: str, step: int, on: str | None = None) -> str:
         """Metrics of the checkpoint of `step` over all queries of `split`, written by `extremis evaluate`.
 
-        `on`: digest of the evaluated data if that is a later version than the data of the run.
+        `on`: digest of the evaluated data, if the data set is a later version than the data of the run.
         """
         return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
 
@@ -178,5 +178,5 @@ class RunLayout:
         return join(epoch_of(self.clusters_root, epoch), folder(source))
 
     def adoption(self, epoch: int) -> str:
-        """The decision which table `epoch` trains on; it is made once, before the first step of the epoch."""
+        """The decision about the table that `epoch` trains on, made once, before the first step of the epoch."""
         return join(self.adoptions, f"epoch-{epoch:04d}.json")

@@ -1,4 +1,4 @@
-"""Manifests of tables: written last, so a table is complete or absent, and read first."""
+"""Manifests of tables: a manifest is written last, so a table is complete or absent, and is read first."""
 
 import configparser
 import functools
@@ -21,7 +21,7 @@ from schemas.storage import join, resolve
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
-_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds of tables whose shards hold all rows
+_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds of tables whose shards contain all rows
 KINDS = (*_OF_ROWS, "tokenizer", "checkpoint", "data", "rejects", "index", "export", "fusion", "tuples")
 MAX_BYTES = 1 << 30  # size of a manifest: enough for a million shards with their checksums
 
@@ -58,7 +58,7 @@ _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
 
 @functools.cache
 def code_version() -> str:
-    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither states it."""
+    """Return the version of Extremis, from the installation or the checkout; `unknown` if neither states a version."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -135,8 +135,9 @@ class Column(_Stated):
 class Shard(_Stated):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
-    `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
-    `groups`: rows of each row group, if they differ from those of the table. `view`: the file belongs to another table.
+    `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables have no
+    checksums. `groups`: rows of each row group, if not the table's `row_group_rows`. `view`: the file belongs to
+    another table.
     """
 
     path: Inside
@@ -168,9 +169,9 @@ class Shard(_Stated):
 
 
 class Manifest(_Stated):
-    """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
+    """Manifest of a table: its content, its inputs (`parents`: name to digest), and its parameters.
 
-    Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
+    Nothing in a manifest depends on the time or place of writing, so the same input gives the same manifest and digest.
     """
 
     format: str = FORMAT
@@ -216,7 +217,7 @@ def publish(url: str, manifest: Manifest) -> Manifest:
 
 
 def publish_new(url: str, manifest: Manifest) -> bool:
-    """Write `manifest` at `url` unless one exists; return whether `url` now has this manifest. Raises StorageError."""
+    """Write `manifest` at `url` if there is none; return whether `url` now has this manifest. Raises StorageError."""
     body = _file_of(manifest)
     return storage.create_bytes(join(url, MANIFEST), body) or storage.read_bytes(join(url, MANIFEST)) == body
 
@@ -246,7 +247,8 @@ def manifest_url(url: str) -> str:
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """Read the manifest at the prefix `url`, and check its digest and, unless None, the expected `kind`.
 
-    Raises TableError: missing, unfinished, foreign, damaged, of another format version, or of another kind.
+    Raises TableError if the table is missing, unfinished, damaged, of another format version or kind, or not an
+    Extremis table.
     """
     place = join(url, MANIFEST)
     try:
@@ -273,7 +275,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         )
     if body.get("version") != FORMAT_VERSION:
         raise TableError(
-            f"{place}: format version {body.get('version')!r}, this Extremis reads {FORMAT_VERSION}. "
+            f"{place}: format version {body.get('version')!r}, but this Extremis reads {FORMAT_VERSION}. "
             "Make the table again with this version, or use the version that wrote it "
             f"({body.get('code_version', 'unknown')})."
         )
@@ -386,7 +388,7 @@ def _require_digest(place: str, expected: str, digest: str, remedy: str = "Make 
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:
-    """Return the JSON value in `data` without its digest, or its parse error; and whether it matches its digest."""
+    """Return the JSON value in `data` without its digest, or the parse error; and whether the digest matches."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -442,13 +444,13 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """Describe the rule that a manifest breaks, even with a valid digest; None if it breaks no rule."""
+    """Describe the rule that a manifest with a valid digest breaks; None if it breaks no rule."""
     kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
     shards = sum(shard.rows for shard in manifest.shards)
     if not 0 <= rows <= MOST or not 0 <= shards <= MOST:
         return f"it states {max(rows, shards, key=abs):,} rows"
     if kind in _OF_ROWS and rows != shards:
-        return f"it states {rows:,} rows, its shards have {shards:,}"
+        return f"it states {rows:,} rows, but its shards have {shards:,}"
     if group is not None and not 0 < group <= MOST:
         return f"row groups of {group} rows"
     for name, number in _NUMBERS.get(kind, {}).items():

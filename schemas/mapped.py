@@ -1,7 +1,8 @@
-"""Files mapped into memory: scratch files, whose space is reserved at the start, and input files.
+"""Files mapped into memory: scratch files and input files.
 
-The system kills a process (SIGBUS) that touches a mapped page if the disk is full or the file was cut; the process
-cannot print a message then. So space is reserved first, and a file is checked for changes before it is used.
+If the disk is full or the file was cut, the system kills a process that touches a mapped page (SIGBUS), and the process
+cannot print a message. So the space for a scratch file is reserved at the start, and an input file is checked for
+changes before it is used.
 """
 
 import contextlib
@@ -121,7 +122,7 @@ class ScratchFile:
             place, into = place + read, into[read:]
 
     def reserve(self, size: int) -> mmap.mmap:
-        """Map `size` zero bytes, and reserve all of them on disk now; on tmpfs, such as /dev/shm, in memory."""
+        """Map `size` zero bytes, and reserve their space on disk now; on tmpfs, such as /dev/shm, in memory."""
         with self._room_for(size), self._file:
             if size > shutil.disk_usage(self._directory).free:  # else the disk would fill up before the error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from schemas.errors import InputError
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
-MOST_THREADS = 4096  # limit for each kind of threads in a process
+MOST_THREADS = 4096  # limit for each kind of thread in a process
 MOST_RATE = 10_000  # limit for learning rates
 _SHOWN = 200  # characters of a value that a message shows
 _LONG = re.compile(r"(\S{200})\S{100,}")
@@ -24,7 +24,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _within_64_bits(cls, values: Any) -> Any:
-        """Refuse whole numbers outside of 64 bits, which arrays cannot hold."""
+        """Refuse whole numbers outside of 64 bits, which do not fit into arrays."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
                 raise ValueError(f"{name}: the number has {value.bit_length()} bits; expected at most 63")
@@ -33,7 +33,7 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false as 1 and 0, also within a table of numbers."""
+        """Refuse true and false in place of 1 and 0, also within a table of numbers."""
         kind = cls.model_fields[str(info.field_name)].annotation
         inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
         if kind is not bool and any(isinstance(each, bool) for each in inner):
@@ -45,7 +45,7 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """Return `values` as options of `kind`. Raises InputError with option, problem and value of each fault."""
+    """Return `values` as options of `kind`. Raises InputError, which names option, problem and value of each fault."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -13,7 +13,7 @@ _LOOK_SECONDS = 0.5  # interval at which a process checks whether its parent sti
 def python_command(program: str, *arguments: str) -> list[str]:
     """Return the command of a Python process that runs `program` with the module paths of this process.
 
-    Python would put the current folder first, which may contain packages with our names.
+    Python would put the current folder first, and this folder may contain packages with the names of our packages.
     """
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {program}", *arguments]
 

@@ -1,7 +1,7 @@
 """Ragged rows: lists of entries, and lists of (id, value) pairs.
 
 As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets[i + 1]` of the entries; `offsets[0]`
-need not be 0. Among label ids, negative ones are pads wherever they stand.
+need not be 0. A negative label id is a pad, at any place in a row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ import numpy as np
 
 from schemas import PAD
 
-_FEW = 8  # entries per row up to which comparing all entries costs less than a binary search
+_FEW = 8  # up to this many entries per row, comparing all entries costs less than a binary search
 Kind = TypeVar("Kind", bound="_Rows")
 
 
@@ -30,7 +30,7 @@ class _Rows(tuple[np.ndarray, ...]):
 
     @classmethod
     def join(cls: type[Kind], parts: Iterable[Kind]) -> Kind:
-        """Return the rows of all `parts` (at least one), in their order."""
+        """Return the rows of all `parts` (at least one), in order."""
         own = [(*(column[part[-1][0] : part[-1][-1]] for column in part[:-1]), counts_of(part[-1])) for part in parts]
         *columns, counts = map(np.concatenate, zip(*own, strict=True))
         return cls(*columns, offsets_of(counts))  # type: ignore[call-arg]
@@ -41,7 +41,7 @@ class _Rows(tuple[np.ndarray, ...]):
         return self._select(slice(bounds[0], bounds[-1]), bounds - bounds[0])
 
     def take(self: Kind, rows: np.ndarray) -> Kind:
-        """Return rows `rows` [B'] in that order."""
+        """Return the rows numbered `rows` [B'], in that order."""
         starts = self[-1][rows]
         counts = self[-1][rows + 1] - starts
         offsets = offsets_of(counts)
@@ -67,7 +67,7 @@ class Ragged(_Rows, _Ragged):
 
     @classmethod
     def from_counts(cls, values: np.ndarray, counts: np.ndarray) -> "Ragged":
-        """Return rows of `counts` [B] entries, which lie end to end in `values`."""
+        """Return rows of `counts` [B] entries; `values` contains the entries of all rows, end to end."""
         return cls(values, offsets_of(counts))
 
     @classmethod
@@ -82,12 +82,12 @@ class Ragged(_Rows, _Ragged):
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of entries of each row, [B]."""
+        """Number of entries in each row, [B]."""
         return counts_of(self.offsets)
 
     @property
     def longest(self) -> int:
-        """Number of entries of the longest row; 0 without rows."""
+        """Number of entries in the longest row; 0 if there are no rows."""
         return int(self.counts.max(initial=0))
 
     @property
@@ -104,7 +104,7 @@ class Ragged(_Rows, _Ragged):
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K], False for pads.
 
-        Raises ValueError if `ids` has another number of rows.
+        Raises ValueError if `ids` has a different number of rows.
         """
         if ids.ndim != 2 or ids.shape[0] != self.rows:
             raise ValueError(f"expected ids of shape ({self.rows}, K), one row for each ragged row; got {ids.shape}")
@@ -130,9 +130,9 @@ class Ragged(_Rows, _Ragged):
     def filter_ranking(self, ids: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the best `k` ids of each ranking that are not in its ragged row, padded with -1 and -inf.
 
-        ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, order kept.
-        The result equals filtering before ranking if K' >= min(L, k + longest).
-        Raises ValueError if `ids` has another number of rows.
+        ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, in the same
+        order. The result equals filtering before ranking if K' >= min(L, k + longest).
+        Raises ValueError if `ids` has a different number of rows.
         """
         removed = self.contains(ids) | (ids < 0)
         if not removed.any():
@@ -180,7 +180,7 @@ def widened(rows: np.ndarray, width: int, fill: float = 0) -> np.ndarray:
 
 
 def in_order(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return the entries of each row [B, S] at positions `order` [B, k]: np.take_along_axis in a fifth of the time."""
+    """Return the entries of each row [B, S] at positions `order` [B, k], in a fifth of np.take_along_axis's time."""
     return rows[np.arange(len(rows))[:, None], order]
 
 
@@ -193,14 +193,14 @@ def repeats(ids: np.ndarray) -> np.ndarray:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """Return the offsets int64 [B + 1], from 0, of rows of `counts` [B] entries."""
+    """Return the offsets, int64 [B + 1] and starting at 0, of rows with `counts` [B] entries."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, dtype=np.int64, out=offsets[1:])
     return offsets
 
 
 def counts_of(offsets: np.ndarray) -> np.ndarray:
-    """Return the number of entries of each row, [B], from `offsets` [B + 1]."""
+    """Return the number of entries in each row, [B], from `offsets` [B + 1]."""
     return offsets[1:] - offsets[:-1]
 
 
@@ -212,7 +212,7 @@ def starts_of(keys: np.ndarray) -> np.ndarray:
 
 
 def batches_by_length(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
-    """Yield batches of rows of `lengths` [B], longest first; a batch with its pads has up to `budget` entries."""
+    """Yield batches of the rows with `lengths` [B], longest first; a padded batch has up to `budget` entries."""
     order, start = np.argsort(-lengths, kind="stable"), 0
     while start < len(order):
         stop = start + max(1, budget // max(1, int(lengths[order[start]])))

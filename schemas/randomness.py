@@ -1,7 +1,7 @@
 """Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
 
-This module names every stream of random numbers of the project once. The number of a stream is part of the key: it
-never changes and is never reused.
+This module names each of the project's streams of random numbers once. The number of a stream is part of the key, so
+the number never changes and is never reused.
 """
 
 from enum import IntEnum
@@ -10,16 +10,16 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """Purposes of random numbers, each with the counters that key it."""
+    """Purposes of random numbers, each with its counters."""
 
-    # Drawn once from a whole table: sampled rows, the places of clusters; resamples of metrics by (0, 0, resample).
+    # One draw from a whole table: sampled rows, the places of clusters. Resamples of metrics use (0, 0, resample).
     SAMPLE = 0
     INITIAL_WEIGHTS = 1  # (InitialWeights, block of rows)
     ROW_GROUPS = 2  # (epoch)
     WINDOW = 3  # (epoch, stream, window)
     RANDOM_POOL = 4  # (epoch, step, RandomPoolStream)
     HARD_COLUMNS = 5  # (epoch, step)
-    # (epoch, step), and the piece if a batch is encoded in pieces, numbered by trainer.heads.queries.
+    # (epoch, step), and the number of the piece (trainer.heads.queries) if a batch is encoded in pieces.
     FEATURE_DROPOUT = 6
     DROPOUT = 7
     MODEL_DROPOUT = 9  # without pieces (epoch, step, first row)
@@ -27,12 +27,12 @@ class Purpose(IntEnum):
     HASH_FUNCTIONS = 11  # (HashFunctionsStream)
     HASH_TABLES = 12  # (epoch, step, HashTablesStream)
     ROUNDING = 13  # (step)
-    POSITIVES = 14  # (epoch, step); of tuples (epoch, 0, 1)
+    POSITIVES = 14  # (epoch, step); for tuples (epoch, 0, 1)
     CLUSTER_LINES = 15  # (parts that are halved)
     EXCERPT = 16
     LINEAR_RANKER = 17  # order in which labels are fitted
     TURNS = 18  # (epoch)
-    SOURCE = 19  # (source), the seed of its own order
+    SOURCE = 19  # (source); gives the seed of the source's own order
     MINED_RANKS = 20  # hashed with the query and the label
 
 
@@ -69,7 +69,7 @@ class HashTablesStream(IntEnum):
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
-    """Return a NumPy generator for up to three `counters`. Raises ValueError for a fourth, or an unknown purpose."""
+    """Return a NumPy generator for up to three `counters`. Raises ValueError for more, or for an unknown purpose."""
     key, counter = philox_state(seed, purpose, *counters)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
@@ -78,7 +78,7 @@ def philox_state(seed: int, purpose: Purpose, *counters: int) -> tuple[list[int]
     """Return the key [2] and the counter [4] of a generator, for code that draws without NumPy. Raises ValueError."""
     if len(counters) > 3:
         raise ValueError(f"at most three counters, got {counters}")
-    # The lowest counter word is the generator's own: each (purpose, counters) owns 2**64 blocks.
+    # The generator itself counts in the lowest counter word, so each (purpose, counters) has 2**64 blocks.
     return [seed & (2**64 - 1), Purpose(purpose)], [0, *counters, *[0] * (3 - len(counters))]
 
 
@@ -88,6 +88,6 @@ def torch_seed(seed: int, purpose: Purpose, *counters: int) -> int:
 
 
 def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
-    """Draw at most `size` distinct rows of [0, rows), in order: int64 [S], the same on any machine."""
+    """Draw at most `size` distinct rows of [0, rows), ascending: int64 [S], the same on any machine."""
     draw = generator(seed, Purpose.SAMPLE)
     return np.sort(draw.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)

@@ -14,8 +14,8 @@ from schemas.table import Table
 class Request:
     """The table to make: its kind, its parents by digest, and the parameters that determine its content.
 
-    `parents` None: the parameters contain them. `section`: name of the manifest's parameter that holds the others.
-    A parameter that a manifest lacks counts as None; additional parameters are ignored.
+    `parents` None: the parameters contain the parents. `section`: name of the manifest's parameter that contains the
+    other parameters. A parameter that a manifest lacks counts as None; additional parameters are ignored.
     """
 
     kind: str
@@ -41,11 +41,11 @@ def find_reusable(
     is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
     check_replaceable: Callable[[str, Manifest], None] | None = None,
 ) -> Manifest | None:
-    """Return the table at `url` if it is the requested table; None if it must be made or made again.
+    """Return the table at `url` if it is the requested table; None if the table must be made.
 
-    A table with other options is made again with `overwrite`, or if its parents differ and `is_stale` of its parameters
-    is true, because its input was rewritten. `check_replaceable` is called before. Raises InputError for any other
-    table; the error names the differences and ends with `remedy`.
+    A table with other options is made again if `overwrite` is true, or if its parents differ and `is_stale(parameters)`
+    is true because its input was rewritten. `check_replaceable` is called first. Raises InputError for any other table;
+    the error names the differences and ends with `remedy`.
     """
     if not is_published(url):
         return None
@@ -53,7 +53,7 @@ def find_reusable(
     recorded = manifest.parameters.get(request.section) if request.section else manifest.parameters
     if manifest.kind != request.kind or recorded is None:
         raise InputError(
-            f"{url}: holds a finished {manifest.kind} table, and this command writes a {request.kind} table. Give "
+            f"{url}: contains a finished {manifest.kind} table, but this command writes a {request.kind} table. Give "
             "another place."
         )
     changes = list(request.changes(manifest, recorded))
@@ -62,8 +62,8 @@ def find_reusable(
     other_parents = request.parents is not None and manifest.parents != request.parents
     if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
         raise InputError(
-            f"{url}: holds a finished {manifest.kind} table that was made with other options ({'; '.join(changes)}). "
-            f"{remedy}"
+            f"{url}: contains a finished {manifest.kind} table that was made with other options "
+            f"({'; '.join(changes)}). {remedy}"
         )
     if check_replaceable is not None:
         check_replaceable(url, manifest)

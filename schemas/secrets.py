@@ -1,8 +1,9 @@
-"""Removal of credentials: a URL may contain a password or a signature, and errors, logs and pages name URLs."""
+"""Removes passwords, signatures and tokens from the URLs in errors, logs and pages."""
 
 import re
 
-# user:password@ (the password may contain slashes; host:8080/path@v1 has a port) and user@, not container@account.
+# Matches user:password@ and user@, but not container@account. A password may contain slashes; host:8080/path@v1 has a
+# port and no password.
 _USER = re.compile(
     r"(?<=://)(?:[^/\s@'\"<>]*:(?![0-9]+(?:[/\s'\"<>]|$))[^\s'\"<>]*@|(?<!abfs://)(?<!abfss://)[^/\s@'\"<>]+@)"
 )
@@ -14,14 +15,14 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """Replace the user, password, and the query's signatures and tokens of any URL in `text` by `***`."""
+    """In every URL in `text`, replace the user, the password, and the query's signatures and tokens with `***`."""
     if "://" not in text:
         return text
     return _QUERY.sub(r"\1***", _USER.sub("***@", _BUCKET.sub(_hide_bucket, text)))
 
 
 def redact_known(text: str, url: str) -> str:
-    """Redact `text`, also where it repeats only the part of `url` before the host."""
+    """Redact `text`, and also remove the user and password of `url` where `text` repeats only these."""
     for match in _USER.finditer(url):
         user, _, password = match[0][:-1].partition(":")
         for secret in filter(None, (match[0][:-1], password, user)):
@@ -30,12 +31,12 @@ def redact_known(text: str, url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Return whether a URL of S3 or GCS has credentials before the bucket: bucket names contain no colon and no @."""
+    """Return whether an S3 or GCS URL has credentials before the bucket: bucket names contain no colon and no @."""
     return _BUCKET.search(url) is not None
 
 
 def _hide_bucket(match: re.Match[str]) -> str:
-    """Keep the scheme, and the part after the last @: this part contains no secret."""
+    """Keep the scheme and the part after the last @, which contains no secret."""
     scheme, _, rest = match[0].partition("://")
     _, mark, place = rest.rpartition("@")
     return f"{scheme}://***@{place}" if mark else f"{scheme}://***"

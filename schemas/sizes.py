@@ -1,4 +1,4 @@
-"""Parsing and formatting of sizes in bytes and of counts for people, and checks for space on a disk."""
+"""Parses and formats sizes in bytes, formats counts for people, and checks for free disk space."""
 
 import contextlib
 import re
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def in_pieces(things: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
-    """Yield `things` in lists; a list ends as soon as its sizes add up to `least`. The last list may be smaller."""
+    """Yield `things` in lists; a list ends as soon as its total size reaches `least`. The last list may be smaller."""
     piece, size = list[T](), 0
     for thing in things:
         piece.append(thing)
@@ -67,10 +67,10 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
 
 @contextlib.contextmanager
 def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
-    """Write about `size` bytes of `what` to a file at `url` in the block, if there is space.
+    """Check that there is space for the block to write about `size` bytes of `what` to a file at `url`.
 
-    The disk is that of `url`, or TMPDIR for uploads. Raises RoomError, which ends with `remedy`, before the block, and
-    if the disk becomes full.
+    The check is for the disk of `url`, or of TMPDIR for uploads. Raises RoomError, which ends with `remedy`, before the
+    block if space is missing, and in the block if the disk becomes full.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 

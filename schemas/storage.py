@@ -1,4 +1,4 @@
-"""Reads and writes of any fsspec URL, with retries; a file is written whole or not at all.
+"""Reads and writes files at any fsspec URL, with retries; a file is written whole or not at all.
 
 A URL is anything that fsspec accepts: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
@@ -36,17 +36,17 @@ from schemas.waits import SAY_SECONDS, SILENT_SECONDS, Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt starts after this time
-REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept and never answer
+REQUEST_SECONDS = 60.0  # limit for one look-up or one range, for servers that accept a connection and never answer
 FILE_SECONDS = 900.0  # limit for reading a whole file at once, or for removing a prefix
 CONNECTIONS = 64  # connections to an object store
 MOVES = 16  # copies within a store that run at the same time
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
 READS = 3  # times that bytes with a wrong checksum are read
-_LONGEST = 4096  # longest path in characters, as operating systems allow
+_LONGEST = 4096  # longest path in characters that operating systems allow
 TEMPORARY = ".tmp-"
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
-_LINKS = 40  # symbolic links followed, as operating systems do
+_LINKS = 40  # symbolic links to follow at most, as in operating systems
 _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
@@ -64,19 +64,19 @@ def join(url: str, *parts: str) -> str:
 def resolve(url: str, place: str) -> str:
     """Return the URL of `place`, a path relative to the prefix `url`, or an absolute URL.
 
-    Raises InputError if it leads out of the bucket.
+    Raises InputError if `place` leads out of the bucket.
     """
     if "://" in place or place.startswith("/"):
         return place
     scheme, separator, path = url.rpartition("://")
     resolved = posixpath.normpath(posixpath.join(path, place))
     if separator and (resolved == "." or resolved.startswith("..")):
-        raise InputError(f"{url}: names {place!r}, which leads out of {scheme}://. Make the table again.")
+        raise InputError(f"{url}: the path {place!r} leads out of {scheme}://. Make the table again.")
     return scheme + separator + resolved
 
 
 def relative(url: str, target: str) -> str:
-    """Return `target` relative to the prefix `url` if both are in one store and bucket, else absolute."""
+    """Return `target` relative to the prefix `url` if both URLs are in one store and bucket, else the absolute URL."""
     scheme, separator, path = url.rpartition("://")
     other, other_separator, there = target.rpartition("://")
     if not other_separator:
@@ -93,7 +93,7 @@ def relative(url: str, target: str) -> str:
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the fsspec filesystem of `url` and the path inside it.
 
-    Raises InputError for an unknown scheme, a malformed URL or credentials in a bucket's URL, StorageError if a server
+    Raises InputError for an unknown scheme, a malformed URL or credentials in a bucket's URL; StorageError if a server
     cannot be reached.
     """
     if has_credentials(url):
@@ -118,7 +118,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         if extra is None:
             raise InputError(f"cannot open {url!r}: {error}. Install the package for this scheme.") from error
         raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
-    except Exception as error:  # fsspec's filesystems raise any kind of error for a URL
+    except Exception as error:  # fsspec's filesystems may raise any kind of error for a URL
         cause = redact_known(str(error) or type(error).__name__, url)
         raise InputError(f"cannot open {url!r}: {cause}. Check the spelling.") from None
     return fs, path
@@ -158,7 +158,7 @@ def is_folder(url: str) -> bool:
 
 
 def is_within(url: str, prefix: str) -> bool:
-    """Return true if `url` is `prefix` or below it; on a local disk after links are followed."""
+    """Return true if `url` is `prefix` or is below `prefix`; on a local disk, links are followed first."""
     (fs, path), (other, root) = filesystem(url), filesystem(prefix)
     if type(fs) is not type(other):
         return False
@@ -210,12 +210,12 @@ def read_range(
 
 
 def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
-    """Publish `data` after a line with its CRC-32, for `read_sealed`. Raises StorageError."""
+    """Publish a line with the CRC-32 of `data`, then `data`, for `read_sealed`. Raises StorageError."""
     write_bytes(url, seal(data), durable)
 
 
 def seal(data: bytes) -> bytes:
-    """Return `data` after a line with its CRC-32."""
+    """Return a line with the CRC-32 of `data`, then `data`."""
     return b"%08x\n%b" % (crc32(data), data)
 
 
@@ -228,7 +228,8 @@ def unseal(sealed: bytes) -> bytes | None:
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
     """Read the data of `write_sealed`; bytes that do not match their checksum are read again.
 
-    Raises FileNotFoundError; StorageError, also for damaged bytes, or with a `remedy` TableError that ends with it.
+    Raises FileNotFoundError; StorageError. Damaged bytes raise TableError, which ends with `remedy`, or StorageError if
+    `remedy` is None.
     """
     data = read_matching(lambda: unseal(read_bytes(url)), lambda data: data is not None)
     if data is not None:
@@ -240,7 +241,7 @@ def read_sealed(url: str, remedy: str | None = None) -> bytes:
 
 
 def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
-    """Return the result of `read`; call it again if the checksum differs, because the network may have caused this.
+    """Return the result of `read`; if the checksum is wrong, call `read` again: the network may be the cause.
 
     The last of READS results is returned even if it does not match.
     """
@@ -279,20 +280,20 @@ class RangeReader(AbstractBufferedFile):
 
 
 def size(url: str) -> int:
-    """Return the bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
+    """Return the size in bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
     return _attempt(lambda: int(_bounded(fs, "info", path)["size"]), "look up", url)
 
 
 def list_names(url: str) -> list[str]:
-    """List the names directly under the prefix `url`, sorted; empty if there are none."""
+    """List the names directly under the prefix `url`, sorted; empty if there are no names."""
     own, listed = _list(url, detail=False)
     paths = {path.rstrip("/") for path in listed} - {own}  # some stores also list the folder itself
     return sorted(filter(_is_visible, {path.rsplit("/", 1)[-1] for path in paths}))
 
 
 def list_sizes(url: str) -> dict[str, int]:
-    """Return the bytes of each file directly under the prefix `url`, by name; empty if there are none."""
+    """Return the size in bytes of each file directly under the prefix `url`, by name; empty if there are no files."""
     listed = _list(url, detail=True)[1]
     files = {each["name"].rsplit("/", 1)[-1]: int(each["size"]) for each in listed if each["type"] == "file"}
     return {name: files[name] for name in sorted(filter(_is_visible, files))}
@@ -318,9 +319,8 @@ def _is_visible(name: str) -> bool:
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 
-    A link is followed; a device or a pipe is written through. Without `durable` the
-    fsync is left out, for files that are not read after a crash.
-    Raises StorageError (disk full, no permission, server error).
+    A link is followed; a device or a pipe is written directly. Without `durable` there is no fsync, for files that are
+    not read after a crash. Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
     if is_stream(url):
@@ -343,10 +343,10 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
 
 
 def create_bytes(url: str, data: bytes) -> bool:
-    """Write `data` at `url` as a whole if no file exists; return whether it was written. Only one writer succeeds.
+    """Write `data` at `url` as a whole if there is no file; return whether it was written. Only one writer succeeds.
 
-    A lost answer may give False although the file was written, so read it back. On a store without conditional writes
-    all writers succeed, and the last write stays. Raises StorageError.
+    If an answer is lost, the result may be False although the file was written, so the caller must read the file back.
+    On a store without conditional writes all writers succeed, and the last write stays. Raises StorageError.
     """
     fs, path = filesystem(url)
 
@@ -367,9 +367,9 @@ def create_bytes(url: str, data: bytes) -> bool:
 
 
 def move_files(source: str, target: str, names: Sequence[str]) -> None:
-    """Move the files `names` from one prefix to another of the same store, over existing files; bytes do not change.
+    """Move the files `names` to another prefix of the same store, over existing files; the bytes do not change.
 
-    On a local disk they are renamed; elsewhere the store copies them, and the caller removes `source`. Raises
+    On a local disk the files are renamed; elsewhere the store copies the files, and the caller removes `source`. Raises
     FileNotFoundError, StorageError.
     """
     fs, start = filesystem(source)
@@ -398,10 +398,10 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
 def writing(url: str, durable: bool = True) -> Iterator[str]:
     """Yield a local path to write to; its file is published at `url` as a whole when the block ends.
 
-    On a local disk it is renamed into place after fsync, following a link; for remote storage, a device or a pipe it is
-    a scratch file (TMPDIR) that is uploaded or copied, so memory does not grow with the file. After an error nothing is
-    published and no file is left. Without `durable` the fsync is left out. Raises StorageError (disk full, no
-    permission, server error).
+    On a local disk, the file is renamed into place after fsync; a link is followed. For remote storage, a device or a
+    pipe, the path is a scratch file in TMPDIR that is uploaded or copied, so memory does not grow with the file. After
+    an error nothing is published and no file is left. Without `durable` there is no fsync. Raises StorageError (disk
+    full, no permission, server error).
     """
     fs, path = filesystem(url)
     through = is_stream(url)
@@ -481,7 +481,7 @@ def replacing(path: str, durable: bool) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _beside(path: str) -> Iterator[str]:
-    """Yield a new folder next to `path`, and remove it at the end."""
+    """Yield a new name next to `path`, and remove the file of this name at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     _make_folder(folder or ".")
@@ -493,7 +493,7 @@ def _beside(path: str) -> Iterator[str]:
 
 
 def _make_folder(path: str) -> None:
-    """Make the folder of `path` if it is missing, following links. Raises NotADirectoryError if its place is taken."""
+    """Make the folder `path` if it is missing, following links. Raises NotADirectoryError if a file is in its place."""
     try:
         os.makedirs(os.path.realpath(path), exist_ok=True)
     except FileExistsError:
@@ -501,7 +501,7 @@ def _make_folder(path: str) -> None:
 
 
 def _descriptor(path: str) -> int | None:
-    """Return the number of the open file of this process that `path` names, as /dev/stdout and /proc/self/fd/1 do."""
+    """Return the number of this process's open file that `path` names, such as /dev/stdout or /proc/self/fd/1."""
     for _ in range(_LINKS):
         match = _OPEN_FILE.fullmatch(path)
         if match:
@@ -528,7 +528,7 @@ def _link(path: str, data: bytes) -> None:
         _sync(temporary, os.O_RDWR)
         try:
             os.link(temporary, path)
-        except PermissionError:  # a file system without links: only a reader at this moment can see a part of the file
+        except PermissionError:  # a file system without links: a reader may see a part of the file at this moment
             with open(path, "xb") as out:
                 out.write(data)
 
@@ -561,7 +561,7 @@ def _sync(path: str, flags: int) -> None:
 def _bounded(
     fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
 ) -> Any:
-    """Call a method of `fs`; raises TimeoutError after `seconds` if it waits for a network.
+    """Call a method of `fs`; raises TimeoutError after `seconds` if the call waits for a network.
 
     Drops cached listings first, because other processes write to the same storage.
     """
@@ -581,7 +581,7 @@ def _seconds_for(size: int) -> float:
 
 
 def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:
-    """Run `action`, with backoff and jitter after temporary errors; a final error names URL, attempts and cause."""
+    """Run `action`; retry after temporary errors (backoff, jitter). A final error names URL, attempts and cause."""
     attempts = 0
     given_up = given_up or threading.Event()
 
@@ -606,8 +606,8 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
     except (FileNotFoundError, ExtremisError):
         raise
     except (IsADirectoryError, NotADirectoryError) as error:
-        kind = "a directory" if isinstance(error, IsADirectoryError) else "below a file"
-        raise InputError(f"could not {verb} {url}: it is {kind}, where a file is expected. Fix the path.") from error
+        kind = "a directory" if isinstance(error, IsADirectoryError) else "a path below a file"
+        raise InputError(f"could not {verb} {url}: expected a file, got {kind}. Fix the path.") from error
     except Exception as error:  # clients of stores raise any kind of error
         strerror = error.strerror if isinstance(error, OSError) else None
         cause = redact_known(strerror or str(error) or type(error).__name__, url)
@@ -619,16 +619,16 @@ def _remedy(error: BaseException) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return true for errors of a full disk, of a user's full quota, or of a file beyond the size limit."""
+    """Return true for the errors of a full disk, a full quota of the user, or a file beyond the size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return true for network errors, which may pass; a missing file, a refused permission and a full disk do not."""
+    """Return true for network errors, which may pass; false for a missing file, no permission and a full disk."""
     if isinstance(error, _LASTING) or is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
-        return True  # fsspec's memory:// lists its files while another thread writes one
+        return True  # fsspec's memory:// lists its files while another thread writes a file
     return isinstance(error, (OSError, *_client_errors()))
 
 

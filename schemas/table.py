@@ -1,4 +1,4 @@
-"""Table: shards below a URL with a manifest, opened by name and read by rows."""
+"""Tables: a table is a set of shards and a manifest below a URL, and is read by rows."""
 
 import fnmatch
 import itertools
@@ -22,9 +22,9 @@ _IDS = ("query_id", "label_id")
 
 @dataclass(frozen=True)
 class RowGroups:
-    """All M row groups of a table in storage order: row group m is number `group` [M] of shard `shard` [M].
+    """All M row groups of a table in storage order: row group m is row group `group[m]` of shard `shard[m]`.
 
-    Row group m contains rows [first[m], first[m + 1]); `first` is [M + 1]. All are int64.
+    Row group m contains rows [first[m], first[m + 1]). `shard` and `group` are int64 [M], `first` is int64 [M + 1].
     """
 
     shard: np.ndarray
@@ -35,7 +35,7 @@ class RowGroups:
         return len(self.shard)
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the row group, int64 [B], that holds each of `rows` [B], all in [0, N)."""
+        """Return the row group, int64 [B], of each of `rows` [B], all in [0, N)."""
         return np.searchsorted(self.first, rows, side="right") - 1
 
 
@@ -67,7 +67,10 @@ class Table:
 
     @classmethod
     def open(cls, url: str, kind: str | None = None) -> "Table":
-        """Open the table at `url`. Raises TableError if unfinished, foreign, damaged or not of `kind`; StorageError."""
+        """Open the table at `url`.
+
+        Raises TableError if there is no finished table of `kind` or it is damaged; StorageError.
+        """
         return cls(url, manifests.open_manifest(url, kind))
 
     @classmethod
@@ -78,7 +81,7 @@ class Table:
         except TableError:
             if manifests.is_published(url):
                 raise
-            return None  # the table disappeared meanwhile, as when a trainer resumes from an earlier checkpoint
+            return None  # the table disappeared, for example because a trainer resumed from an earlier checkpoint
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Table, (self.url, self.manifest)  # without cached values
@@ -90,7 +93,7 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """Number of rows, N."""
         return self.manifest.rows
 
     @property
@@ -232,7 +235,7 @@ class Table:
     def aligned_with(
         self, other: "Table", shard: int, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the row groups of shard `shard` of both tables, row by row: `columns` of this one, all of `other`.
+        """Yield each row group of shard `shard` from both tables: `columns` of this table, all columns of `other`.
 
         Raises TableError if the ids of the two tables differ.
         """
@@ -240,7 +243,7 @@ class Table:
         for rows, joined in zip(own, others, strict=True):
             if not rows.column(self.id_column).equals(joined.column(0)):
                 raise TableError(
-                    f"{other.place(shard)}: the column {joined.column_names[0]} differs from that of "
+                    f"{other.place(shard)}: the column {joined.column_names[0]} differs from the column of "
                     f"{self.place(shard)}. Make the {other.kind} again."
                 )
             yield rows, joined
@@ -259,7 +262,7 @@ class Table:
         """Refuse a table of negatives unless its ids are `what`. Raises TableError."""
         if self.ids_of != what:
             given = f"{self.url}: the ids of this table are {self.ids_of}, expected {what}"
-            raise TableError(f"{given}. Mine one {'with' if what == 'points' else 'without'} --by points.")
+            raise TableError(f"{given}. Mine a table {'with' if what == 'points' else 'without'} --by points.")
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
         """Refuse this table if it was made from rows other than `rows`, or its row groups differ. Raises TableError."""
@@ -272,7 +275,7 @@ class Table:
             raise TableError(f"{self.url}: not aligned with {rows.url}: got {own}, expected {others}. {remedy}")
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` is called after each piece."""
+        """Read every shard in pieces and check its length and SHA-256; `on_bytes(bytes)` is called after each piece."""
         for shard in self.shards:
             manifests.verify_shard(self.url, shard, on_bytes=on_bytes)
             for patch in shard.view.patches if shard.view else ():
@@ -297,7 +300,7 @@ class Table:
         if not self.parts:
             raise InputError(
                 f"{self.url}: this table has no parts, because the data set is not a version. Leave out the options "
-                "that name or weigh parts."
+                "that choose or weight parts."
             )
         if isinstance(window, str):
             last = re.fullmatch(r"last (\d{1,9})", window.strip())
@@ -335,7 +338,7 @@ class Table:
 
 
 def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `rows` rows, each one contiguous; the last table may be shorter."""
+    """Yield the same rows in tables of exactly `rows` rows, each table contiguous; the last table may be shorter."""
     pending: list[pa.Table] = []
     held = 0
     for table in tables:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from schemas.errors import TableError
 
-DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of an export: d, and the model
+DENSE, DENSE_MODEL = "dense", "dense_model"  # parameters of DATA and of exports: the dimension d, and the model
 
 
 class TextEmbedder(NamedTuple):
-    """Specification of an embedder: a model as found by `TextFiles`, digest of its files, dtype, and prompt."""
+    """Specification of an embedder: a model's name for `TextFiles`, the digest of its files, a dtype, and a prompt."""
 
     name: str
     digest: str
@@ -20,7 +20,7 @@ class TextEmbedder(NamedTuple):
 
 @dataclass(frozen=True)
 class DenseModel:
-    """Model of the dense vectors: `queries` and `labels` are the prompts before their texts."""
+    """Model that made the dense vectors; `queries` and `labels` are the prompts before these texts."""
 
     name: str
     digest: str
@@ -48,5 +48,5 @@ class DenseModel:
         return {name: value for name, value in self.facts().items() if name != "name"}
 
     def embedder(self, what: str) -> TextEmbedder:
-        """Return the embedder of the texts of `what`, queries or labels."""
+        """Return the embedder for the texts of `what`: queries or labels."""
         return TextEmbedder(self.name, self.digest, self.compute, getattr(self, what))

@@ -1,4 +1,4 @@
-"""Versions: the records of a data set or an export about its predecessors, its needs, and the current export."""
+"""Versions of data sets and exports: records of predecessors and of needed files, and the current export."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +20,11 @@ _LONGEST = 1024  # longest content of CURRENT in bytes
 
 @dataclass(frozen=True)
 class Version:
-    """Place of a data set among versions: place and digest of its predecessor, and the name of its part.
+    """Version of a data set: place and digest of its predecessor, and the name of its part.
 
     `number` counts from 1; a data set without a predecessor has number 1. `needs`: (part, place of its data set) of all
     parts, oldest first. `retired`: labels excluded from the candidates. `lineage`: digests of the earlier versions,
-    oldest first. `choices`: facts besides input and options that determine the content.
+    oldest first. `choices`: facts that determine the content, in addition to input and options.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Version:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Version":
-        """Read it from a data set's manifest."""
+        """Read the version from a data set's manifest."""
         stated = manifest.parameters.get(VERSION)
         if stated is not None:
             return cls(**{**stated, "needs": [(part, place) for part, place in stated["needs"]]})
@@ -52,7 +52,7 @@ class Version:
 
 
 def parts_since(data: Manifest, digest: str) -> list[str] | None:
-    """Return the parts of `data` that the earlier version with `digest` lacks; None if that is no earlier version."""
+    """Return the parts of `data` that the earlier version with `digest` lacks; None if no earlier version has it."""
     version = Version.of(data)
     lineage = [*version.lineage, data.digest]
     return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None
@@ -78,7 +78,7 @@ def open_whole(data: str) -> tuple[Table, dict[str, Table]]:
 
 
 def require_parts(table: Table) -> None:
-    """Raise TableError that names the missing or changed parts of a version of data."""
+    """Raise TableError, which names the parts, if parts of a version of data are missing or changed."""
     if VERSION not in table.parameters:
         return
     urls = [join(table.url, name) for name in table.parents if name.startswith("queries/")]
@@ -88,7 +88,7 @@ def require_parts(table: Table) -> None:
 
 
 def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: str) -> None:
-    """Raise TableError that names the missing or changed parts of `needed` (URL and digest of a table)."""
+    """Raise TableError, which names the parts, if any of `needed` (a table's URL and digest) is missing or changed."""
 
     def fault(place: tuple[str, str], part: str) -> str | None:
         url, digest = place
@@ -105,7 +105,7 @@ def _require_all(table: Table, needed: Mapping[tuple[str, str], str], remedy: st
 
 
 def moved(view: View, before: str, after: str) -> View:
-    """Return a view of a table at `before` with places that are valid for a table at `after`."""
+    """Return the view of a table at `before` with places that are valid for a table at `after`."""
     patches = {
         name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
         for name in ("gone", "columns", "changed")
@@ -116,7 +116,7 @@ def moved(view: View, before: str, after: str) -> View:
 
 @dataclass(frozen=True)
 class ExportVersion:
-    """Place of an export among versions: the part of the data that it was made with, and its predecessor.
+    """Version of an export: the part of the data that it was made with, and its predecessor.
 
     `onto`, `digest`: place and digest of the predecessor; None if there is none. `needs`: (part, place, digest) of all
     exports whose files this export uses.
@@ -129,7 +129,7 @@ class ExportVersion:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ExportVersion":
-        """Read it from an export's manifest."""
+        """Read the version from an export's manifest."""
         stated = manifest.parameters.get(VERSION)
         if stated is None:
             return cls(part_name(1))
@@ -141,7 +141,7 @@ class ExportVersion:
 
 
 def require_needed(table: Table) -> None:
-    """Raise TableError, which names needed exports that are missing or were made again."""
+    """Raise TableError, which names the exports, if needed exports are missing or were made again."""
     needs = ExportVersion.of(table.manifest).needs
     needed = {(resolve(table.url, place), digest): part for part, place, digest in needs}
     _require_all(table, needed, "use another version, or export the run again without --onto")
@@ -183,14 +183,14 @@ def find_current(url: str) -> str | None:
 
 
 def own_name(url: str) -> str:
-    """Return the name for the export at `url` in CURRENT. Raises InputError if CURRENT cannot name it."""
+    """Return the name of the export at `url` for CURRENT. Raises InputError if CURRENT cannot contain this name."""
     return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
 
 
 def switch(url: str) -> str:
-    """Make the export at `url` the current export of its folder, and return the file CURRENT.
+    """Make the export at `url` the current export of its folder, and return the URL of CURRENT.
 
-    A process that opens the folder gets either this export or the one before. Raises InputError, StorageError.
+    A process that opens the folder gets either this export or the previous export. Raises InputError, StorageError.
     """
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, so it cannot be made current.")

@@ -19,9 +19,9 @@ add_listener = _listeners.append
 class Wait:
     """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
 
-    The wait ends after `seconds` at the latest (set by `until`), or without `seconds` at the event `until`. `say` None:
-    the listeners of `add_listener` get the reports. With an empty `what` the wait is a watch that nothing depends on,
-    and is not reported.
+    The wait ends after `seconds` at the latest; then `until` names the setting of `seconds`. Without `seconds`, the
+    wait ends at the event `until`. `say` None: the listeners of `add_listener` get the reports. With an empty `what`
+    the wait is a watch that nothing depends on, and is not reported.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
@@ -63,7 +63,7 @@ def waiting(
     until: str = "",
     stop: threading.Event | None = None,
 ) -> Iterator[Wait]:
-    """Yield the wait at once, and again every `every` seconds, until `seconds` are over or `stop` is set."""
+    """Yield the wait at once, and again every `every` seconds, until `seconds` have passed or `stop` is set."""
     wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
     while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
         yield wait

@@ -1,1 +1,1 @@
-"""One owner for each output: a claim on it, and attempts that are built aside and put in place whole."""
+"""One owner per output: it claims the output, builds it in a separate folder, and puts it in place as a whole."""

@@ -1,4 +1,4 @@
-"""Attempts at an output: the owner builds the output in a separate folder and then puts it in place as a whole."""
+"""Attempts to build an output: the owner builds it in a separate folder, and then puts it in place as a whole."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from schemas.table import Table
 
 @dataclass(frozen=True)
 class Build:
-    """Attempt at the output `out`. Its files are written at `url`, a name that no other attempt has.
+    """Attempt to build the output `out`. Its files are written at `url`, a name that no other attempt has.
 
-    Nobody reads files that a process writes after it lost its claim.
+    Files that a process writes after losing its claim are never read.
     """
 
     out: str
@@ -30,7 +30,7 @@ class Build:
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
-        """Put the manifest's files (or the files `names`) in place; publish the manifest over any earlier one.
+        """Put the manifest's files (or the files `names`) in place; publish the manifest over any earlier manifest.
 
         Raises LostError if another process has taken over, and keeps that process's output; StorageError.
         """
@@ -55,9 +55,9 @@ class Build:
 def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
     """Claim `out` for the block, and build it in a separate folder; unpublished files are removed.
 
-    `in_phases`: output of finished phases is kept, except after an InputError, which would happen again. After a full
-    disk it is kept, because space may be freed.
-    Raises ClaimedError while another process holds the claim; StorageError.
+    `in_phases`: after an error, the output of finished phases is kept, except after an InputError, which would happen
+    again. After a full disk (RoomError) this output is kept too, because space may be freed. Raises ClaimedError while
+    another process holds the claim; StorageError.
     """
     with claimed(out, doing, say) as claim:
         _clear_staging(out, in_phases)  # files of interrupted attempts
@@ -79,7 +79,7 @@ def clean_up(out: str, doing: str) -> None:
 
 
 def _clear(build: Build, keep_phases: bool) -> None:
-    """Remove the attempt's files, and the whole staging folder if this process still owns the output."""
+    """Remove the attempt's files, or the whole staging folder if this process still owns the output."""
     with contextlib.suppress(LostError):
         build.claim.require()
         _clear_staging(build.out, keep_phases)

@@ -1,13 +1,14 @@
-"""Claim on an output: one process at a time writes the output, and small files beside it show the claim meanwhile.
+"""Claim on an output: one process at a time writes the output, and small files beside the output show the claim.
 
     .claim.json                the first claim on the output, written only if there is none
     .claim-after-<id>.json     the claim that took over from claim <id>, whose owner was gone: at most one
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
 A claim file is never changed. The last claim in the chain owns the output. An owner is gone if it ran on this machine
-and its process has ended, or if its beat has not changed for LEASE_SECONDS by the observer's own clock: no two clocks
-are compared. If an owner's own beats are late, because the process was paused or cut off from storage, the owner
-checks its claim before it writes anything (`Claim.require`); until then its files have the name of its attempt.
+and its process has ended, or if its beat has not changed for LEASE_SECONDS by the observer's own clock: the clocks of
+two machines are never compared. If an owner's own beats are late, because the process was paused or cut off from
+storage, the owner checks its claim before it writes anything (`Claim.require`); until then the owner's files are in the
+folder of its attempt.
 
 On a disk, and on stores with conditional writes such as S3 and GCS, only one process can create a file. Without
 conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check which one won.
@@ -36,7 +37,7 @@ BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until every reader sees a write
 _JOIN_SECONDS = 10.0  # wait for a beat while storage does not answer
-_FRESH = 0.8  # share of the lease after which an owner checks again: the rates of clocks differ a little
+_FRESH = 0.8  # share of the lease after which an owner checks again, because the rates of clocks differ a little
 
 
 class ClaimedError(InputError):
@@ -49,9 +50,9 @@ class LostError(ClaimedError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts to check whether it runs.
+    """Process that claims an output: the kind of its work (`sharded`, `trained`), and facts that show if it still runs.
 
-    `pid` is unique among the processes of `machine`; `born` is the start of the process.
+    `pid` is unique among the processes of `machine`; `born` identifies the start of the process.
     """
 
     id: str
@@ -83,7 +84,7 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
     def has_ended(self) -> bool:
-        """Return whether this process ran on this machine and has ended; False if that is unknown."""
+        """Return whether this owner's process ran on this machine and has ended; False if this is unknown."""
         return self.machine == _machine() and _born(self.pid) != self.born
 
 
@@ -101,7 +102,7 @@ class Claim:
 
     @property
     def attempt(self) -> str:
-        """Name of the owner's files until they are put in place; no other claim has this name."""
+        """Name of the folder of the owner's unfinished files; no other claim has this name."""
         return self.owner.id[:16]
 
     def require(self) -> None:
@@ -143,7 +144,7 @@ class Claim:
                     self._confirm()
 
     def _confirm(self) -> None:
-        """Beat; after a pause so long that another process may have taken over, check who owns the output."""
+        """Beat; after a pause in which another process may have taken over, check who owns the output."""
         if self._lost is not None:
             return
         second = _clock()
@@ -165,7 +166,7 @@ class Claim:
 
 
 class Unclaimed(Claim):
-    """Claim on an output that no other process can know of; it is always held."""
+    """Claim on an output that no other process can know; this claim is never lost."""
 
     def __init__(self) -> None:
         super().__init__("", Owner.here("made"))
@@ -175,7 +176,7 @@ class Unclaimed(Claim):
 
 @contextlib.contextmanager
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
-    """Hold the claim on the output at `root` for the block; an existing claim of this thread continues.
+    """Hold the claim on the output at `root` for the block, or continue a claim that this thread already holds.
 
     A claim whose owner has ended is taken over, and `say` gets a line. The output gets a mark of its kind (`place`).
     Raises ClaimedError while another process holds the claim; LostError, in place of an error of the block, if another
@@ -236,7 +237,7 @@ def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
 
 
 def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
-    """Return whether the last owner is gone, False if it has just released `root`; watches for up to LEASE_SECONDS.
+    """Watch for up to LEASE_SECONDS, and return whether the last owner is gone; False if it has just released `root`.
 
     Raises ClaimedError as soon as the owner's beat changes.
     """
@@ -257,7 +258,7 @@ def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
 
 
 def _chain(root: str) -> list[Owner]:
-    """Return the owners of `root`, oldest first; each took over from the owner before. Raises StorageError."""
+    """Return the owners of `root`, oldest first; each owner took over from the previous owner. Raises StorageError."""
     chain: list[Owner] = []
     place = join(root, FILE)
     while (content := _read(place)) is not None:
@@ -298,7 +299,7 @@ def _machine() -> str:
 
 
 def _born(pid: int) -> str:
-    """Return a mark of the start of process `pid`; "" if the process does not run or is a zombie."""
+    """Return a text that identifies the start of process `pid`; "" if the process does not run or is a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]

@@ -1,7 +1,8 @@
-"""Place of an output: absent, empty, or with an output of the same kind, perhaps unfinished; and outside all inputs.
+"""Checks of an output's place: absent, empty, or with an output of the same kind; outside of all inputs.
 
 The kind is the work of the output's owner: sharded, trained, exported. A manifest or a run's recipe shows the kind.
-Before either exists, the file `.kind` shows it; this file is written first and removed with the claim.
+Before a manifest or recipe exists, the file `.kind` shows the kind; this file is written first and removed with the
+claim.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from schemas.table import Table
 
 MARK = ".kind"
 _OTHER = "other files"
-# The work of an owner, by the kind of the table that it makes.
+# Work of an owner, by the kind of the table that the owner makes.
 _DOING = {"data": "sharded", "export": "exported", "negatives": "mined", "index": "indexed", "tuples": "handed over"}
 _DOING |= dict.fromkeys(("embeddings", "vectors"), "embedded")
 _LOOSE = (SPENT, COMPARED)  # files beside tables, and in failed runs
@@ -26,7 +27,7 @@ _RECIPE = RunLayout("").config.strip("/")
 
 
 def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
-    """Refuse to write an output of kind `doing` at the prefix `out` over anything else, or inside a place in `reads`.
+    """Refuse to write an output of kind `doing` at the prefix `out` over another kind, or inside a place in `reads`.
 
     Raises InputError, StorageError; TableError if the existing files are damaged.
     """
@@ -37,8 +38,8 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
     if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
-            f"{out}: holds {_NAMES.get(present, present)}, and this command writes {wanted}. Nothing was changed; give "
-            "another place."
+            f"{out}: contains {_NAMES.get(present, present)}, but this command writes {wanted}. Nothing was changed; "
+            "give another place."
         )
 
 
@@ -74,7 +75,7 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
         if read is not None and storage.is_within(out, read):
             if storage.is_within(read, out):
                 raise InputError(f"{out}: the command reads this place, and would overwrite it. Give another place.")
-            raise InputError(f"{out}: lies inside {read}, which the command reads. Give a place outside of it.")
+            raise InputError(f"{out}: is inside {read}, which the command reads. Give a place outside this folder.")
 
 
 def _kind_at(url: str, names: list[str]) -> str | None:
@@ -91,7 +92,7 @@ def _kind_at(url: str, names: list[str]) -> str | None:
     if MARK in names:
         return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
     below = {_kind_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
-    made = below - {"indexed"} or below  # an index may lie beside the tables that it was used for
+    made = below - {"indexed"} or below  # an index may be in the folder of the tables that were made with it
     return _OTHER if len(made) > 1 else made.pop() if made else None
 
 

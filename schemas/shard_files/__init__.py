@@ -1,1 +1,1 @@
-"""Files of rows: Parquet and WebDataset tars, read by byte ranges, kept in a local cache."""
+"""Shard files: Parquet and WebDataset tars, read by byte ranges and cached on a local disk."""

@@ -24,7 +24,7 @@ class OpenShard(AbstractContextManager["OpenShard"]):
         self._source, self.local = source, isinstance(source, Mapped)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """Return the byte ranges that `read_row_group` reads; by default none, because opening read all bytes."""
+        """Return the byte ranges that `read_row_group` reads; none by default, because opening reads all bytes."""
         return []
 
     def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
@@ -35,7 +35,7 @@ class OpenShard(AbstractContextManager["OpenShard"]):
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group` with those of `columns` that exist, from `pieces` if they were fetched before."""
+        """Read the existing `columns` of row group `group`, from `pieces` if they were fetched before."""
 
     def close(self) -> None:
         """Close open files; by default there are none."""

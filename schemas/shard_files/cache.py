@@ -1,7 +1,7 @@
-"""Cache of remote shards on a local disk: byte ranges of files, by the file's SHA-256, in a separate directory.
+"""Cache of remote shards on a local disk: byte ranges of files, named by the file's SHA-256, in a separate directory.
 
     FOLDER/.extremis-cache            marks the directory as a cache; locked for writing
-    FOLDER/.bytes                     bytes of all entries, at least: counted before they are written
+    FOLDER/.bytes                     at least the bytes of all entries: bytes are counted before they are written
     FOLDER/ab/ab12...-START-STOP      the bytes, and their CRC-32
 
 Processes of one machine may share the cache, and may be killed at any moment: an entry appears whole (a temporary
@@ -45,8 +45,8 @@ class LocalCache:
             names = os.listdir(self.folder)
             if names and MARKER not in names:
                 raise InputError(
-                    f"storage.cache = {self.folder!r}: the directory holds other files ({sorted(names)[0]!r}, …), and "
-                    "a cache removes files. Name an empty or a new directory."
+                    f"storage.cache = {self.folder!r}: the directory contains other files ({sorted(names)[0]!r}, …), "
+                    "and a cache removes files. Name an empty or a new directory."
                 )
             with contextlib.suppress(FileExistsError), open(self._path(MARKER), "x") as marker:
                 marker.write(
@@ -75,7 +75,7 @@ class LocalCache:
             )
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
-        """Return bytes [start, stop) of that file, or None. An entry that does not match its CRC-32 is removed."""
+        """Return bytes [start, stop) of the file, or None. An entry that does not match its CRC-32 is removed."""
         path, size = self._entry(sha256, start, stop), stop - start
         with contextlib.suppress(OSError):
             with open(path, "rb") as file:
@@ -88,7 +88,7 @@ class LocalCache:
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
-        """Keep bytes [start, stop) of that file, and remove the least recently used entries if space is short."""
+        """Keep bytes [start, stop) of the file, and remove the least recently used entries if space is short."""
         size = len(data) + _CHECKSUM.size
         if size > self.limit:
             return
@@ -102,7 +102,7 @@ class LocalCache:
                 out.write(_CHECKSUM.pack(crc32(data)))
 
     def discard(self, sha256: str) -> None:
-        """Remove all entries of that file."""
+        """Remove all entries of the file."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._path(sha256[:2])):
                 if entry.name.startswith(f"{sha256}-") and _ENTRY.fullmatch(entry.name):
@@ -117,7 +117,7 @@ class LocalCache:
         self._count(held + size)
 
     def _scan(self, most: int) -> int:
-        """Remove files of killed processes, and least recently used entries down to `most` bytes; return the rest.
+        """Remove files of killed processes, and least recently used entries down to `most` bytes; return the size left.
 
         The caller holds the lock.
         """

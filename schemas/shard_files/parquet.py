@@ -95,7 +95,7 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 
 
 def _checksums_of(data: memoryview) -> str:
-    """Return CRC-32 of a shard's footer and of every column chunk, row group by row group, packed for its manifest."""
+    """Return the CRC-32 of a shard's footer and of every column chunk by row group, packed for the manifest."""
     size, _ = _ENDING.unpack(data[-_ENDING.size :])
     metadata = pq.read_metadata(pa.BufferReader(data))
     sums = [crc32(data[-_ENDING.size - size :])]
@@ -113,8 +113,8 @@ def writing_shard(
 ) -> Iterator[ShardEncoder]:
     """Yield the writer of shard `index` of `count` under the prefix `url`; the shard is published whole or not at all.
 
-    One row group bounds the memory. The writer's `entry` exists after the block; after an error nothing is published.
-    Raises StorageError.
+    Memory holds at most one row group. The writer's `entry` is set after the block; after an error nothing is
+    published. Raises StorageError.
     """
     name = shard_name(index, count)
     with storage.writing(join(url, name)) as path:

@@ -1,7 +1,7 @@
-"""Fast read of fixed-size lists without nulls from Parquet pages with plain values.
+"""Fast reading of fixed-size lists without nulls from Parquet pages with plain values.
 
 Arrow visits the levels of every value to find the lists, and spends most of its time on this for wide lists. A page
-without nulls has a single run of levels, and the width of the lists is known, so that decompression is enough.
+without nulls has a single run of levels, and the width of the lists is known, so decompression is enough.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 def read_matrix(
     chunk: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, kind: pa.FixedSizeListType
 ) -> pa.Array | None:
-    """Return the lists of a column chunk; None if Arrow has to read it, because its pages are not plain or are damaged.
+    """Return the lists of a column chunk; None if Arrow has to read the chunk: its pages are not plain, or damaged.
 
     The chunk belongs to column `leaf` in row group `group`. Raises OSError or ValueError if bytes do not decompress.
     """

@@ -1,4 +1,4 @@
-"""Half-open byte ranges of a shard, mapped from a local disk or fetched."""
+"""Half-open byte ranges of a shard, mapped from a local disk or fetched from remote storage."""
 
 import contextlib
 import struct

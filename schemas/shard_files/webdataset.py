@@ -4,10 +4,10 @@ The key of a sample is the zero-padded id of the row. A sample has one member pe
 for a list of numbers, `.key.txt` for a string. The format is POSIX ustar in blocks of 512 bytes, with time and owner 0
 for deterministic bytes. NumPy lays out headers, members and padding of all samples at once.
 
-The index is an Arrow IPC file with one record batch per row group: the number of values of each member of each row. So
-arithmetic gives the place of every value, and reading a row group takes one range read and a few gathers. The metadata
-of a batch contains the first byte of the row group, the id of its first row, and a CRC-32 of each column's values. The
-manifest contains the CRC-32 of the index.
+The index is an Arrow IPC file with one record batch per row group, which contains the number of values of each member
+of each row. The place of every value is computed from these numbers, and reading a row group takes one range read and a
+few gathers. The metadata of a batch contains the first byte of the row group, the id of its first row, and a CRC-32 of
+each column's values. The manifest contains the CRC-32 of the index.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -60,21 +60,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of the members of B samples: `starts` int64 [B, M] in blocks from the first, and the total of `blocks`."""
+    """Layout of the members of B samples: `starts` int64 [B, M], counted in blocks, and the total of `blocks`."""
 
     starts: np.ndarray
     blocks: int
 
     @classmethod
     def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
-        """Lay out rows; `counts` [B] by column are the numbers of values."""
+        """Lay out rows; `counts` contains, for each column, the number of values of each row, [B]."""
         sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
         blocks = 1 + -(-sizes // BLOCK)
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
     def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
-        """Return the positions, in units of values, of all values of `member`, the member `number`: int64 [V].
+        """Return the positions of all values of `member`, which has number `number`, in units of values: int64 [V].
 
         `offsets` [B + 1]: offsets of the values of each sample.
         """
@@ -85,7 +85,7 @@ class Layout:
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds one row group in memory.
 
-    `query_id` must count up by one; strings and lists of numbers are the other columns.
+    `query_id` must count up by one; the other columns are strings or lists of numbers.
     Raises StorageError; ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
@@ -144,7 +144,7 @@ class _Group(NamedTuple):
 
 
 class TarShard(OpenShard):
-    """An open tar. Raises ValueError over damaged bytes."""
+    """An open tar. Raises ValueError for damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         super().__init__(source)
@@ -167,7 +167,7 @@ class TarShard(OpenShard):
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group` with those of `columns` that exist, in the order of the schema."""
+        """Read the existing `columns` of row group `group`, in the order of the schema."""
         found, names, data = self._group(group), self._names(columns), np.empty(0, np.uint8)
         if {*names} - {"query_id"}:
             data = np.frombuffer((pieces or self._source).read(*found.place), np.uint8)
@@ -239,7 +239,7 @@ def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Arr
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
-    """Return a member for every column but `query_id`, in order. Raises ValueError for a type without a member form."""
+    """Return a member for every column but `query_id`, in order. Raises ValueError for other types."""
     return [_member(field) for field in schema if field.name != "query_id"]
 
 
@@ -274,7 +274,7 @@ def _member(field: pa.Field) -> Member:
         member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
     else:
         raise ValueError(
-            f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot hold"
+            f"column {field.name}: expected strings or lists of numbers, got {field.type}, which a tar cannot contain"
         )
     if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
         raise ValueError(f"column {field.name}: its name is too long for a tar")
@@ -305,7 +305,7 @@ def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.nd
 
 
 def _npy_headers(dtype: np.dtype, counts: np.ndarray) -> np.ndarray:
-    """Return headers uint8 [B, 128] of .npy files (version 1.0) that hold `counts` [B] values each."""
+    """Return headers uint8 [B, 128] of .npy files (version 1.0) with `counts` [B] values each."""
     lengths, index = np.unique(counts, return_inverse=True)
     text = "{{'descr': {!r}, 'fortran_order': False, 'shape': ({},), }}"
     heads = [text.format(dtype.str, n).ljust(_NPY_HEAD - 11).encode() + b"\n" for n in lengths.tolist()]

@@ -134,7 +134,7 @@ def race(kind: str, world: World, folder: Path, choices: tuple[int, int], apart:
             "Wait until that process has finished",
             "a run exists here already",
             "made with other options",
-            "holds a finished",
+            "contains a finished",
         )
         assert any(words in said[0] for words in refusals), context
     if kind != "fuse" and choices[0] != choices[1]:

@@ -108,7 +108,7 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     assert embed(small.layout.root, run, out) == made
     assert place.stat().st_mtime_ns == written
     with pytest.raises(
-        InputError, match="out: holds a finished embeddings table, and this command writes a vectors table"
+        InputError, match="out: contains a finished embeddings table, but this command writes a vectors table"
     ):
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
     with pytest.raises(InputError, match="the command reads this"):

@@ -112,7 +112,7 @@ def test_a_finished_one_is_returned_and_another_is_refused(model: str, many: str
         embed_texts(model, str(Path(many, "a.jsonl")), whole, EmbedTextsOptions(dtype="float32"))
     assert content(whole) == before
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="holds other files, and this command writes embeddings"):
+    with pytest.raises(InputError, match="contains other files, but this command writes embeddings"):
         embed_texts(model, many, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

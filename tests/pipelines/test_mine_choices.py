@@ -147,7 +147,7 @@ class TestOtherTables:
         url = world.layout.negatives(5, "queries")
         with pytest.raises(
             InputError,
-            match=r"queries: holds a finished negatives .* made with other options \(width was 5, now it is 3\)",
+            match=r"queries: contains a finished negatives .* made with other options \(width was 5, now it is 3\)",
         ):
             mine(world.data, world.run, options=MineOptions(width=3))
         with pytest.raises(InputError, match=r"other vectors; by was 'classifier', now it is 'labels'"):
@@ -203,7 +203,7 @@ class TestKeptIndex:
         storage.remove(url, recursive=True)
         mine(world.data, world.run, options=MineOptions(keep_index=url))
         assert open_manifest(url, "index") == made
-        with pytest.raises(InputError, match=r"index: holds a finished index table .*--keep-index"):
+        with pytest.raises(InputError, match=r"index: contains a finished index table .*--keep-index"):
             mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=f"{world.run}-other"))
 
     def test_damage_is_named(self, world):

@@ -203,7 +203,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     whole = contents(data)
     (data / "_manifest.json").unlink()
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
-    with pytest.raises(InputError, match="holds other files, and this command writes a data set"):
+    with pytest.raises(InputError, match="contains other files, but this command writes a data set"):
         shard(str(tiny), str(data), OPTIONS)
     (data / MARK).write_text("sharded\n")
     shard(str(tiny), str(data), OPTIONS)

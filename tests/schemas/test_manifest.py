@@ -123,7 +123,7 @@ def test_a_foreign_file_is_refused(content: bytes, message: str) -> None:
 
 def test_another_version_names_both_and_the_writer(table: Manifest) -> None:
     rewrite(version=0, code_version="0.0.7")
-    with pytest.raises(TableError, match=r"format version 0, this Extremis reads 1\..*\(0\.0\.7\)"):
+    with pytest.raises(TableError, match=r"format version 0, but this Extremis reads 1\..*\(0\.0\.7\)"):
         open_manifest(URL)
 
 

@@ -49,9 +49,9 @@ def test_the_same_table_is_kept_whatever_else_is_asked(url: str) -> None:
         (request(PARENTS | {"order": "d" * 64}), r"\(other order\)"),
         (
             Request("vectors", PARENTS, PARAMETERS),
-            "holds a finished negatives table, and this command writes a vectors table",
+            "contains a finished negatives table, but this command writes a vectors table",
         ),
-        (Request("negatives", PARENTS, PARAMETERS, section="clusters"), "and this command writes a"),
+        (Request("negatives", PARENTS, PARAMETERS, section="clusters"), "but this command writes a"),
     ],
 )
 def test_any_other_is_refused_with_what_differs(url: str, wanted: Request, message: str) -> None:

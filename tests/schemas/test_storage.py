@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_at_once_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InputError, match="it is below a file, where a file is expected"):
+    with pytest.raises(InputError, match="expected a file, got a path below a file"):
         storage.write_bytes(str(tmp_path / "file" / "x"), b"1")
 
 

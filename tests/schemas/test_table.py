@@ -96,5 +96,5 @@ def test_tables_that_are_aligned_are_joined_as_a_zip() -> None:
     with pytest.raises(TableError, match=r"not aligned with .*\. Mine it again"):
         cut_otherwise.require_aligned(rows, "Mine it again.")
     moved = publish("memory://tables/moved", embeddings(9, first_id=1), [5, 4], 2, parents=parents)
-    with pytest.raises(TableError, match="the column query_id differs from that of memory://tables/rows"):
+    with pytest.raises(TableError, match="the column query_id differs from the column of memory://tables/rows"):
         list(rows.aligned_with(moved, 0))

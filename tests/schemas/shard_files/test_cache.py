@@ -115,7 +115,7 @@ def entries_like(folder: Path) -> list[Path]:
 def test_a_directory_of_others_is_refused_and_left(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(
-        InputError, match=re.escape(f"{str(tmp_path)!r}: the directory holds other files ('thesis.tex'")
+        InputError, match=re.escape(f"{str(tmp_path)!r}: the directory contains other files ('thesis.tex'")
     ):
         LocalCache(str(tmp_path), 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

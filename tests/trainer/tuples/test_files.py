@@ -155,8 +155,8 @@ def test_what_is_in_the_way_stays(world: World, tmp_path: Path) -> None:
         (tmp_path / "notes", ("other files", "give another place")),
         (tmp_path / "rows.jsonl", ("this file exists already", "--overwrite")),
         (world.root, ("the command reads this", "Give another place")),
-        (Path(world.data) / "inside", ("lies inside", "which the command reads")),
-        (world.root / "queries" / "inside", ("lies inside", "which the command reads")),
+        (Path(world.data) / "inside", ("is inside", "which the command reads")),
+        (world.root / "queries" / "inside", ("is inside", "which the command reads")),
         (tmp_path / "rows.parquet", ("expected a file that ends in .jsonl", "or a folder")),
     ):
         refused(call("tuples", world.root, out), *words)
