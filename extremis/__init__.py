@@ -1,4 +1,4 @@
-"""Extreme classification: data to labels out of millions, as functions (docs/python.md) and as a command line.
+"""Extreme classification: predicts labels out of millions, with functions (docs/python.md) or a command line.
 
     extremis.shard("raw/", "data/")
     extremis.run("auto", "data/", "runs/1", minutes=10)
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for type checkers; the code below loads the same names on f
 
     version = code_version
 
-# Commands, and the step of the loop to which each belongs.
+# Commands, each with its step of the loop.
 COMMANDS = {
     "shard": "Data",
     "data": "Data",
@@ -90,7 +90,7 @@ __all__ = sorted([*COMMANDS, *_PLACES])
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {', '.join(__all__)}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {', '.join(__all__)}")
     module = importlib.import_module(_PLACES.get(name, f"extremis.commands.{name}"))
     value = getattr(module, "code_version" if name == "version" else name)
     globals()[name] = value

@@ -31,7 +31,7 @@ Variants: TypeAlias = dict[str, Recipe]  # recipes by the name of their line in 
 def load_lines(recipes: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load `recipes` for `data`, each with the applicable `overrides`.
 
-    A recipe is a name, a path of a file (its line has the file's name), or a folder of files. Raises InputError.
+    A recipe is a name, the path of a file (the line then has the file's name), or a folder of files. Raises InputError.
     """
     lines: dict[str, str] = {}
     for recipe in recipes:
@@ -51,7 +51,7 @@ def ablate(
     """Train each variant into OUT/<name>, evaluate it on `split`, and print and write a comparison of `shown` metrics.
 
     A finished variant is not trained again, an interrupted variant continues, and a failed variant is skipped unless
-    `retry`; all others are compared. Raises InputError if OUT holds runs on other data or of other recipes.
+    `retry`; all others are compared. Raises InputError if OUT contains runs on other data or with other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     require_place(out, "compared", [data])
@@ -83,8 +83,8 @@ def _train_and_score(
         earlier = read_json(join(run, COMPARED))
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
-            f"{run}: holds a run with this name on other data or with other settings. Choose another OUT, or give the "
-            "--set options of that run."
+            f"{run}: contains a run with this name on other data or with other settings. Choose another OUT, or give "
+            "the --set options of that run."
         )
     result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
     if earlier is not None:
@@ -98,7 +98,7 @@ def _train_and_score(
         if not storage.exists(RunLayout(run).finished):
             say(f"{name}: training into {run}")
             outcome = train(data, run, recipe, resume=True, beam_options=())
-            gc.collect()  # a trainer has reference cycles, and would stay in memory while the next one runs
+            gc.collect()  # a trainer has reference cycles, and would stay in memory while the next trainer runs
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
         result |= evaluate(data, run, EvaluateOptions(split, ks=ks))

@@ -1,4 +1,4 @@
-"""Bars and tables by rich; a command loads rich when it shows its first bar or table."""
+"""Bars and tables, drawn by rich; a command loads rich when it shows its first bar or table."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class SafeConsole(Console):
 
 
 def make_bars(console: Console, counted: bool) -> progress.Progress:
-    """Make bars: with counts and times if `counted`, else with a note that contains them. Texts must be clean."""
+    """Make bars: with counts and times if `counted`, else with a note that contains the counts. Texts must be clean."""
     title, note = (progress.TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = title, progress.BarColumn(), *(counts if counted else ()), note
@@ -29,7 +29,7 @@ def make_bars(console: Console, counted: bool) -> progress.Progress:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Make a table: first column left-aligned, others right-aligned, no number cut off."""
+    """Make a table; the first column is left-aligned, the others right-aligned, and no number is cut off."""
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         first = number == 0

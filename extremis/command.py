@@ -1,4 +1,4 @@
-"""Commands made from typed functions: the function is the Python API, its signature and docstring the command line.
+"""Commands from typed functions: the function is the Python API; its signature and docstring give the command line.
 
 Parameters before `*` are arguments, the others are options: `max_tokens` is `--max-tokens`. The type of a parameter
 determines its parsing; an `Option` in its annotation, or a line under "Options:" in the docstring, adds other facts.
@@ -59,7 +59,7 @@ class Option:
 
 
 Progress = bool | Callable[[Event], object]
-_PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
+_PROGRESS = "    progress: True: as on the command line. False: no progress. Or a function that gets every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
 _OF_ALL = {
@@ -133,7 +133,7 @@ class Command:
             params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
 
         def prepare(**values: Any) -> Callable[[], None]:
-            """Return the work of the command, to run outside of click's frames."""
+            """Return the work of the command, which runs outside of click's frames."""
             return functools.partial(_run, self.function, values)
 
         # With this mark click prints examples unchanged.
@@ -384,7 +384,7 @@ def comma_list(
 
 @contextlib.contextmanager
 def naming_arguments() -> Iterator[None]:
-    """Replace flags by arguments of commands in errors of the block."""
+    """In errors of the block, replace flags with the arguments of the Python functions."""
     try:
         yield
     except ExtremisError as error:

@@ -43,7 +43,7 @@ class _Channel:
 
     @property
     def file(self) -> Any:
-        """The present stream, None if it is closed; a bar replaces the stream to print above itself."""
+        """The current stream, None if it is closed; a bar replaces the stream to print above itself."""
         file = getattr(sys, self._name)
         return file if self._name == "stderr" else getattr(file, "rich_proxied_file", file)
 
@@ -81,7 +81,7 @@ class _Notes(_Channel):
 
 
 class Unread(Exception):
-    """The reader of standard output has closed the pipe. Not an OSError, which other broken pipes raise."""
+    """The reader of standard output has closed the pipe. Not an OSError, because other broken pipes raise OSErrors."""
 
 
 class _Stream(io.FileIO):
@@ -153,7 +153,7 @@ class Output:
 
 
 class _Results(_Channel):
-    """Print results to the present output."""
+    """Print results to the current output."""
 
     def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         if _output.tables == "stdout":
@@ -183,14 +183,12 @@ def output(**changes: Any) -> Iterator[None]:
 
 
 def present_output() -> Output:
-    """Return the present output."""
+    """Return the current output."""
     return _output
 
 
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
-    """Show that `title` is at work until the block ends, unless output is quiet, goes to a listener, or belongs to
-    another rank.
-    """
+    """Show that `title` is at work until the block ends; on rank 0, unless output is quiet or goes to a listener."""
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
     return alive(title, notes.is_terminal, notes.print, lambda: _output.remaining(0.0) if _output.remaining else "")
@@ -228,7 +226,7 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 
 def print_file(path: str) -> None:
-    """Copy a file to standard output, without control characters if that is a terminal, else unchanged."""
+    """Copy a file to standard output, without control characters if standard output is a terminal, else unchanged."""
     spoke()
     with open(path, "rb") as file:
         if sys.stdout.isatty():
@@ -290,7 +288,7 @@ class StepBars:
     """One bar per step of a pipeline on a terminal; events for a listener; no output elsewhere.
 
     A context manager that yields a function. The function gets the steps that have begun
-    (`pipelines.common.progress.Step`), shows them, and returns whether it does.
+    (`pipelines.common.progress.Step`), shows these steps, and returns whether they were shown.
     """
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
@@ -326,11 +324,11 @@ class StepBars:
         return self._listened or self._on_terminal
 
 
-say.display = StepBars  # type: ignore[attr-defined]  # pipelines that are given `say` show their steps by it
+say.display = StepBars  # type: ignore[attr-defined]  # pipelines that get `say` show their steps with it
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: first column left-aligned, others right-aligned, no number cut off."""
+    """Print a table; the first column is left-aligned, the others right-aligned, and no number is cut off."""
     from extremis.bars import make_table
 
     results.print(make_table(title, columns, rows))

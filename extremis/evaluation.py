@@ -28,10 +28,10 @@ from trainer.model import Model, load_model, trained_digest, trained_labels
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
+    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are arguments of `Scorer.score`.
 
-    `step` is as in `open_step`, `scores` (also None) as in `scores_of`. `baseline`: also score baselines, on the first
-    queries of the split. `calibrate`: also measure probabilities, fitted on the held-out rows.
+    `step` has the same meaning as in `open_step`, and `scores` (also None) as in `scores_of`. `baseline`: also score
+    baselines, on the first queries of the split. `calibrate`: also measure probabilities, fitted on the held-out rows.
     """
 
     split: str = "test"
@@ -47,7 +47,7 @@ class EvaluateOptions:
 
     @property
     def standard(self) -> bool:
-        """True if all queries and candidates count, with the filter, by the scores that represent the run."""
+        """True if all queries and candidates count, the filter applies, and the run's own kind of scores is used."""
         return self.limit is None and self.filter and not self.seen_only and self.scores is None
 
 
@@ -60,9 +60,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    The run may be trained on an earlier version: all labels of DATA count, and the run predicts the labels of its own
-    version. `device`: the device of embedding and search, as in `open_device`. Rank 0 keeps a standard report in the
-    run, for `extremis report`.
+    The run may have been trained on an earlier version of DATA: all labels of DATA count, and the run predicts the
+    labels of its own version. `device`: the device for embedding and search, as in `open_device`. Rank 0 saves a
+    standard report in the run, for `extremis report`.
     """
     doing("evaluate: reading the model")
     later = group.decide(lambda: _later(data, run, options))
@@ -98,7 +98,7 @@ def evaluate(
     version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
     report = {"step": checkpoint.step, "scores": by, "version": stated, **scores.report(), **calibration}
-    doing("evaluate: comparing texts with those of training")
+    doing("evaluate: comparing texts with the training texts")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
     if options.baseline:
@@ -125,7 +125,7 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
 
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
-    """Return {"baselines": metrics by name, "beside_baselines": the model's metrics and number of the same queries}."""
+    """Return {"baselines": metrics by name, "beside_baselines": the number of the queries and the model's metrics}."""
     queries = min(scores.queries, QUERIES)
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {

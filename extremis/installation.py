@@ -1,4 +1,4 @@
-"""Checks that the packages that `extremis` imports are its own, and names the extra of a missing package."""
+"""Checks that `extremis` imports its own packages, and finds the extra that installs a missing package."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OURS = ("schemas", "search", "trainer", "pipelines", "recipes")
-# Modules that only extras install, by the smallest such extra.
+# Modules that only extras install, by the smallest extra that installs the module.
 _EXTRAS = {
     "pipelines": ("apache_beam", "faiss", "huggingface_hub", "orjson", "tokenizers"),
     "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
@@ -54,7 +54,7 @@ def require_ours(names: Sequence[str] = OURS) -> None:
 
 
 def _remedy(folder: Path | None) -> str:
-    """Describe what to do about a module with our name in `folder`."""
+    """Describe what to do about a module in `folder` that has the name of one of ours."""
     named = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
     if folder in named:
         return f"Rename it, or take {folder} off PYTHONPATH."

@@ -23,7 +23,7 @@ _HELP = {
 
 
 class MetricsState(Collector):
-    """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the rest."""
+    """Metrics of one run by name. The trainer calls `step` and `record`; any thread may call the other methods."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch

@@ -130,7 +130,7 @@ def end_with_trainer() -> None:
 
 
 def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
-    """Check that --watch comes without options for a single dump or place. Raises InputError."""
+    """Check that --watch is given without options for a single dump or place. Raises InputError."""
     one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
     flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
     flags += ["--overwrite"] if options.overwrite else []

@@ -45,7 +45,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The best labels of a text, best first; the most frequent labels if the text has no `known_tokens`.
+    """The best labels of a text, best first; the most frequent labels if `known_tokens` is 0.
 
     `none_of_these`: True if the best label is more likely wrong than right; None if the export is not calibrated.
     """
@@ -58,7 +58,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Terms of the sum that is a label's score: `parts` by source, with details in `words` and `points`.
+    """Terms whose sum is a label's score: `parts` by source, with details in `words` and `points`.
 
     "vector": the label's vector; "text": the embedding of its text; "points": votes of near training points; "words":
     the linear ranker; "tree": the tree of `extremis fuse --by tree`; "prior": for a text without known tokens. `words`:
@@ -157,7 +157,7 @@ class Model:
 
     @property
     def is_current(self) -> bool:
-        """False if another export of the opened folder is current now; `load` the folder again then."""
+        """False if the opened folder now has another current export; `load` the folder again to use that export."""
         return follow(self._place) == self.url
 
     @functools.cached_property
@@ -178,7 +178,7 @@ class Model:
         """Return the best `k` labels of each text that score at least `threshold`, or the threshold of `precision`.
 
         `filter`: keys of labels to leave out, or a list of keys for each text.
-        Raises InputError if no threshold has this precision, both are given, k < 1, or a label does not exist.
+        Raises InputError if no threshold has this precision, both limits are given, k < 1, or a label does not exist.
         """
         if threshold is not None and precision is not None:
             raise InputError("threshold and precision both set the lowest score. Give only one of the two.")
@@ -200,7 +200,7 @@ class Model:
         return predictions
 
     def explain(self, text: str, label: int | str) -> Explanation:
-        """Return the terms of a label's score for a text; `label`: id or key. Raises InputError if it is unknown."""
+        """Return the terms of a label's score for a text; `label`: id or key. Raises InputError if unknown."""
         place = self.labels.ids([label])[0] if isinstance(label, str) else label
         if not 0 <= place < len(self.labels):
             raise InputError(f"label = {label}: expected a label id from 0 to below {len(self.labels):,}.")
@@ -227,7 +227,7 @@ class Model:
         return explained
 
     def embed(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Embed texts: x float32 [N, D], in the form that is scored against the labels' vectors."""
+        """Embed texts: x float32 [N, D], ready for products with the labels' vectors."""
         parts = [self._exported.serving.embed(inputs) for _, inputs, _ in self._batches(texts)]
         dimension = int(self._exported.table.parameters["dimension"])
         return np.concatenate(parts) if parts else np.zeros((0, dimension), np.float32)
@@ -264,9 +264,10 @@ def load(
 ) -> Model:
     """Open the export at `export`, a directory or an object-store prefix; for a folder, open its current export.
 
-    `exact`: score every label, without an index. `threads` None: all cores. `embedder`: another place of the model
-    that made the dense vectors of DATA.
-    Raises TableError: no export, or a damaged export; InputError: no such model, or a different model; StorageError.
+    `exact`: score every label, without an index. `threads` None: all cores. `embedder`: another path or hub name of the
+    model that made the dense vectors of DATA.
+    Raises TableError if the export is missing or damaged; InputError if the model is missing or different;
+    StorageError.
     """
     place = None if embedder is None else str(embedder)
     return Model(open_exported(str(export), exact, threads), str(export), place)
@@ -313,7 +314,7 @@ def open_embedder(exported: Exported, place: str | None = None) -> Callable[[pa.
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """The tokenizer of an export. `blank` [n]: special or unknown tokens, to ignore. `dense`: the model reads words."""
+    """The tokenizer of an export. `blank` [n]: special and unknown tokens, ignored. `dense`: the model reads words."""
 
     tokenizer: Tokenizer
     blank: np.ndarray

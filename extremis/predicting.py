@@ -34,7 +34,7 @@ from trainer.inputs import Inputs, open_queries, require_inputs
 
 STANDARD = "-"  # standard output
 _BINARY = ("parquet", "npz")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets compute
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets read as formulas
 _TAG = "extremis"
 KNOWN = "known_tokens"
 _LISTS = {"labels": pa.string(), "scores": pa.float32(), "label_ids": pa.int64(), "texts": pa.string()}
@@ -59,7 +59,7 @@ def write_predictions(
 ) -> dict[str, Any]:
     """Write the best `k` labels of every row with scores of at least `threshold`, without the filter's pairs.
 
-    `to`: format of the file; None: taken from its name. `safe_cells`: no cell of a CSV starts like a formula.
+    `to`: format of the file; None: the name gives the format. `safe_cells`: no cell of a CSV starts like a formula.
     Raises ExtremisError.
     """
     labels = exported.label_table(("key", "text"))
@@ -88,7 +88,8 @@ def write_predictions(
 def rows_of_texts(exported: Exported, texts: Texts, batch: int, embedder: str | None = None) -> Iterator[pa.Table]:
     """Return texts with the columns that the encoder reads, `batch` rows at a time. Raises ExtremisError.
 
-    `embedder`: another place of the model that made the dense vectors of DATA. The call also warms the model up.
+    `embedder`: another path or hub name of the model that made the dense vectors of DATA. The call also warms the model
+    up.
     """
     columns = exported.serving.columns
     features, embed = "feature_ids" in columns, open_embedder(exported, embedder)

@@ -17,7 +17,7 @@ from trainer.group import Group
 
 @contextlib.contextmanager
 def joined() -> Iterator[Group]:
-    """Join this process's group for the block. The first rank that fails raises its error; the others exit.
+    """Join this process's group for the block. The first rank that fails raises its error; the other ranks exit.
 
     Raises ExtremisError, SystemExit.
     """
@@ -54,11 +54,11 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
 
 
 def keep_command(run: RunLayout) -> None:
-    """Add the present command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
+    """Add the current command line, if any, to the command lines of RUN. Raises TableError, StorageError."""
     if line := redact(present_output().command):
         write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
 
 
 def commands_of(run: RunLayout) -> list[str]:
-    """Return the command lines that made RUN, oldest first. Raises TableError if their file is damaged."""
+    """Return the command lines that made RUN, oldest first. Raises TableError if the file is damaged."""
     return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []

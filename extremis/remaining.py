@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 _KNOWN = 0.1  # share of a phase after which its own pace gives the estimate
-_OVERDUE = 1.25  # estimated length of an overdue phase, over its time so far
+_OVERDUE = 1.25  # estimated length of an overdue phase, relative to its time so far
 
 
 class Remaining:
@@ -18,7 +18,7 @@ class Remaining:
         self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
-        """Begin a phase of `expected` seconds (0: unknown); `after` gives the seconds of later phases from its own."""
+        """Begin a phase of `expected` seconds (0: unknown); `after` maps its seconds to those of later phases."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
         self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
 

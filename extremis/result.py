@@ -6,8 +6,8 @@ from typing import Any
 
 from extremis.console import metric_grid, say_value, without_controls
 
-_LONG = 12  # rows shown of a list
-_FEW = 5  # numbers shown of a mapping
+_LONG = 12  # rows of a list that are shown
+_FEW = 5  # numbers of a mapping that are shown
 _NUMBERS = (int, float)
 
 Grid = tuple[list[str], list[list[str]]]

@@ -28,7 +28,7 @@ class _Waiting:
         self._suspended, self._shown = 0, False
 
     def begin(self, text: str) -> None:
-        """Name the present work."""
+        """Set the name of the current work."""
         with self._lock:
             self._text, self._began = text, time.monotonic()
             self.spoke()
@@ -43,7 +43,7 @@ class _Waiting:
             self._spoken, self._pause = time.monotonic(), _LINES_AFTER
 
     def suspend(self, by: int) -> None:
-        """Count the other displays of progress, such as bars: `by` is +1 for a new display, -1 for a closed one."""
+        """Count the other displays of progress, such as bars: `by` is +1 for a new display, -1 for a closed display."""
         with self._lock:
             self.spoke()
             self._suspended += by

@@ -1,4 +1,4 @@
-"""Versions of data and exports in a folder: list them with their needs and missing needs, and remove a version."""
+"""Versions of data and exports in a folder: lists versions with the versions that they need, and removes a version."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ _REQUIRE = {"data": require_parts, "export": require_needed}
 
 @dataclass(frozen=True)
 class _Listed:
-    """A listed data set or export; `fault` describes missing needs."""
+    """A listed data set or export; `fault` describes missing files that it needs."""
 
     table: Table
     fault: str | None
@@ -55,7 +55,7 @@ class ListedData(_Listed):
 
     @property
     def version(self) -> Version:
-        """Place of the data set among versions."""
+        """Version of the data set."""
         return Version.of(self.table.manifest)
 
     @property
@@ -64,7 +64,7 @@ class ListedData(_Listed):
         return {part: resolve(self.table.url, place) for part, place in self.version.needs if place != "."}
 
     def facts(self, root: str) -> dict[str, Any]:
-        """Return what there is to say, as JSON values; places are seen from `root`."""
+        """Return the facts as JSON values; places are relative to `root`."""
         version, parameters = self.version, self.table.parameters
         return {
             "data": relative(root, self.table.url),
@@ -79,7 +79,7 @@ class ListedData(_Listed):
         }
 
     def require_unneeded(self) -> None:
-        """Raise InputError, which names data sets in the same folder, if they need this data set."""
+        """Raise InputError, which names the data sets, if other data sets in the same folder need this data set."""
         url = resolve(self.table.url, ".")
         others = [
             f"{each.table.url} (version {each.version.number})"
@@ -104,7 +104,7 @@ class ListedExport(_Listed):
         return [resolve(self.table.url, place) for _, place, _ in ExportVersion.of(self.table.manifest).needs]
 
     def facts(self, root: str) -> dict[str, Any]:
-        """Return what there is to say, as JSON values; places are seen from `root`."""
+        """Return the facts as JSON values; places are relative to `root`."""
         patches = [patch.bytes for entry in self.table.shards if entry.view for patch in entry.view.patches]
         return {
             "export": relative(root, self.table.url),

@@ -1,4 +1,4 @@
-"""The run of `auto`: survey, trials, training of the best recipe on all rows but a few, and fusion of its scores."""
+"""The run of `auto`: survey, trials, training of the best recipe on almost all rows, and fusion of its scores."""
 
 import math
 import statistics
@@ -36,7 +36,8 @@ _HELD_OUT = 500  # queries held out of the final run: enough to fit the weights 
 _PATIENCE = 2  # validations without a better result before training stops
 _OF_TRIALS = 1 / 3  # share of the total time
 _LATE = 1.1  # factor by which --minutes may be exceeded
-_WIDER, _MINED = 1.9, 1.7  # time of a final run's epoch, over a trial's with as many rows; factor with a miner
+# Time of an epoch of the final run, relative to a trial with as many rows; additional factor with a miner.
+_WIDER, _MINED = 1.9, 1.7
 _OF_RANKER, _OF_FUSION = 0.3, 0.1  # shares of the remaining time
 _RANKER, _FUSION = 3.0, 1.0  # time of the ranker and the fusion in epochs, until it is measured
 _LEAST_MINUTES = 0.05  # minimum for a trial
@@ -53,7 +54,7 @@ def run_auto(
     pretrained: str = "",
     **process: Any,
 ) -> dict[str, Any]:
-    """Choose a recipe for DATA and train it into RUN; `minutes` limits the whole, 0: no limit.
+    """Choose a recipe for DATA and train it into RUN; `minutes` limits the total time, 0: no limit.
 
     `pretrained`: a model whose token vectors are also tried, as `encoder.pretrained`.
     `began`: start of the time limit by `time.perf_counter`; None: now. `process`: options of the final run's training,
@@ -128,7 +129,7 @@ def _choose(
 ) -> tuple[dict[str, Any], Resolved, float]:
     """Try the contenders, then variations of the best; return a report, the winning recipe, and seconds per epoch.
 
-    Trials have a share of `minutes` (0: no limit); contenders without time left are not tried.
+    Trials get a share of `minutes` (0: no limit); contenders for which no time is left are not tried.
     """
     rows, began = survey.facts.queries, time.perf_counter()
     fitting = _fitting(data, contenders(survey, pretrained), rows, overrides)
@@ -180,7 +181,7 @@ def _choose(
 
 
 def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
-    """Return the contenders to which the overrides apply, each with its recipe. Raises InputError if there is none."""
+    """Return the contenders to which the overrides apply, each with its recipe. Raises InputError if there are none."""
     fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in kinds:
         try:
@@ -213,7 +214,7 @@ def _within(recipe: Recipe, minutes: float, epoch: float, spent: float, of_ranke
     """Limit training so that time for the fusion remains within `minutes`; `spent` seconds have passed.
 
     The fusion embeds all rows once, and may fit the ranker again, which took `of_ranker` seconds. Prints a line if two
-    epochs, the minimum for learning rates to fall to their end, take longer.
+    epochs, the minimum for learning rates to fall to their final values, take longer.
     """
     if not minutes:
         return recipe

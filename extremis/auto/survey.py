@@ -18,11 +18,12 @@ from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # rows of queries and of labels to compare
-_EVERY_LABEL = 8_000  # number of labels up to which scoring all of them costs about as much as a shared pool
+_EVERY_LABEL = 8_000  # up to this many labels, scoring all labels costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
-VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest one
+VARIATIONS = len(_NGRAM_WEIGHTS) - 1  # number of variations of the best contender: all weights but the nearest weight
 _LEAST_WEIGHT = 0.01
-# On WordNet, 10 per query instead of 2 gain 0.3 P@5 and double the time: each is one more label to encode.
+# On WordNet, 10 mined negatives per query instead of 2 gain 0.3 P@5 and double the time: each negative is one more
+# label to encode.
 _FEW_MINED = "negatives.hard=2"
 # A shared pool draws an eighth of this number of labels per step. Mined negatives added at most 0.2 P@1, for half
 # more time, on artworks with 9,315 and 15,562 labels.
@@ -64,7 +65,7 @@ class Survey:
 
     @property
     def is_symmetric(self) -> bool:
-        """True if most labels are also queries. A pair may then have a reverse pair, and an excerpt would lose it."""
+        """True if most labels are also queries. A pair may then have a reverse pair, which an excerpt would lose."""
         return self.labels_have_texts and self.symmetric > 0.5
 
     def lines(self) -> Iterator[str]:

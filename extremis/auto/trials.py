@@ -1,8 +1,8 @@
 """Trials: short trainings of contenders on an excerpt of the data, scored on held-out rows.
 
 After half of its epochs a trial ends if the best earlier trial is better at the same epoch. An excerpt is a data set of
-some labels with all their training points. A sample of rows with all labels would leave too few points per label, and
-so favour recipes that need few points.
+some labels with all their training points. A sample of rows with all labels would have too few points per label, which
+favours recipes that need few points.
 """
 
 import time
@@ -38,7 +38,7 @@ from trainer.stream.sources import ALL_ROWS
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
 SHOWN = "P@1", "P@5", METRIC
 QUERIES = 2_000  # maximum for the scores of a trial
-_FEW = 200  # queries; up to a tenth of the rows is held out for them: 50 of 1,000 rows gave random weights of scores
+_FEW = 200  # queries; up to a tenth of the rows is held out for these: 50 of 1,000 rows gave random weights of scores
 _ROWS = 100_000  # rows of a trial, fewer if texts are long
 _LONG = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows
@@ -77,8 +77,9 @@ class Trial:
     def beats(self, other: Contender, course: Sequence[float], queries: int, epochs: int) -> bool:
         """Return whether `other`, with scores `course` after `epochs` epochs on `queries` queries, has lost.
 
-        A variation of the same recipe loses if it is behind after two epochs or more, another recipe if it is behind by
-        more than the interval. On WordNet n-grams of full weight are 3.4 behind after one epoch, 0.7 ahead after two.
+        A variation of the same recipe loses if it is behind after two epochs or more. Another recipe loses if it is
+        behind by more than the interval. On WordNet, n-grams with full weight are 3.4 behind after one epoch and 0.7
+        ahead after two epochs.
         """
         is_change = other.recipe == self.contender.recipe
         if len(course) > len(self.course) or (is_change and epochs < _JUDGED):
@@ -92,7 +93,7 @@ class Trial:
 class TrialData:
     """Rows for training and scoring all trials of a data set: the share `share` of the `rows` at `data`.
 
-    Each trial passes over them `epochs` times on `device` with `threads` threads, and is kept in `folder`.
+    Each trial passes over the training rows `epochs` times on `device` with `threads` threads, and is kept in `folder`.
     """
 
     data: str
@@ -186,7 +187,7 @@ def holdout_share(rows: int, queries: int = QUERIES) -> float:
 def best_of(trials: Sequence[Trial], queries: int) -> Trial:
     """Return the best finished trial, measured on `queries` queries; the first of equal trials.
 
-    A dual encoder wins unless another trial leads by more than half of the interval (all have the same queries),
+    A dual encoder wins unless another trial leads by more than half of the interval (all trials have the same queries),
     because trials lack hard negatives, which help dual encoders most. On 20,000 rows of YSO a dual encoder reached a
     final P@1 of 22.9; a contender that led by 0.2 in its trial reached 14.6.
     """
@@ -259,5 +260,5 @@ def _write_table(url: str, key: str, parts: list[pa.Table], whole: Table, parame
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters without those of a version, because an excerpt has no version."""
+    """Return the parameters without version parameters, because an excerpt has no version."""
     return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}

@@ -22,10 +22,10 @@ def ablate(
 
     Finished runs are skipped, and interrupted runs continue. OUT gets ablation.json, ablation.md and, with the extra
     report, ablation.html: metrics against time if recipes have a validation split. In a checkout of Extremis, papers/
-    has the recipes of the papers, and measures their claims.
+    contains recipes of papers, and measures the claims of these papers.
 
     Options:
-        recipes: Recipes to compare: names, TOML files, folders of them. Default: random,astra.
+        recipes: Recipes to compare: names, TOML files, or folders of TOML files. Default: random,astra.
         split: Split to score.
         retry: Also retry failed runs.
 

@@ -40,7 +40,7 @@ def cluster(
 
     Examples:
       extremis cluster data/ runs/1                    the newest dump
-      extremis cluster data/ runs/1 --watch            beside a trainer, wherever it runs
+      extremis cluster data/ runs/1 --watch            beside a trainer on any machine
       extremis cluster data/ runs/2 --queries embeddings/ --size 64 --for-epoch 0
       extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
     """

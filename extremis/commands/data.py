@@ -12,9 +12,9 @@ from extremis.console import say, table
 def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Progress = True) -> dict[str, Any]:
     """List data versions and exports in a folder, show the parts of a version, or drop a version or an export.
 
-    list shows for each version what it adds, its rows and labels in all, and missing files; for exports, which export
-    is current. show lists the parts of a data version. drop removes a data set or an export, but refuses if another in
-    the same folder needs its files, or if the export is current.
+    list shows the part that each version adds, the version's total rows and labels, and missing files; for exports,
+    which export is current. show lists the parts of a data version. drop removes a data set or an export, but refuses
+    if another data set or export in the same folder needs its files, or if the export is current.
 
     Examples:
       extremis data list data/

@@ -12,7 +12,7 @@ from extremis.console import metric_grid, results, say, table
 from schemas.errors import InputError
 
 AUTO = "auto"
-# What PECOS XR-Linear (pifa_lf_concat, TF-IDF of words and pairs of words) scores on the same test split.
+# Scores of PECOS XR-Linear (pifa_lf_concat, TF-IDF of words and pairs of words) on the same test split.
 XR_LINEAR = {"P@1": 70.81, "P@3": 58.59, "P@5": 48.71, "PSP@1": 24.31, "PSP@3": 34.24, "PSP@5": 40.51}
 
 
@@ -47,14 +47,14 @@ def demo(
     data, run = join(fspath(folder), "data"), join(fspath(folder), "run")
     raw = _example()
     if source != AUTO:
-        load_recipe(source, overrides)  # a fault in it is told before anything is made
+        load_recipe(source, overrides)  # refuses a faulty recipe before anything is made
     options = ShardOptions(propensity_a=0.55, propensity_b=1.5)  # of the Tate collection
     say(f"1/3 shard {raw} to {data}")
     moments = [time.perf_counter()]
     shard(raw, data, options, (), say)
     moments.append(time.perf_counter())
     say(f"2/3 train {source} into {run}, with a miner")
-    require_place(run, "trained")  # that of an earlier demo
+    require_place(run, "trained")  # the run of an earlier demo
     storage.remove(run, recursive=True)
     outcome = _train(data, run, source, overrides)
     moments.append(time.perf_counter())

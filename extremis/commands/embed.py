@@ -1,4 +1,4 @@
-"""`extremis embed`: vectors of texts by any model, or of queries or labels by a run's."""
+"""`extremis embed`: embeds texts with any model, or queries or labels with a run."""
 
 from os import fspath
 from typing import Any, Literal
@@ -33,13 +33,13 @@ def embed(
 ) -> dict[str, Any]:
     """Embed texts with any text model (MODEL INPUT OUT), or queries or labels of DATA with a run (DATA RUN OUT).
 
-    MODEL is a directory or a hub name: of sentence-transformers, transformers or Model2Vec, in safetensors. INPUT is
-    text lines (.txt), JSON lines, CSV or Parquet with key and text, any number of files; DATA; or rows, in Python. OUT
-    has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT the vectors are aligned with their
-    table. Options after -- go to Beam.
+    MODEL is a directory or a hub name of a model of sentence-transformers, transformers or Model2Vec, in safetensors.
+    INPUT is DATA, or any number of files with key and text (.txt lines, JSON lines, CSV, Parquet), or, in Python, rows.
+    OUT has query_id, key, text and vector in the order of INPUT. With DATA RUN OUT the vectors are aligned with the
+    table of queries or labels. Options after -- go to Beam.
 
     Options:
-        step: Of a run: step of the checkpoint. Default: as of evaluate, the one of the run's figures.
+        step: With DATA RUN OUT: step of the checkpoint. Default: the same checkpoint as evaluate.
 
     Examples:
       extremis embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl emb/corpus --what documents

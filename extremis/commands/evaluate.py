@@ -38,21 +38,21 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
-    RUN may be trained on an earlier version of DATA. It predicts the labels that it knows; newer labels count as
-    missed.
+    RUN may have been trained on an earlier version of DATA. Then RUN predicts only the labels that it knows; newer
+    labels count as missed.
 
     Options:
         split: A split of DATA, or holdout: the rows that the run held out.
-        limit: Number of queries to score, the first ones. Default: all.
+        limit: Number of queries to score, from the start of the split. Default: all.
         no_filter: Keep the filter's pairs among the predictions.
         k: More values of k, e.g. 20,100; at most 1000.
         zero_shot: Also score the labels without a training point separately.
         seen_only: Rank only labels with a training point. Default: all labels.
         scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
-            fuse). Default: fused, where the checkpoint has a fusion.
-        baseline: Also score popular labels, and nearest texts by TF-IDF.
-        calibrate: Also measure probabilities, by a curve that is learned from what RUN held out, or val. Needs
-            scikit-learn (extra fusion).
+            fuse). Default: fused, if the checkpoint has a fusion.
+        baseline: Also score baselines: popular labels, and nearest texts by TF-IDF.
+        calibrate: Also measure probabilities, from a curve that is learned on the rows that RUN held out, or on val.
+            Needs scikit-learn (extra fusion).
 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
@@ -93,7 +93,7 @@ def evaluate(
 
 
 def _show_parts(report: dict[str, Any]) -> None:
-    """Print metrics by the part of a version that queries, and labels, came with."""
+    """Print metrics by the part of a version that added the queries, or the labels."""
     names = ("P@1", "P@5", "PSP@5")
     for key, title, counted, shown in (
         ("parts", "by part of the queries", "queries", names),
@@ -107,7 +107,7 @@ def _show_parts(report: dict[str, Any]) -> None:
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:
-    """Print how far queries that repeat a training point flatter the metrics."""
+    """Print how much queries that repeat a training point raise the metrics."""
     seen, unseen = report["seen"], report["unseen"]
     values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
     say(
@@ -129,7 +129,7 @@ def _show_baselines(split: str, report: dict[str, Any]) -> None:
     for line, metrics in report["baselines"].items():
         above = [name for name in names if metrics[name] > model["metrics"][name]]
         if above:
-            say(f"odd: {', '.join(above)} of this run is below that of {line}")
+            say(f"odd: {', '.join(above)} of this run is below the baseline: {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

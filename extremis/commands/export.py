@@ -34,24 +34,24 @@ def export(
 ) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index if there are many labels.
 
-    A transformer becomes a directory that sentence-transformers and transformers open, or an ONNX graph, which needs no
-    PyTorch. With --onto, OUT contains the changes since an earlier export, and refers to its other files. See
-    docs/export.md.
+    A transformer becomes a directory that sentence-transformers and transformers can open, or an ONNX graph, which
+    needs no PyTorch. With --onto, OUT contains the changes since an earlier export, and refers to the other files of
+    that export. See docs/export.md.
 
     Options:
         form: Format of a transformer: torch; onnx, a graph with PyTorch's embeddings (extra onnx); onnx-int8, in eight
-            bits. Default: as EXPORT of --onto, else torch.
+            bits. Default: the format of EXPORT (--onto), else torch.
         index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
         target_recall: Recall that the index is tuned to.
         precision: Precisions that get a threshold.
         threshold_split: Split to measure thresholds on, or none. Default: val, if DATA has it.
-        calibrate: Learn probabilities from scores, on the split of the thresholds, or without val on the held-out rows
-            of RUN. Needs scikit-learn (extra fusion).
+        calibrate: Learn probabilities from scores, on the split of the thresholds, or, if there is no val, on the
+            held-out rows of RUN. Needs scikit-learn (extra fusion).
         scores: sum adds the embeddings of the labels' texts to the vectors; fused uses the result of `extremis fuse`.
             Default: fused, if the checkpoint has a fusion.
-        onto: Earlier export that OUT refers to, or a folder of exports, for its current export.
-        current: Make OUT the current export of its folder: `predict` and `load` of the folder open OUT.
-        overwrite: Replace an export made from something else.
+        onto: Earlier export that OUT refers to, or a folder of exports, to use its current export.
+        current: Make OUT the current export of its folder: `predict` and `load` then open OUT for the folder.
+        overwrite: Replace an export of another run or with other options.
 
     Examples:
       extremis export data/ runs/1 exported/

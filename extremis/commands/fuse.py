@@ -35,11 +35,11 @@ def fuse(
     Options:
         by: Weighted sum of scores, or NGAME's tree.
         step: Step of the checkpoint. Default: the best on validation, else the newest.
-        split: Split to learn on, without training rows. Default: the held-out rows of RUN, or val.
+        split: Split to learn on, with no rows that RUN was trained on. Default: the held-out rows of RUN, or val.
         shortlist: Number of best labels per query that are ranked again.
-        queries: Number of queries to learn from, the first of the split.
+        queries: Number of queries to learn from, from the start of the split.
         memory: Limit for the training points in memory: index codes and labels.
-        linear: Limit for the rows that the linear ranker learns from; 0: no linear ranker.
+        linear: Limit for the size of the rows that the linear ranker learns from; 0: no linear ranker.
 
     Examples:
       extremis fuse data/ runs/1

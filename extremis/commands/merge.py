@@ -1,4 +1,4 @@
-"""`extremis merge`: several tables of hard negatives as one."""
+"""`extremis merge`: merges several tables of hard negatives."""
 
 from collections.abc import Sequence
 from os import fspath
@@ -31,7 +31,7 @@ def merge(
     Options after -- go to Beam.
 
     Options:
-        others: Tables to merge with TABLE, for example that of BM25 or of a different model.
+        others: Tables to merge with TABLE, for example a table mined by BM25 or by a different model.
 
     Example:
       extremis merge data/ negatives/ours/queries negatives/both --others negatives/bm25

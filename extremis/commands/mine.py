@@ -67,8 +67,8 @@ def mine(
     """Make hard-negative tables from the dumps of RUN, or from vectors of any model.
 
     Instead of DATA and RUN you can give vectors of queries and vectors of documents: a file or a folder of .npy,
-    safetensors, Parquet or Arrow, or in Python an array. The table is then OUT/queries, its data set OUT/data. Options
-    after -- go to Beam.
+    safetensors, Parquet or Arrow, or in Python an array. The table is then OUT/queries, and its data set is OUT/data.
+    Options after -- go to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.
@@ -77,7 +77,7 @@ def mine(
     Examples:
       extremis mine q.npy d.npy --positives pairs.csv --out mined/
       extremis mine data/ runs/1                       the newest dump
-      extremis mine data/ runs/1 --watch               beside a trainer, wherever it runs
+      extremis mine data/ runs/1 --watch               beside a trainer on any machine
       extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
       extremis mine data/ runs/1 --by labels --out negatives/theta
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
@@ -121,11 +121,11 @@ def _as_files(*vectors: Any) -> Iterator[list[str]]:
 
 
 def _has_vectors(places: list[str], stated: dict[str, Any]) -> bool:
-    """Return whether vectors in files are mined, and no dump. Raises InputError for options of the other."""
+    """Return whether the input is vectors in files, not a dump. Raises InputError for options that need a dump."""
     from pipelines.arrays.files import urls_of
 
     found = any(stated[name] for name in _OF_ARRAYS)
-    with contextlib.suppress(StorageError):  # --watch waits for it
+    with contextlib.suppress(StorageError):  # --watch waits for storage
         urls = [urls_of(place) for place in places]
         found = found or all(urls) or any(some == [place] for some, place in zip(urls, places, strict=True))
     flags = ", ".join(f"--{name.replace('_', '-')}" for name in _OF_RUNS if stated[name] not in (None, False))

@@ -55,33 +55,33 @@ def plan(
 ) -> dict[str, Any]:
     """Estimate the bytes of every table and the memory of every step of a run, before it starts.
 
-    --rehearse runs the share of one rank and one worker on this machine, with simulated peers, and measures time, too.
+    --rehearse runs the share of one rank and one worker on this machine, with simulated peers, and also measures time.
     Settings that a recipe takes from the data are computed from the given numbers.
 
     Options:
         queries: N. Default: as many as DATA has.
         labels: L. Default: as many as DATA has.
-        data: A sharded sample of the data; its averages stand for all rows.
+        data: A sharded sample of the data; its averages are used for all rows.
         tokens: Tokens per query, on average.
         label_tokens: Tokens per label, on average.
         labels_per_query: Labels per query, on average.
         key_bytes: Characters of a key, on average.
         text_bytes: Characters of a label, on average.
-        vocabulary: Number of tokens.
+        vocabulary: Number of tokens in the vocabulary.
         dimension: D. Default: the recipe's.
         width: K of the negative tables. Default: the recipe's.
         epochs: Default: the recipe's.
         ranks: Trainer processes.
         workers: Pipeline workers.
-        engine: Cluster of the pipelines. Default: none.
+        engine: Engine of the cluster that runs the pipelines. Default: none.
         memory: Memory of each process.
-        rehearse: Run a rank's share of every stage here, and print it beside the plan.
-        rank: The rank that is rehearsed.
-        network: Speed of the network between ranks, in bits a second.
-        latency: Milliseconds that a message between ranks takes, beside its bytes.
-        disk: Bytes a second of the disk. Default: measured.
-        folder: Where the rehearsal writes. Default: TMPDIR.
-        minutes: Time for the rehearsal, about; less of each stage is done where it is short.
+        rehearse: Run a rank's share of every stage here, and print the measurements beside the plan.
+        rank: Rank to rehearse.
+        network: Speed of the network between ranks, in bits per second.
+        latency: Milliseconds that a message between ranks takes, in addition to the time for its bytes.
+        disk: Speed of the disk in bytes per second. Default: measured.
+        folder: Folder for the rehearsal's files. Default: TMPDIR.
+        minutes: Approximate time for the rehearsal; with too few minutes, only a part of each stage is done.
 
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB

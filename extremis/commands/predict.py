@@ -44,10 +44,10 @@ def predict(
         data: DATA of the run: predict for one of its splits instead of INPUT.
         split: Split of --data.
         k: Labels per query.
-        form: Form of INPUT. Default: by its name.
-        to: Form of OUT. Default: by its name.
+        form: Format of INPUT. Default: from its name.
+        to: Format of OUT. Default: from its name.
         fields: Names of the fields in INPUT, e.g. key=id,text=query.
-        text: Fields that make up a text, where records have a title.
+        text: Fields that make up a text, if records have a title.
         batch: Queries at a time.
         threshold: Leave out labels with a lower score.
         precision: Use the export's threshold for this precision.
@@ -55,7 +55,7 @@ def predict(
         embedder: Path or hub name of the model that made the dense vectors of DATA. Default: the name in the export.
         no_filter: With --data: do not remove the pairs of the filter files.
         safe_cells: In CSV, put an apostrophe before cells that a spreadsheet would read as a formula.
-        threads: Default: all cores.
+        threads: Number of threads. Default: all cores.
         overwrite: Replace existing predictions at OUT.
 
     A text without a known token gets the most frequent labels and known_tokens 0. A calibrated export (extremis export

@@ -8,7 +8,7 @@ from extremis.commands.shared import Place, Recipe, Settings
 from extremis.console import results, say, table
 from schemas.errors import InputError
 
-# What is listed: section, key, and the value where a recipe does not say.
+# Columns of the list: section, key, and the value for recipes without this key.
 _SHOWN = {
     "head": ("head", "kind", "classifier"),
     "loss": ("loss", "kind", "bce"),
@@ -31,7 +31,7 @@ def recipes(
 
     `auto` is not a recipe: `extremis run auto` tries a few recipes on the data, and trains the best. show prints the
     keys of RECIPE, including keys of the recipe that it extends. copy writes these keys to a TOML file OUT for you to
-    edit. validate checks a recipe by name or file, with changes by --set, as a run does.
+    edit. validate checks a recipe (a name or a file) and changes by --set, as a run does.
 
     Examples:
       extremis recipes
@@ -42,7 +42,7 @@ def recipes(
     places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
     if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
         expected = {0: "nothing", 1: "RECIPE", 2: "RECIPE and OUT"}[len(places)]
-        raise InputError(f"recipes {action}: expected {expected} after it.")
+        raise InputError(f"recipes {action}: expected {expected} after {action}.")
     if action == "list":
         return _list()
     if action == "validate":
@@ -56,7 +56,7 @@ def recipes(
 
 
 def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str, Any]:
-    """Print what `recipe` states as TOML, or write it at `out`. Raises InputError if the file exists."""
+    """Print the keys of `recipe` as TOML, or write the keys at `out`. Raises InputError if the file exists."""
     import tomli_w
 
     from schemas import storage

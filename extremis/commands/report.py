@@ -16,10 +16,10 @@ def report(
     predictions: bool = True,
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Write one HTML page about runs, with a search, which opens from a disk and needs no network.
+    """Write one HTML page about runs, with a search. The page opens from a disk, without a network.
 
     The page shows data, training, tables of negatives, metrics (from `extremis evaluate`), and queries with positives,
-    predictions and hard negatives as text. Several runs of the same DATA, or of versions before it, are compared.
+    predictions and hard negatives as text. Several runs on the same DATA, or on earlier versions of DATA, are compared.
     Without DATA, the queries are left out.
 
     Options:

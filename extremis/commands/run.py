@@ -42,9 +42,9 @@ def run(
     "wait"). Options after -- go to the miner's Beam pipeline.
 
     Options:
-        minutes: With `auto`: time for all of it. Default: no limit.
-        pretrained: With `auto`: a model of DATA's tokenizer (directory, hub name), whose vectors of tokens are tried.
-        deterministic: Wait for each table: two runs with as many --threads give the same bytes.
+        minutes: With `auto`: limit for the total time. Default: no limit.
+        pretrained: With `auto`: a model with DATA's tokenizer (a directory or hub name), to try its token vectors.
+        deterministic: Wait for each table, so that two runs with equal --threads give the same bytes.
 
     Examples:
       extremis run auto data/ runs/1 --minutes 10

@@ -1,4 +1,4 @@
-"""`extremis shard`: raw data, or data at hand in Python, becomes tables."""
+"""`extremis shard`: turns raw data, or data in Python, into tables."""
 
 import contextlib
 import tempfile
@@ -61,17 +61,17 @@ def shard(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Tokenize and shard raw data: INPUT to DATA.
+    """Tokenize and shard raw data from INPUT to DATA.
 
     INPUT is a folder or URL with files in a format of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
-    In Python it may be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a Hugging
-    Face data set, or a dictionary of these by split ("train", "test", "labels").
+    In Python INPUT may also be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a
+    Hugging Face data set, or a dictionary of these by split ("train", "test", "labels").
     Unusable rows go to DATA/rejects. Rows with an empty text are kept; rows without a text are rejected. Options after
     -- go to Beam. By default shard uses all cores of this machine.
 
     Options:
-        propensity: Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.
-        overwrite: Replace a finished data set made from something else.
+        propensity: Propensity constants, e.g. 0.55,1.5. Default: none, and no PSP metrics.
+        overwrite: Replace any finished data set, and start from the beginning.
 
     Examples:
       extremis shard examples/tate/ data/ --propensity 0.55,1.5

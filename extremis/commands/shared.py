@@ -63,6 +63,6 @@ Names = Annotated[
 
 
 def with_settings(changes: Sequence[str], **settings: Any) -> tuple[str, ...]:
-    """Return the changes of a recipe, including those by other options; None: not given."""
+    """Return the changes of a recipe, including changes by other options; None: not given."""
     stated = {key.replace("__", "."): value for key, value in settings.items() if value is not None}
     return (*changes, *(f"{key}={json.dumps(value)}" for key, value in stated.items()))

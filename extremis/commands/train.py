@@ -12,12 +12,12 @@ from trainer.checkpoints.stopping import GRACE
 
 LOOPBACK = "127.0.0.1"
 _FROM = "Start from the encoder and the label vectors of RUN1, a run on an earlier version of DATA."
-_THREADS = "Threads to compute with; the miner uses as many. Default: the cores that this process may use."
+_THREADS = "Threads to compute with; the miner uses the same number. Default: the cores that this process may use."
 
 RecipeDevice = Annotated[
     str,
     DEVICE,
-    Option("Where to compute. Default: as the recipe says; most say auto, which takes a GPU if the machine has one."),
+    Option("Where to compute. Default: from the recipe; usually auto, which takes a GPU if the machine has one."),
 ]
 FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
 Threads = Annotated[int, Option(_THREADS, ge=1)]
@@ -61,7 +61,7 @@ def train(
 
 
 def overrides_of(set: Settings, device: str | None, threads: int | None, from_run: Place | None) -> tuple[str, ...]:
-    """Return the changes of the recipe, including those by other options; sets `threads` of this process."""
+    """Return the changes of the recipe, including changes by other options; sets `threads` of this process."""
     if threads is not None:
         share_cores(threads)
     start_from = from_run and fspath(from_run)
@@ -69,7 +69,7 @@ def overrides_of(set: Settings, device: str | None, threads: int | None, from_ru
 
 
 def process_options(resume: bool, port: int | None, host: str, grace: float) -> dict[str, Any]:
-    """Return the options of a training's process, which change no number of its run."""
+    """Return the options of the training process, which do not affect the results of the run."""
     return {"resume": resume, "metrics": None if port is None else (host, port), "grace": grace}
 
 
@@ -87,7 +87,7 @@ def train_recipe(
     """
     from trainer.config.load import check_keys
 
-    check_keys(source, overrides)  # a typo is told before PyTorch is loaded
+    check_keys(source, overrides)  # a typo is reported before PyTorch is loaded
 
     from extremis.ranks import joined
     from extremis.supervisor import train as train_watched
@@ -100,14 +100,14 @@ def train_recipe(
         outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
     if not group.first:
         return None
-    if earlier := resolved.recipe.train.start_from:  # when no other rank waits for this one
+    if earlier := resolved.recipe.train.start_from:  # when no other rank waits for this rank
         carry(data, run, earlier, resolved.recipe.train.device)
     say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return {"run": run, **outcome}
 
 
 def carry(data: str, run: str, earlier: str, device: str) -> None:
-    """Carry the fusion of the earlier run, if that run has one, over to the refreshed run. Raises ExtremisError."""
+    """Carry the fusion of the earlier run, if there is a fusion, over to the refreshed run. Raises ExtremisError."""
     from trainer.evaluation.fitting import carry_fusion
     from trainer.evaluation.memory import FACTS, describe_memory
 

@@ -1,4 +1,4 @@
-"""`extremis tuples`: mined negatives as texts, for the trainers of others."""
+"""`extremis tuples`: writes mined negatives as texts for other trainers."""
 
 from os import fspath
 from typing import Any, Literal
@@ -39,10 +39,10 @@ def tuples(
     Options:
         data: DATA that the table was mined from. Default: the data set in the output folder of `extremis mine` on
             arrays.
-        shuffle: Shuffle by --seed and --epoch. Default: in the order of the table.
-        epoch: Epoch of the order, and of the choice of positives.
-        shards: Shards of a folder. Default: from the number of examples.
-        overwrite: Replace examples that are at OUT.
+        shuffle: Shuffle by --seed and --epoch. Default: the order of the table.
+        epoch: Epoch for the order and for the choice of positives.
+        shards: Number of shards in a folder. Default: computed from the number of examples.
+        overwrite: Replace existing examples at OUT.
 
     Examples:
       extremis tuples mined/ triplets.jsonl.gz --form triplets

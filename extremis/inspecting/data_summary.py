@@ -30,7 +30,7 @@ def summarize(data: str) -> dict[str, Any]:
     few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: texts_of(table) for name, table in splits.items()} if few else {}
     labels, files = tables["labels"], dict(whole.parameters.get("input", {}))
-    derived = files.pop("labels", None) in files.values()  # made from the points: many name the same labels
+    derived = files.pop("labels", None) in files.values()  # made from points: many points name one label
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
         if whole.parameters["options"].get(share):  # the split was cut out of train, and shares its rejects
@@ -85,7 +85,7 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
 def seen_queries(data: str, split: str) -> np.ndarray | None:
     """Return which queries of a split have the text of a point in train, bool [N]; None if texts are not compared.
 
-    Such queries make metrics too good. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
+    These queries make the metrics too high. Texts are not compared above _COMPARED_ROWS rows. Raises TableError,
     StorageError.
     """
     layout, parents = DataLayout(data), Table.open(data, "data").parents

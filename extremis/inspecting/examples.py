@@ -101,8 +101,8 @@ def _format_features(ids: list[int], values: list[float]) -> str:
 def find_row(table: Table, key: str) -> int | None:
     """Return the row with this key, or None. Raises TableError for a damaged table.
 
-    `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. In a table with
-    another order, the keys are read from the start.
+    `extremis shard` orders rows by a salted hash of the key, so a bisection reads only a few row groups. In a table
+    with another order, the keys are read from the start.
     """
     for number in (*_likely_group(table, key), *range(len(table.groups))):
         position = pc.index(_keys(table, number), key).as_py()
@@ -196,7 +196,7 @@ def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.n
 
 
 def require_run(run: str) -> RunLayout:
-    """Return the layout of the run at `run`. Raises TableError if there is none."""
+    """Return the layout of the run at `run`. Raises TableError if there is no run."""
     layout = RunLayout(run)
     if not storage.exists(layout.config):
         raise TableError(f"{run}: no run here (no config.toml). Is the path right?")

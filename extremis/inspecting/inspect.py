@@ -67,8 +67,8 @@ def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[st
         if name not in digests and name not in faults:
             faults[name] = "missing, but the data's manifest names it: shard again"
         elif name in digests and digests[name] != digest:
-            had = f"digest {digests[name][:12]}…, the data's manifest names {digest[:12]}…"
-            faults[name] = f"{had}: it was replaced; shard again"
+            had = f"digest {digests[name][:12]}…, but the data's manifest names {digest[:12]}…"
+            faults[name] = f"{had}: the table was replaced; shard again"
     return faults
 
 
@@ -156,7 +156,7 @@ def _shorten(value: Any) -> Any:
     return value
 
 
-_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others do not change
+_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others stay the same
 _PROPENSITY = ("propensity_a", "propensity_b")  # both belong to one flag
 _DIRECTORY = "directory:"  # prefix of the digest of a tokenizer that was read from a directory
 

@@ -1,4 +1,4 @@
-"""Bytes and memory of a run from formulas of its size; the table below holds all measured figures."""
+"""Bytes and memory of a run from formulas of its size; the constants below are all the measured figures."""
 
 import math
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 # Bytes on storage, measured on shards of the pipelines. Ids by Zipf's law have an entropy; a page takes a bit more.
-_TOKENS = 1.3  # over the entropy: 1.1 for titles (Tate), 1.6 for random words
+_TOKENS = 1.3  # relative to the entropy: 1.1 for titles (Tate), 1.6 for random words
 _LABELS = 1.7  # 1.7 for Tate, 2.0 if labels are independent
 _NEGATIVES = 1.3  # for mined tables: 1.0 to 1.6, growing during a run
 _SCORE = 1.5  # for a float16 score in a table of negatives, sorted
-_FLOATS = 0.925  # for a vector, over its bytes in memory: float16 and float32, D from 24 to 256
+_FLOATS = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
 _CHARACTER = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
 _NUMBERS = 2.5  # for a row's ids and frequency: 1.1 for queries, 3.3 for labels
 # Bytes in memory of working processes.
@@ -112,7 +112,7 @@ class Workload:
 
     @property
     def dumps(self) -> int:
-        """Count the dumps of the whole run, which equals the number of tables mined or clustered from them."""
+        """Count the dumps of the whole run; one table is mined or clustered from each dump."""
         return len(self.recipe.table_epochs())
 
     @property
@@ -224,7 +224,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind`, `each` bytes per row; each dump has one per source, with a row per source row."""
+    """Estimate the tables of `kind`, `each` bytes per row; each dump has a table per source, of as many rows."""
     return {
         f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()
@@ -276,7 +276,7 @@ def _train_memory(workload: Workload) -> int:
 
 
 def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends per step (docs/ranks.md), with sums in a ring."""
+    """Return the bytes that a rank sends per step (docs/ranks.md), if sums use a ring."""
     recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
     points, texts = workload.trained_queries, workload.sources.get("labels", 0)
     positives, tokens = (

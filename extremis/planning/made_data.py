@@ -21,7 +21,7 @@ from schemas.table import Table
 
 LINKED_ROWS = 1 << 17  # maximum per shard: more rows would take space and time without changing reads
 _PRIME = 2_654_435_761  # spreads frequent ids over the range
-_CENTRES = 2000  # vectors lie around these centres: without clusters, no index saves work
+_CENTRES = 2000  # vectors are drawn around these centres: without clusters, no index saves work
 Draw = np.random.Generator
 Columns = Callable[[Draw, int], list[Any]]  # makes columns of the given number of rows, without ids
 
@@ -39,7 +39,7 @@ def write_data(root: str, sizes: Sizes, linked: bool = True) -> None:
     def queries(draw: Draw, count: int) -> list[Any]:
         lengths = _lengths(draw, count, sizes.labels_per_query)
         ids = _labels(draw, int(lengths.sum()), sizes.labels)
-        places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # each once per row, in order
+        places = np.unique(np.repeat(np.arange(count), lengths) * sizes.labels + ids)  # a label occurs once per row
         positives = _lists(places % sizes.labels, np.bincount(places // sizes.labels, minlength=count), label)
         return [_names(draw, count, sizes.key_bytes), texts(draw, count, sizes.tokens), positives]
 

@@ -1,4 +1,4 @@
-"""`extremis plan`: bytes of every table, memory of every step, and whether they fit."""
+"""`extremis plan`: bytes of every table, memory of every step, and whether the memory is enough."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -20,12 +20,12 @@ from trainer.settings.resolve import Resolved, derive
 from trainer.stream.sources import ALL_ROWS
 
 PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
-# Options of `extremis plan` that are fields of a workload, besides its recipe, memory and rows.
+# Options of `extremis plan` that are fields of a workload, in addition to its recipe, memory and rows.
 STATED = ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes", "vocabulary", "ranks", "workers")
 
 _NGRAMS = 4  # factor of (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up
-_STAGED = 1.05  # peak bytes in staging, with tables, over the bytes of the input: 1.00 to 1.06 measured
-_WRITTEN = 1.2  # total bytes written to staging over the bytes of the input: 0.7 to 1.4 on four data sets
+_STAGED = 1.05  # peak bytes in staging, with tables, relative to the bytes of the input: 1.00 to 1.06 measured
+_WRITTEN = 1.2  # total bytes written to staging, relative to the bytes of the input: 0.7 to 1.4 on four data sets
 _MACHINES = {"n2-highmem-2": 16 << 30, "n2-highmem-4": 32 << 30, "n2-highmem-8": 64 << 30, "n2-highmem-16": 128 << 30}
 
 _JOB_SERVER = (
@@ -52,7 +52,7 @@ ENGINES = {
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; DATA gives averages, and numbers that are None. Raises InputError, TableError."""
+    """Make a workload; DATA gives averages, and the numbers that are None. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
@@ -66,7 +66,7 @@ def workload(
 
 
 def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
-    """Compute the settings that the recipe `source` takes from the data; `data`: a sample of it.
+    """Compute the settings that the recipe `source` takes from the data; `data`: a sample of the data.
 
     Raises InputError for the same reasons as `resolve`; TableError.
     """
@@ -144,7 +144,7 @@ def plan(workload: Workload, engine: str | None = None, rehearsal: dict[str, Any
 
 
 def plan_memory(workload: Workload) -> dict[str, Any]:
-    """Return the size of the memory of training points of `extremis fuse`, with its limit and for all points."""
+    """Return the size of the memory of training points of `extremis fuse`, with its limit and without a limit."""
     sizes = workload.queries, workload.recipe.encoder.dimension, workload.labels_per_query
     settled = settle(*sizes)
     return {
@@ -193,7 +193,7 @@ def show(plan: dict[str, Any]) -> None:
         [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
         for step, need in plan["memory"].items()
     ]
-    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
+    table(f"each process, with {say_bytes(limit)}", ["step", "memory", "", "time rehearsed"], steps)
     mining = plan["mining"]
     if mining:
         results.print(
@@ -221,7 +221,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
     worker, slot, staging, network, source = (
         say_bytes(plan[f"{name}_bytes"]) for name in ("worker", "slot", "staging", "network", "input")
     )
-    results.print(f"  memory: {worker} a worker, {slot} a slot with it")
+    results.print(f"  memory: {worker} per worker, {slot} per slot with a worker")
     read = f"{network} read and written by shard, for about {source} of input"
     results.print(f"  storage: at most {staging} of temporary files; {read}")
     results.print(f"  options after --: {plan['options']}")

@@ -59,7 +59,7 @@ def train(task: Task) -> list[Stage]:
 
 
 def first_epoch(recipe: Recipe) -> int:
-    """Return the first epoch with hard negatives from tables; 0 if no epoch has any."""
+    """Return the first epoch with hard negatives from tables; 0 if there is no such epoch."""
     return next(iter(recipe.table_epochs()), 0)
 
 
@@ -68,7 +68,7 @@ def _run(task: Task) -> RunLayout:
 
 
 def _alone(recipe: Recipe) -> tuple[Recipe, str]:
-    """Return the recipe without parts that need other runs, services, splits or a missing GPU, and a note on them."""
+    """Return the recipe without parts that need other runs, services, splits or a missing GPU, and a note on this."""
     train, note = {"start_from": "", "encoder_from": "", "minutes": 0.0}, ""
     try:
         open_device(recipe.train.device)
@@ -130,7 +130,7 @@ class _Rank:
         yield Stage("train", "stream", seconds / steps, storage=a_row * rows / steps, note=f"{rows:,} rows")
 
     def plan(self) -> Iterator[Stage]:
-        """Plan the candidates of global batches, if that needs no model."""
+        """Plan the candidates of global batches, if planning needs no model."""
         spent, planner = [0.0], self.trainer.parts.step.planner
         if not self.trainer.parts.batches.plans:
             return
@@ -170,7 +170,7 @@ class _Rank:
         yield Stage("train", "checkpoint", saved, storage=size_of(_run(self.task).checkpoints))
 
     def dump(self) -> Iterator[Stage]:
-        """Write a dump: all vectors of the rank, and the embeddings, only a part of them if time is short."""
+        """Write a dump: all vectors of the rank, and all embeddings, or a part of the embeddings if time is short."""
         if not (epoch := first_epoch(self.recipe)):
             return
         epoch, run, parts, ranks = epoch - LEAD, _run(self.task), self.trainer.parts, self.task.ranks
@@ -189,7 +189,7 @@ class _Rank:
         if parts.model.head.has_rows:
             vectors, steps = parts.model.head.vectors, (epoch + 1) * self.trainer.stream.steps
             draw = np.random.default_rng(epoch)
-            # Zeros take no space: rows that no step meets before the dump stay zero.
+            # Zeros take no space: rows that no step trains before the dump stay zero.
             unmet = 1 - vectors.any(1).float().mean().item()
             kept = unmet ** (steps / self.trainer.progress.step - 1) if unmet else 0.0
             for some in vectors.split(1 << 16):
@@ -197,7 +197,7 @@ class _Rank:
                 some[met] = some[met].normal_()
         began = time.perf_counter()
         parts.refresher.publish(dump, parts.model, self.trainer.progress.global_step)
-        for _ in waiting("a dump to be written", until="it is there"):
+        for _ in waiting("a dump to be written", until="the dump is there"):
             if dump_is_published(run, epoch):
                 break
         seconds, size = time.perf_counter() - began, size_of(run.dump(epoch))

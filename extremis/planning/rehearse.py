@@ -1,8 +1,8 @@
 """Rehearsal of a run: runs one rank's or worker's share of every stage on this machine, and compares it with the plan.
 
 Labels, steps, windows and row groups have their true sizes. If `minutes` are too short, a stage does part of its steps,
-rows, block or input, and scales the measured time. Each process of a run is also a process here. All write to one
-folder, which is removed at the end.
+rows, block or input, and scales the measured time. Each process of a run is also a process here. All processes write to
+one folder, which is removed at the end.
 """
 
 import os
@@ -21,7 +21,7 @@ from extremis.planning.stage import Sizes, Stage, Task, removed_if_killed, run_i
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 
-_A_MINUTE = 500 << 20  # bytes of embeddings to dump
+_A_MINUTE = 500 << 20  # bytes of embeddings to dump per minute
 _MEASURES = ("memory", "storage", "network")
 _BESIDE = ("stream", "plan")  # threads run these stages during a step
 
@@ -162,7 +162,7 @@ def _planned(work: Rehearsal) -> dict[str, tuple[float, dict[str, float]]]:
 
 
 def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]:
-    """Return the stages, each with its seconds in the whole run and its bottleneck, their sums, and limits."""
+    """Return the stages (each with its seconds in the whole run and its bottleneck), sums of seconds, and limits."""
     planned, rows = _planned(work), list[dict[str, Any]]()
     for stage in stages:
         times, sizes = planned[stage.name]
@@ -172,7 +172,7 @@ def _sum_up(work: Rehearsal, disk: float, stages: list[Stage]) -> dict[str, Any]
             "the disk": (stage.storage or sizes.get("storage", 0.0)) / disk,
         }
         bound = max(bounds, key=lambda name: bounds[name])
-        each = stage.seconds + bounds["the network"] if stage.messages else bounds[bound]  # the stage waits for them
+        each = stage.seconds + bounds["the network"] if stage.messages else bounds[bound]  # waits for messages
         rows.append({**asdict(stage), "planned": sizes, "times": times, "bound": bound, "each": each})
     a_step = next(row["each"] for row in rows if row["name"] == "step")
     for row in rows:

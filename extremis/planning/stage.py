@@ -78,7 +78,7 @@ def size_of(folder: str) -> int:
 
 
 def run_in_process(stages: Callable[[Task], list[Stage]], task: Task) -> list[Stage]:
-    """Return `stages(task)`, run in a new process. Raises its errors, and ExtremisError if the process died."""
+    """Return `stages(task)`, run in a new process. Raises the errors of `stages`; ExtremisError if the process died."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _follow, (task.folder,)) as process:
         try:

@@ -18,7 +18,7 @@ from schemas.processes import peak_bytes
 from schemas.table import Table
 from search.factory import Factory
 
-_ROW, _PRODUCT = 60e-6, 14e-12  # seconds per row and per product, to size samples; no result depends on them
+_ROW, _PRODUCT = 60e-6, 14e-12  # seconds per row and per product, to size samples; no result depends on these figures
 _ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 

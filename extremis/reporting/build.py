@@ -37,14 +37,14 @@ from trainer.evaluation.breakdowns import DEPTH
 from trainer.model import require_same_data
 
 NAME = "report.html"  # name of a run's own page
-_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, and the number of first bytes with it
+_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # end of a page's title; its search range in bytes
 LARGEST = 5_000_000  # largest page in bytes
 
 
 def build(
     urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
 ) -> dict[str, Any]:
-    """Write the page about `urls`: an optional DATA, and runs that were made from it or from an earlier version of it.
+    """Write the page about `urls`: an optional DATA, and runs on this DATA or an earlier version.
 
     `queries`: number of queries to show; `predict`: add predictions of each run's checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
@@ -102,7 +102,7 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
     places = list(urls[1:] if data is not None else urls)
     if not places:
         raise InputError(
-            f"{first}: a report needs a run, and this is a DATA. Name the runs: extremis report DATA RUN [RUN…]."
+            f"{first}: a report needs a run, but this is a DATA. Name the runs: extremis report DATA RUN [RUN…]."
         )
     if len(set(places)) < len(places):
         raise InputError(f"a run is named twice: {' '.join(places)}.")
@@ -128,7 +128,7 @@ TERMS = {
     "seen": "queries whose text is also in train: a model may have memorized their labels",
     "unseen": "queries whose text is not in train",
     "found": "true labels among the first 5 predictions; queries with the same text are counted together",
-    "scores": "the score that ranks labels: that of the classifier, or a fusion of several scores (extremis fuse)",
+    "scores": "the score that ranks labels: the classifier's score, or a fusion of several scores (extremis fuse)",
     "ECE %": "expected calibration error: how far predicted probabilities are from the share of correct labels",
     "Brier": "mean squared difference between a label's probability and 1 if the label is correct, 0 if not",
     "none of these %": "queries whose best label has a probability below one half",
@@ -136,7 +136,7 @@ TERMS = {
     "vectors": "scores of the trained vectors alone",
     "Trials": "short trainings on an excerpt of the data; extremis run auto chooses a recipe by their scores",
     "ended": "the trial was stopped at half time, because it was behind the best earlier trial",
-    "step": "batches trained until the checkpoint that was scored",
+    "step": "number of batches trained before the scored checkpoint",
     "epoch": "one pass over all training points; the first is 0",
     "loss": "mean training loss; comparable only between runs with the same loss",
     "split": "a part of the data: a model learns from train, and is scored on test and val",
@@ -146,7 +146,7 @@ TERMS = {
     "in train": "points with a text that is also in train: metrics on these are too high",
     "K": "hard negatives that a table has for each query",
     "hard negative": "a wrong label with a high score, from which a model learns most",
-    "table": "hard negatives of every query, mined from the vectors of one epoch for a later one",
+    "table": "hard negatives of every query, mined from the vectors of one epoch for a later epoch",
     "recall": "share of the true nearest labels that the index found, measured on a sample by exact search",
     "overlap": "share of the negatives that were also in the previous table",
     "above a positive": "share of queries whose hardest negative scores above their weakest true label",
@@ -209,7 +209,7 @@ def _asset(name: str) -> str:
 
 
 def explain_choice(report: Mapping[str, Any]) -> str:
-    """Describe the figures by which `auto` chose its recipe; `report`: the record of `auto`."""
+    """Describe the figures from which `auto` chose its recipe; `report`: the record of `auto`."""
     finished = sorted((t for t in report["trials"] if not t.get("ended")), key=lambda t: -float(t[METRIC]))
     chosen = next(t for t in finished if (t["recipe"], t["changes"]) == (report["chosen"], report["changes"]))
     text = f"auto chose {_name(chosen)}: {METRIC} {chosen[METRIC]:.2f} on queries held out of the trials"

@@ -1,7 +1,8 @@
 """Charts of the report, as Plotly figures without colours and margins; the page adds these from its theme.
 
 A chart is a dict of `id`, `title`, `note` and `figure` (Plotly's `data` and `layout`). A trace's `meta` is the number
-of its colour, which is the same for one run in all charts. A chart with one dot per line has `said`, not a figure.
+of its colour, which is the same for one run in all charts. A chart with only one dot per line has a sentence, `said`,
+instead of a figure.
 """
 
 import html
@@ -51,7 +52,7 @@ def data_charts(facts: Facts) -> list[Chart]:
 
 
 def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
-    """Draw shares of rows per value, to compare splits of different sizes, with bins of different widths."""
+    """Draw the share of rows per value, so that splits of different sizes and bin widths can be compared."""
     traces = []
     for number, split in enumerate(splits):
         values, rows = getattr(split, name) or ((), np.zeros(0))
@@ -225,7 +226,7 @@ def draw_chart(
     traces = [trace for trace in traces if trace["x"]]
     x_axis: dict[str, Any] = {"title": {"text": x}}
     y_axis: dict[str, Any] = {"title": {"text": y}}
-    if "epoch" in x and traces:  # whole numbers, with a tick for each while they fit
+    if "epoch" in x and traces:  # whole numbers, with a tick for each number if there is room
         values = [value for trace in traces for value in trace["x"]]
         x_axis |= {"tickformat": "d", "dtick": max(1, -(-(max(values) - min(values)) // 8))}
     if y == "%" or barmode == "stack":
@@ -286,9 +287,9 @@ def drift_charts(runs: Sequence[Run]) -> list[Chart]:
         note = "parts from the oldest to the newest"
         traces = _by_part(runs, bodies, "parts", "queries", _OF_QUERIES)
         charts.append(draw_chart(f"parts-{split}", f"Metrics on {split} by part", traces, "part", "%", note))
-        note += "; a run from before a part does not know the labels of that part"
+        note += "; a run that is older than a part does not know the labels of that part"
         traces = _by_part(runs, bodies, "labels_by_part", "positives", ("R@5",))
-        title = f"True labels of {split} found, by the part that added them"
+        title = f"True labels of {split} found, by the part that added the label"
         charts.append(draw_chart(f"label-parts-{split}", title, traces, "part", "%", note))
         traces = _by_version([body for body in bodies.values() if "version" in body])
         note = "each run on the version of its evaluation"

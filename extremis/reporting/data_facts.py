@@ -42,7 +42,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of the page about DATA."""
+    """Facts about DATA for the page."""
 
     url: str
     manifest: Manifest

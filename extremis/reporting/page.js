@@ -73,7 +73,7 @@
     root.dataset.drawn = String(plots.length);
   }
 
-  // An open document in a frame holds the page's load event back: who prints, or takes a picture after it, has charts.
+  // An open document in a frame delays the page's load event, so that a print or a picture after it has the charts.
   function hold() {
     const frame = make("iframe");
     frame.hidden = true;
@@ -236,7 +236,7 @@
 
   function field(cell) {
     const text = (cell.dataset.value ?? cell.textContent).trim();
-    const safe = /^[=+\-@\t]/.test(text) && isNaN(Number(text)) ? "'" + text : text; // a spreadsheet would run it
+    const safe = /^[=+\-@\t]/.test(text) && isNaN(Number(text)) ? "'" + text : text; // a spreadsheet would run a formula
     return /[",\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
   }
 
@@ -260,7 +260,7 @@
     }
   }
 
-  // A table that is wider than its place says so, and takes the keys.
+  // A table that is wider than its box gets a mark, and can be scrolled with the keyboard.
   function measure() {
     const seen = new ResizeObserver((entries) => {
       for (const { target } of entries) {

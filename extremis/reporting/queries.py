@@ -36,7 +36,7 @@ def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def group_queries(counted: Sequence[tuple[Example, int, int]]) -> list[dict[str, Any]]:
-    """Group queries by text, in order of first occurrence; each has its counts of found and of all positives.
+    """Group queries by text, in order of first occurrence; each query has its counts of found and of all positives.
 
     A group is {"text", "keys", "rows", "found", "positives"}; a truncated text forms a group of its own.
     """
@@ -89,7 +89,7 @@ class Sample:
 
 
 def sample_rows(rows: int, count: int) -> np.ndarray:
-    """Choose `count` rows in [0, rows), or all, as evenly spread runs of neighbours: few row groups are read.
+    """Choose `count` rows in [0, rows), or all, as evenly spread runs of neighbours, to read few row groups.
 
     Rows are in the order of a hash of their keys, so neighbours are a random sample. Returns int64, ascending.
     """
@@ -109,8 +109,8 @@ def sample(
 ) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    The sample contains the first query of each group in `tables` (from `weakest`), and names their labels. A run that
-    cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
+    The sample contains the first query of each group in `tables` (from `weakest`), and the names of their labels. A run
+    that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []

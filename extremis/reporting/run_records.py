@@ -129,7 +129,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
 
 
 def _evaluations(folder: str, checkpoint: Checkpoint | None) -> dict[str, dict[str, Any]]:
-    """Return one evaluation per split: that of the run's representative checkpoint, else the newest."""
+    """Return one evaluation per split: of the checkpoint that represents the run, else the newest evaluation."""
 
     def rank(body: dict[str, Any]) -> tuple[bool, int]:
         return checkpoint is not None and body["step"] == checkpoint.step, body["step"]

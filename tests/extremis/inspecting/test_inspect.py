@@ -76,7 +76,7 @@ def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, mined: Path
     done = call("inspect", copy, "--rows", "0", "--json")
     assert done.status == 0, done.err
     assert done.json["checks"]["queries/test"][0].startswith("unfinished")
-    assert "it was replaced" in done.json["checks"]["queries/train"][0]
+    assert "the table was replaced" in done.json["checks"]["queries/train"][0]
     refused(call("inspect", copy, "--rows", "0", "--verify"), "queries/train")
     other = Path(shutil.copytree(mined, tmp_path / "run"))
     shard = next((other / "negatives" / "epoch-0002" / "queries").glob("part-*"))

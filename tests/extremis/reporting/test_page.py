@@ -135,8 +135,8 @@ def cells(page: Any, table: str) -> list[list[str]]:
 def test_what_stands_for_a_run_comes_first(page: Any, folder: Path) -> None:
     (step,) = (int(path.name.removeprefix("step-")) for path in (folder / "<b>run" / "fusion").iterdir())
     first, second = (p.text for p in page.find_elements("css selector", ".standing"))
-    assert f"Step {step} with fused scores stands for {folder.name}/<b>run (astra): vectors + " in first
-    assert f"with classifier scores stands for {folder.name}/alone (random)." in second
+    assert f"Step {step} with fused scores represents {folder.name}/<b>run (astra): vectors + " in first
+    assert f"with classifier scores represents {folder.name}/alone (random)." in second
     facts = read_json(f"{folder}/<b>run/fusion/step-{step:08d}/_manifest.json")["parameters"]
     fitted = {title.split(" alone")[0]: [float(value) for value in values] for title, *values in cells(page, "scores-")}
     assert fitted == {name: [metrics["P@1"], metrics["P@5"]] for name, metrics in facts["metrics"].items()}
@@ -305,7 +305,7 @@ def test_runs_stand_side_by_side(page: Any, folder: Path) -> None:
     )
     assert views == [f"{folder.name}/<b>run (astra)", f"{folder.name}/alone (random)"]
     text = page.execute_script("return document.querySelector('main').textContent")
-    assert "What differs in the recipes" in text
+    assert "Differences between the recipes" in text
     assert "train.epochs" in text
     assert "has not been evaluated" in text  # the run alone
 
