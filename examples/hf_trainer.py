@@ -24,7 +24,7 @@ class Model(torch.nn.Module):
 
 
 def arguments(batch):
-    """Return what `Model.forward` takes of a batch; the Trainer sends it to the device."""
+    """Return the arguments of `Model.forward` for a batch; the Trainer moves these to the device."""
     b = batch.to("cpu")
     ids, query, label = b.candidates.ids, b.candidates.pair_query, b.candidates.pair_label
     pairs = {"ids": ids, "query": query, "label": label, "positive": b.candidates.pair_positive.float()}
@@ -33,7 +33,7 @@ def arguments(batch):
 
 class StreamTrainer(Trainer):
     def get_train_dataloader(self):
-        """Deal the stream as it is: Accelerate would divide among ranks what is one rank's part already."""
+        """Return the stream as it is, one rank's part: Accelerate would divide this part among the ranks again."""
         return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, collate_fn=arguments)
 
 

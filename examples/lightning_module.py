@@ -1,4 +1,4 @@
-"""A plain PyTorch model as a LightningModule, from the joined stream."""
+"""A plain PyTorch model as a LightningModule, trained from the joined stream."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A plain PyTorch model, trained from the joined stream in a loop of its own."""
+"""A plain PyTorch model, trained from the joined stream in its own loop."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A SentenceTransformer under its Trainer; each epoch ends with embedding and mining, the next has new negatives."""
+"""A SentenceTransformer under its Trainer; each epoch ends with embedding and mining of new negatives."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ import extremis
 
 
 class Miner:
-    """Mines the pairs of a file anew, with the model as it is, to folders below `out`."""
+    """Mines negatives for the pairs of a file with the current model, into folders below `out`."""
 
     def __init__(self, pairs, out, **options):
         lines = [json.loads(line) for line in Path(pairs).read_text().splitlines()]
@@ -39,7 +39,7 @@ class Miner:
 
 
 class Refresh(TrainerCallback):
-    """Embeds and mines at the end of an epoch; the stream goes on with what was found."""
+    """Embeds and mines at the end of an epoch; the stream continues with the new negatives."""
 
     def __init__(self, stream, miner, epochs):
         self.stream, self.miner, self.epoch, self.epochs = stream, miner, 0, epochs

@@ -1,9 +1,9 @@
-"""An HTTP service of an export: texts of many requests in one batch, CURRENT followed, SIGTERM without a lost request.
+"""An HTTP service for an export: batches texts of many requests, follows CURRENT, loses no request on SIGTERM.
 
     pip install 'extremis-xc[http]'
     python examples/serve.py exports/            # then open http://127.0.0.1:8000 and ask
 
-It is written on `extremis.load` alone, to be changed: fields, authentication, other routes.
+The service uses only `extremis.load`. Change it as needed: fields, authentication, other routes.
 """
 
 import argparse
@@ -55,14 +55,14 @@ class Failure(BaseModel):
 
 
 class Job(NamedTuple):
-    """A question, and where its answer is waited for."""
+    """A question, and the future of its answer."""
 
     question: Any
     answer: "asyncio.Future[bytes]"
 
 
 class Measures:
-    """What Prometheus reads."""
+    """Metrics for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -80,7 +80,7 @@ class Measures:
 
 
 class Service:
-    """The model at present, and the requests that wait for it. One thread predicts; the loop's thread does the rest."""
+    """The current model, and the requests that wait for it. One thread predicts; the loop's thread does the rest."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.measures = options, Measures()
@@ -90,14 +90,14 @@ class Service:
         self.thread = ThreadPoolExecutor(1)
 
     def load(self) -> extremis.Model:
-        """Open the current export, and ask it a first time, for what is loaded at the first text."""
+        """Open the current export, and predict once, because some parts are loaded with the first text."""
         options = self.options
         model = extremis.load(options.export, exact=options.exact, threads=options.threads, embedder=options.embedder)
         model.predict(["a first text", ""], k=1)
         return model
 
     async def reload(self) -> bool:
-        """Take the current export in place of the present one; say so once where it cannot be opened."""
+        """Switch to the current export; print a line, once per error, if the export cannot be opened."""
         try:
             self.model = await asyncio.to_thread(self.load)
         except Exception as error:
@@ -112,7 +112,7 @@ class Service:
         return True
 
     async def follow(self) -> None:
-        """Look for another current export from time to time. What is being answered keeps the model that it has."""
+        """Check from time to time whether another export is current. Requests in progress keep their model."""
         while True:
             await asyncio.sleep(self.options.poll)
             try:
@@ -123,7 +123,7 @@ class Service:
                 await self.reload()
 
     async def answer_batches(self) -> None:
-        """Answer what has come within some milliseconds at once."""
+        """Answer all requests that arrive within a few milliseconds in one batch."""
         loop = asyncio.get_running_loop()
         while True:
             jobs = [await self.queue.get()]
@@ -148,7 +148,7 @@ class Service:
                     job.answer.set_result(answer)
 
     def answer(self, model: extremis.Model, jobs: Sequence[Job]) -> Sequence[bytes | Exception]:
-        """Answer jobs together, or one by one where one of them fails."""
+        """Answer jobs together, or one by one if a job fails."""
         questions = [job.question for job in jobs]
         texts = [text for question in questions for text in question.texts]
         left_out = [question.filter for question in questions for _ in question.texts]
@@ -173,7 +173,7 @@ class Service:
 
 
 def make_app(service: Service) -> FastAPI:
-    """Make the routes."""
+    """Return the app with its routes."""
     options = service.options
     text, key = (Annotated[str, Field(max_length=most)] for most in (options.max_chars, 1000))
 
@@ -187,7 +187,7 @@ def make_app(service: Service) -> FastAPI:
         explain: Annotated[bool, Field(description="say what adds up to each score")] = False
 
     async def read(request: Request) -> Question:
-        """Read a question within the limits."""
+        """Read a question, and check the limits."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
@@ -245,12 +245,12 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Return whether the process lives."""
+        """Return whether the process is alive."""
         return {"status": "ok"}
 
     @app.get("/ready", responses={503: {"model": Failure}})
     async def ready() -> dict[str, str]:
-        """Return what is served; `problem`: why the current export is not."""
+        """Return the export that is served; `problem`: the reason why the current export is not served."""
         if service.broken:
             raise HTTPException(503, service.problem)
         return {"export": service.model.url, "problem": service.problem}

@@ -1,4 +1,4 @@
-"""A transformer under the Trainer of Hugging Face's transformers, on the texts of a mined table."""
+"""A transformer, trained by the Trainer of Hugging Face's transformers on the texts of a mined table."""
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -9,7 +9,7 @@ import extremis
 
 class TupleTrainer(Trainer):
     def get_train_dataloader(self):
-        """Deal the stream as it is: Accelerate would divide among ranks what is one rank's part already."""
+        """Return the stream as it is, one rank's part: Accelerate would divide this part among the ranks again."""
         collate = torch.utils.data.default_collate
         size = self.args.per_device_train_batch_size
         return torch.utils.data.DataLoader(self.train_dataset, size, collate_fn=lambda rows: {"columns": collate(rows)})

@@ -1,4 +1,4 @@
-"""A transformer as a LightningModule, on the texts of a mined table."""
+"""A transformer as a LightningModule, trained on the texts of a mined table."""
 
 import lightning
 import torch

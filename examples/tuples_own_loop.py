@@ -1,4 +1,4 @@
-"""A transformer trained in a loop of its own on the texts of a mined table."""
+"""A transformer, trained in its own loop on the texts of a mined table."""
 
 import argparse
 
@@ -9,7 +9,7 @@ import extremis
 
 
 class Encoder(torch.nn.Module):
-    """Mean of a transformer's last states, of length 1."""
+    """Mean of a transformer's last hidden states, normalized to length 1."""
 
     def __init__(self, directory):
         super().__init__()

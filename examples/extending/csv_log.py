@@ -1,4 +1,4 @@
-"""A run's numbers as CSV, for a spreadsheet: step, name, value."""
+"""Writes a run's numbers as CSV for a spreadsheet: step, name, value."""
 
 import csv
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from trainer.tracking.watchers import RunFacts, Watcher
 
 
 class CsvLog(Watcher):
-    """Writes numbers to a file of the name that the option gives, in the folder of the run."""
+    """Writes numbers to a file in the folder of the run; the option gives the file's name."""
 
     def __init__(self, facts: RunFacts, name: str) -> None:
         self._place = facts.folder / name

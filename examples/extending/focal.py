@@ -1,4 +1,4 @@
-"""Focal loss (Lin et al., 2017): binary cross-entropy in which scores that are right already count less."""
+"""Focal loss (Lin et al., 2017): binary cross-entropy with less weight on scores that are already right."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The mean of token vectors, as in fastText: one dense table, for vocabularies that fit it."""
+"""The mean of token vectors, as in fastText: for vocabularies that fit into one dense table."""
 
 from typing import Literal
 

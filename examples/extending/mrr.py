@@ -1,4 +1,4 @@
-"""MRR@k, the mean of 1 / r over points, r the rank of the first positive; 0 for a point without one up to k."""
+"""MRR@k: the mean over points of 1 / r, where r is the rank of the first positive; 0 if r is above k."""
 
 import numpy as np
 
