@@ -1,11 +1,11 @@
-"""Claim: clusters are equal within one. Beside it: which hard negatives their batches miss (NGAME, Theorem 1).
+"""Claim: cluster sizes differ by at most one. Also: hard negatives that their batches miss (NGAME, Theorem 1).
 
     python -m benchmarks.balanced_clusters [--quick]
 
-Points of the Tate collection are embedded by TF-IDF and a truncated SVD onto the unit sphere, labels by the mean of
-their points: an embedding that is good in the theorem's sense, as a trained one is. r is a quantile of the distances
-of points to their labels. A label within r that is not the point's is missed where no point of the batch has it.
-Batches of 512 are random, or 16 random clusters of 32.
+Points of the Tate collection are embedded on the unit sphere by TF-IDF and a truncated SVD; a label is the mean of its
+points. This embedding is good in the theorem's sense, as a trained embedding is. r is a quantile of the distances of
+points to their labels. A wrong label within r of a point is missed if no point of the batch has this label. Batches of
+512 points are random, or consist of 16 random clusters of 32.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The whole loop under kills, rivals and bad weather: every artifact is that of an undisturbed loop.
+"""The whole loop with kills, rivals and faults: every artifact equals the artifact of an undisturbed loop.
 
 A loop shards, runs with a miner, evaluates, fuses, exports and predicts, in turns on a local S3 server behind a proxy
 that refuses, loses, resets, drops and delays requests, and on a small disk. At random moments SIGKILL hits a process
@@ -201,7 +201,7 @@ class Sky:
         return kinds if self.mounts else [kind for kind in kinds if kind == "clocks apart"]
 
     def start(self, step: list[str], weather: list[str]) -> "Command":
-        """Start a command in these conditions."""
+        """Start a command under these conditions."""
         more, mounts = dict[str, str](), list[str]()
         if "clocks apart" in weather:
             more["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._clocks), os.environ.get("PYTHONPATH"))))
@@ -368,7 +368,7 @@ class Loop:
                 continue
 
     def _end(self, step: list[str], rival: Command) -> int:
-        """Wait for a command's end, and check that the end is an allowed one."""
+        """Wait for a command's end, and check that the end is allowed."""
         try:
             status = rival.end()
         except subprocess.TimeoutExpired:

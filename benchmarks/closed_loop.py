@@ -1,4 +1,4 @@
-"""The whole loop at 100M labels: shard, train, dump, mine, adopt, go on, and evaluate against a known truth.
+"""The whole loop at 100M labels: shard, train, dump, mine, adopt, continue, and evaluate against a known truth.
 
 Queries come from `common.clustered_queries`: each has right labels, and wrong neighbours that share most of its words.
 Training starts with random negatives, writes a dump, and is stopped by SIGTERM when the mined table is due. From this
@@ -133,8 +133,9 @@ def _options(given: argparse.Namespace) -> Options:
 def recipe(options: Options) -> str:
     """Return the recipe: ASTRA with own pools, one table, and checkpoints only when the run is stopped or ends.
 
-    Random negatives have weight 1, not L / k_r: at 100M labels one would weigh as much as 600,000 positives. The bias
-    starts at the prior: from a higher bias, hard negatives would push learned labels below labels that no step met.
+    Random negatives have weight 1, not L / k_r: at 100M labels a random negative would weigh as much as 600,000
+    positives. The bias starts at the prior: from a higher bias, hard negatives would push learned labels below labels
+    that no step has trained.
     """
     return f"""
 method = "astra"

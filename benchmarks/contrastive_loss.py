@@ -1,11 +1,12 @@
-"""In-batch and mined negatives under gradient caching, beside sentence-transformers: the same loss, time a step.
+"""In-batch and mined negatives with gradient caching, compared with sentence-transformers: same loss, time per step.
 
     python -m benchmarks.contrastive_loss            batches of 32 queries, 3 rounds
     python -m benchmarks.contrastive_loss --quick    of 16 queries, 2 rounds
 
-Its CachedMultipleNegativesRankingLoss and our InfoNCE (DEXML, equation 4) are one loss where each query has one
-positive and no label comes twice; scale is 1 / temperature. Texts of the Tate collection, all-MiniLM-L6-v2, without
-dropout, tokenized beforehand. A step is both forward passes, the backward pass and AdamW.
+CachedMultipleNegativesRankingLoss of sentence-transformers and our InfoNCE (DEXML, equation 4) are the same loss if
+each query has one positive and no label occurs twice; scale is 1 / temperature. The texts come from the Tate collection
+and are tokenized beforehand; the model is all-MiniLM-L6-v2 without dropout. A step is both forward passes, the backward
+pass and AdamW.
 """
 
 import argparse
@@ -224,7 +225,7 @@ def tokens(rows: Sequence[list[int]]) -> Inputs:
 
 
 def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-    """Return a column in the form of the tokenizer's output."""
+    """Return a column in the format of the tokenizer's output."""
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])

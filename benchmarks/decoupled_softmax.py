@@ -1,15 +1,15 @@
-"""DEXML's synthetic tests: a marker token that softmax cannot learn (Figure 2), random pairs by heart (Table 10).
+"""DEXML's synthetic tests: a marker token that softmax cannot learn (Figure 2), memorized random pairs (Table 10).
 
     python -m benchmarks.decoupled_softmax [--seed N]         both, with 100,000 pairs
     python -m benchmarks.decoupled_softmax --quick            both, with 5,000 pairs
-    python -m benchmarks.decoupled_softmax --part figure-2    one of them: figure-2, table-10
+    python -m benchmarks.decoupled_softmax --part figure-2    one part: figure-2 or table-10
 
-Figure 2: 1,000 queries and 5,000 labels of random tokens; the first 100 queries begin with one token, t*, and have the
-labels 0 to 4, of which label 0 alone has t* in its text; the others have a random label each, which the paper does not
-say. 1,000 new queries that begin with t* are to find label 0. Table 10: as many queries as labels, query i has label i,
-all texts of 16 random tokens; what is scored is training itself. Hard negatives are drawn from the 100 labels nearest
-to a query, searched for anew every few epochs. The encoder, shared by queries and labels, is a bag of embeddings: of
-tokens in Figure 2, of tokens and pairs of them in Table 10.
+Figure 2: 1,000 queries and 5,000 labels are made of random tokens. The first 100 queries begin with the token t* and
+have the labels 0 to 4; only the text of label 0 contains t*. Each other query has a random label (the paper does not
+state this). 1,000 new queries that begin with t* should find label 0. Table 10: there are as many queries as labels,
+query i has label i, and all texts have 16 random tokens; the training pairs themselves are scored. Hard negatives are
+drawn from the 100 labels nearest to a query, and the search is repeated every few epochs. Queries and labels share the
+encoder, a bag of embeddings: of tokens in Figure 2, of tokens and pairs of tokens in Table 10.
 """
 
 import argparse

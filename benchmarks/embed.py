@@ -1,4 +1,4 @@
-"""Texts a second with MiniLM, beside sentence-transformers on the same cores.
+"""Texts per second with MiniLM, compared with sentence-transformers on the same cores.
 
     python -m benchmarks.embed [SOURCE] [--quick] [--field NAME]
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def read_texts(source: str, field: str | None) -> list[str]:
-    """Read texts from JSON lines, at most as many as are embedded."""
+    """Read texts from JSON lines, up to the number that is embedded."""
     from pipelines.formats import lines
 
     records = (json.loads(line) for some in lines.read_lines(source) for line in some if line.strip())

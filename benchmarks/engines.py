@@ -1,4 +1,4 @@
-"""Sharding by Flink and by Spark on this machine beside its own worker processes: the same bytes, seconds in turns.
+"""Sharding by Flink and Spark on this machine, compared with local worker processes: equal bytes, seconds in turns.
 
 Each cluster has two workers with one slot, Flink's with the default memory of TaskManagers; both clusters start before
 the first round and keep running. An engine's name may include a Beam environment; the default is PROCESS. A small input

@@ -1,14 +1,14 @@
-"""Fine-tuning MiniLM by sentence-transformers' trainer: which negatives, for the same steps.
+"""Fine-tuning MiniLM with sentence-transformers' trainer: different negatives, the same number of steps.
 
     python -m benchmarks.fine_tuning                        Tate's excerpt in examples/, a few steps
     python -m benchmarks.fine_tuning --raw RAW --steps 1500 --test 5000
 
 Three trainings from the same weights with MultipleNegativesRankingLoss, on pairs of a text and one of its labels:
-in-batch negatives alone; those of `sentence_transformers.util.mine_hard_negatives`, mined once; and tables of `extremis
-mine`, mined anew before each epoch by the model as it is then (examples/sentence_transformers_trainer.py). Both miners
-take the sixth of the labels that are no positives: the first may be true. Labels are those of the points and of the
-test queries. RAW: a folder with trn, tst and lbl as JSON lines of the XC repository. Seconds, of the
-clock and of the processors, are those of mining and training.
+in-batch negatives alone; negatives of `sentence_transformers.util.mine_hard_negatives`, mined once; and tables of
+`extremis mine`, mined again before each epoch with the current model (examples/sentence_transformers_trainer.py). Both
+miners take the sixth-best label that is not a positive, because the best labels may be true. Only labels of the points
+and of the test queries are used. RAW: a folder with trn, tst and lbl as JSON lines of the XC repository. Wall seconds
+and processor seconds are measured for mining and training.
 """
 
 import argparse

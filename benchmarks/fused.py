@@ -1,14 +1,15 @@
-"""Seconds of evaluating fused scores, by part, and what the memory's index finds of the nearest training points.
+"""Seconds of evaluating fused scores, by part, and recall of the nearest training points by the memory's index.
 
     python -m benchmarks.fused RAW [--points 586165] [--test 62265] [--folder FOLDER] [--quick]
 
-RAW is a folder of data sets, each a folder with trn.json.gz, tst.json.gz and lbl.json.gz of the XC repository: their
-rows become one set, labels numbered one after another, and rows with a word left out at random come to them until there
-are as many as asked for. `decoupled` is trained for an epoch with D = 256, `extremis fuse` and `extremis evaluate`
-follow. Parts have seconds of the clock and of the processors; some are within others.
+RAW is a folder of data sets; each data set is a folder with trn.json.gz, tst.json.gz and lbl.json.gz of the XC
+repository. The data sets are joined, and their labels are numbered consecutively. Copies of rows without one random
+word are added until the requested number of rows is reached. `decoupled` is trained for an epoch with D = 256, then
+`extremis fuse` and `extremis evaluate` run. Each part has wall seconds and processor seconds; some parts contain other
+parts.
 
-FOLDER keeps data and run, and what is there is not made again but the fusion, of which a linear ranker is kept.
-`--scores-only` keeps all of the fusion; `--limit` evaluates the first queries alone.
+FOLDER keeps the data and the run, and existing output is not made again. Only the fusion is made again; its linear
+ranker is kept. `--scores-only` keeps the whole fusion; `--limit` evaluates only the first queries.
 """
 
 import argparse
@@ -187,7 +188,7 @@ def kept_ranker(data: str, run: str) -> LinearRanker | None:
 def compare(data: str, run: str) -> dict[str, Any]:
     """Return facts of the fusion, and the memory's figures for test queries: recall, and votes with exact search.
 
-    `P@1 of votes`: precision of the label with most votes.
+    `P@1 of votes`: precision of the label with the most votes.
     """
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), "newest")

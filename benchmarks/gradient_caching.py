@@ -3,10 +3,10 @@
     python -m benchmarks.gradient_caching            L up to 131,072, a batch of 1,024
     python -m benchmarks.gradient_caching --quick    L up to 32,768, a batch of 256
 
-DEXML's section B.5.1: with sub-batches of eta labels a step needs, beside the encoder itself, memory for eta labels
-within the encoder, L x D for the embeddings (here three of them: z, its gradient, and the loss's before it is handed
-on), and B x L for the scores, which `loss.chunk` does without. Each figure is that of a process of its own: a step of
-a small transformer made on the spot, after a step of few labels that warms it up.
+DEXML's section B.5.1: with sub-batches of eta labels, a step needs memory for the encoder itself, for eta labels within
+the encoder, for L x D embeddings (here three matrices: z, its gradient, and the loss's gradient before it is passed
+on), and for B x L scores, which `loss.chunk` avoids. Each figure comes from a separate process: a step of a small
+transformer with random weights, after a warm-up step with few labels.
 """
 
 import argparse

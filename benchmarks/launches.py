@@ -1,12 +1,13 @@
-"""Operations and bytes that a step gives a GPU, counted on PyTorch's `meta` device: none is needed, and none is timed.
+"""Operations and bytes of a step on a GPU, counted on PyTorch's `meta` device, without a GPU and without timings.
 
-Batches of 512 queries with 10 positives, 50 hard and 400 random negatives, 100M labels, D = 64 in bfloat16, row-wise
-Adagrad: the classifier's step with own pools, with a shared one, and with a chunk of full one-vs-all; and the whole
-step of a bag of embeddings with a residual layer and dropout. An operation counts once, a view not at all; Triton's
-kernels are counted where they are called. Bytes are those of all that an operation reads and writes, of rows that it
-looks up those that it looks up. Sorting is one operation here and some nine launches on a GPU, a cumulative sum two;
-AdamW, which is one kernel there, is a dozen. Host milliseconds are the processor's: of what a thread prepares ahead of
-a bag's step, and of the step itself where it is recorded (`train.graph`), without the driver's part.
+Batches have 512 queries with 10 positives, 50 hard and 400 random negatives; there are 100M labels, with D = 64 in
+bfloat16 and row-wise Adagrad. Two steps are counted: the classifier's step with own pools, with a shared pool, and with
+a chunk of full one-vs-all; and the whole step of a bag of embeddings with a residual layer and dropout. Views do not
+count as operations; Triton's kernels are counted where they are called. The bytes of an operation are all bytes that it
+reads and writes; of matrices with looked-up rows, only these rows count. Sorting is one operation here but about nine
+launches on a GPU, and a cumulative sum is two launches; AdamW is a dozen operations here but one kernel on a GPU. Host
+milliseconds are processor time: for the thread that prepares a bag's step, and for the step itself if it is recorded
+(`train.graph`), without the driver's part.
 
     python -m benchmarks.launches [--quick]
 """
@@ -163,7 +164,7 @@ def bag_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
 
 
 def recorded_step(size: int = B, labels: int = LABELS) -> tuple[Counting, float]:
-    """Count a recorded step's operations besides its graph; also return its host milliseconds.
+    """Count a recorded step's operations outside of its graph; also return its host milliseconds.
 
     Dense parameters are not updated: `meta` has no AdamW with a tensor as learning rate.
     """

@@ -1,12 +1,12 @@
-"""Claim: negatives from hash tables cost the same for 10K labels as for 10M, and so does a touched row (LNS).
+"""Claim: negatives from hash tables and updates of touched rows cost the same for 10K labels as for 10M (LNS).
 
     python -m benchmarks.lsh [--quick]
     python -m benchmarks.lsh --probe [--run RUN --data DATA [--split test] [--queries 1000]]
 
 Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then, in turns: a batch's negatives by
-embedding and by label, and touched rows hashed again. One thread does all of it, and its processor time is counted, so
-that other work on the machine is left out. A ratio is the most expensive over the cheapest of the four sizes. `--quick`
-has fewer tables and rounds, and the same sizes.
+embedding and by label, and touched rows hashed again. One thread does all the work, and its processor time is counted,
+so that other work on the machine does not count. A ratio is the cost of the most expensive of the four sizes over the
+cost of the cheapest. `--quick` has fewer tables and rounds, but the same sizes.
 
 `--probe` measures recall instead of costs: the share of a query's true top 200 labels, by inner product, that is among
 its hashed negatives, or among equally many uniform draws. Labels and queries come from RUN, a classifier trained on

@@ -1,12 +1,12 @@
-"""`extremis mine QUERIES VECTORS` at size: beside bare Faiss, killed and gone on with, beside sentence-transformers.
+"""`extremis mine QUERIES VECTORS` on large inputs: against bare Faiss, after a kill, against sentence-transformers.
 
     python -m benchmarks.mine_arrays [--quick] [--queries Q] [--documents D] [--memory SIZE] [--folder DIR]
     python -m benchmarks.mine_arrays --texts RAW RAW [--each N]
 
 The first form makes float16 arrays [Q, 64] and [D, 64], clustered as in `benchmarks.mine`, and two positives per query.
-It times the command in a shell, including start of the process, import, choice of the search, and audit. Bare Faiss
-reads the same files, trains, adds and searches, with the index, probes and refinement chosen by the command. Then the
-command is killed (-9) in the middle of another run and started again, and the tables are compared.
+It times the command in a shell, including the start of the process, imports, the choice of the search, and the audit.
+Bare Faiss reads the same files, trains, adds and searches, with the index, probes and refinement chosen by the command.
+Then the command is killed (-9) in the middle of another run and started again, and the tables are compared.
 
 The second form embeds 2 N distinct texts of two folders of the XC repository with MiniLM, N as queries, N as documents.
 It mines 50 negatives per query, with a random positive, by the command and by `mine_hard_negatives` with the embeddings

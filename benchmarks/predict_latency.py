@@ -1,19 +1,20 @@
-"""Milliseconds per query on one core, exact and by an index; or start, latency and memory of an export.
+"""Milliseconds per query on one core, exact and with an index; or start time, latency and memory of an export.
 
     python -m benchmarks.predict_latency [--quick] [--index FACTORY]
     python -m benchmarks.predict_latency --export EXPORT [EXPORT...] --texts FILE [--before CHECKOUT]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
-10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
-nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
-`benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
+10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. These texts
+contain no information about labels, so the search uses queries from the same clusters as the vectors (as in
+`benchmarks.mine`). Everything is pinned to one core after the index is built. The rounds alternate; figures are
+medians.
 
-Of an export, `extremis.load(EXPORT).predict` is measured in fresh processes on one core, in turns with other exports,
-and with another checkout of the project: processor seconds of import, `load` and the first prediction, milliseconds of
-the lines of FILE one by one, of a text among 1,000, and memory; of an ONNX graph also those of the tokenizer and
-onnxruntime alone. The texts' median and p99 are of the clock, so an idle machine is needed; least and processor
-milliseconds bear others better. `apart` compares with the first line: the largest difference of the scores of labels
-that are among the best 10 of both, and the share of texts that have the same best label.
+For an export, `extremis.load(EXPORT).predict` is measured in fresh processes on one core, in turns with other exports
+and with another checkout of the project. Figures are processor seconds of import, `load` and the first prediction;
+milliseconds for the lines of FILE one by one, and per text of 1,000 texts; and memory. For an ONNX graph, the tokenizer
+and onnxruntime alone are also measured. The texts' median and p99 are wall time, so an idle machine is needed; the
+minimum and processor milliseconds are less affected by other work. `apart` compares with the first line: the largest
+difference of the scores of labels that are among the best 10 of both, and the share of texts with the same best label.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""A run that goes on from yesterday's against one from nothing: EUR-Lex by year, or any data in random parts.
+"""A run that continues an earlier run against a run from scratch: EUR-Lex by year, or any data in random parts.
 
-Documents up to the first year are the first version, and each later year adds one: its documents, and the labels that
-they name first. In each year a run goes on from that of the year before (`extremis run --from`) and another begins from
-nothing, by the same recipe. Both are scored on that year's test documents and on all up to then; labels new that year
-apart. With `--parts N` points are dealt to N parts at random in place of years.
+Documents up to the first year are the first version. Each later year adds a version: its documents, and the labels that
+occur first in these documents. In each year a run continues the run of the previous year (`extremis run --from`), and
+another run starts from scratch, with the same recipe. Both runs are scored on the test documents of that year and on
+all test documents up to that year; labels that are new in that year are also scored separately. With `--parts N`,
+points are divided into N random parts instead of years.
 
     python -m benchmarks.refresh RAW [--first 2004] [--last 2014] [--recipe astra] [--set KEY=VALUE]... [--quick]
     python -m benchmarks.refresh RAW --parts 5 [--label-sample 8]
 
-RAW holds trn.json.gz, tst.json.gz and lbl.json.gz of `eurlex57k`, whose year is that of the CELEX number in `uid`, or
-those of `wordnet`. Filter files are left out.
+RAW contains trn.json.gz, tst.json.gz and lbl.json.gz of `eurlex57k` (the CELEX number in `uid` gives the year) or of
+`wordnet`. Filter files are left out.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A rehearsal against a real run: bytes of each stage within 5 %, and its seconds within 20 %, on one and two ranks.
+"""A rehearsal against a real run: bytes of each stage within 5 % and seconds within 20 %, on one and two ranks.
 
-The whole DATA is made up, for the run and for the rehearsal. Ranks of the run are processes with one thread each, and
-gloo joins them. Stages of the run are the steps of an epoch with mined negatives, a dump without other work, a
-checkpoint, a resume. A step waits for its messages: the rehearsal adds their number times the seconds of a message
-between the ranks of the real run, measured afterwards. Each of two ranks has one processor, and so has the rehearsal
-of one of them. Rounds alternate, so that other work affects both sides; the quickest stage of each side counts.
+All of DATA is made up, for the run and for the rehearsal. Ranks of the run are processes with one thread each, and gloo
+joins them. Stages of the run are the steps of an epoch with mined negatives, a dump without other work, a checkpoint, a
+resume. A step waits for its messages: the rehearsal adds their number times the seconds of a message between the ranks
+of the real run, measured afterwards. Each of two ranks has one processor, and so has the rehearsal of one rank. Rounds
+alternate, so that other work affects both sides; the quickest stage of each side counts.
 
     python -m benchmarks.rehearsal [--quick] [--labels L] [--rounds N] [--folder DIR]
 """
@@ -147,7 +147,7 @@ def rehearsed(folder: str, labels: int) -> dict[str, Any]:
 
 
 def real(folder: str, labels: int) -> dict[str, Any]:
-    """Return the same for rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
+    """Return the same of rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
     group = Group.of_environment()
     recipe, run, data = workload(labels, group.ranks).recipe, RunLayout(f"{folder}/run"), f"{folder}/data"
     trainer, times, sent = Trainer.start(data, run.root, recipe, _say_nothing, group), [0.0], [0]

@@ -1,4 +1,4 @@
-"""Seconds, memory and bytes of `extremis report` about a run on 10M queries.
+"""Seconds, memory and bytes of `extremis report` for a run on 10M queries.
 
     python -m benchmarks.report_page [--quick]
 

@@ -1,4 +1,4 @@
-"""docs/results.md from the records of benchmarks/results/, and which records are older than the code they measure."""
+"""Makes docs/results.md from the records in benchmarks/results/, and lists records that are older than their code."""
 
 import argparse
 import ast

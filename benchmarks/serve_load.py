@@ -5,9 +5,9 @@
 The service is a separate process. This process sends requests over loopback, each with a title of Tate. First the peak
 is measured with 64 connections that send a request after each answer. Then requests are due evenly at 80 % of the peak,
 whether or not earlier requests are answered; a latency counts from the moment when a request is due. After one third of
-the time and after two thirds, CURRENT switches between two exports. For comparison there is the peak of FastAPI alone,
-with an endpoint that ignores its input and returns a constant. FOLDER: two exports, one of them current; by default a
-run of one minute on Tate is fused and exported twice.
+the time and after two thirds, CURRENT switches between two exports. For comparison, the peak of FastAPI alone is
+measured, with an endpoint that ignores its input and returns a constant. FOLDER: two exports, one of them current; by
+default a run of one minute on Tate is fused and exported twice.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Client:
             self.idle.put_nowait(await asyncio.open_connection("127.0.0.1", self.port))
 
     async def ask(self, number: int) -> float:
-        """Send a request by an idle connection; return the time at the end of the answer."""
+        """Send a request over an idle connection; return the time at the end of the answer."""
         reader, writer = await self.idle.get()
         try:
             writer.write(self.requests[number % len(self.requests)])

@@ -1,4 +1,4 @@
-"""Rows a second of `extremis shard` against bare `tokenizers` batch encoding of the same texts on the same cores.
+"""Rows per second of `extremis shard` against bare `tokenizers` batch encoding of the same texts on the same cores.
 
 The time of a small input, which measures start-up (interpreter, Beam, worker processes, small files), is subtracted:
 the rate is that of the additional rows of the large input. The pipeline reads, parses, hashes, shuffles, tokenizes,

@@ -1,4 +1,4 @@
-"""A sharding run over rows with string keys: rows a second, memory of all processes, staging; killed, and gone on from.
+"""Sharding of rows with string keys: rows per second, memory of all processes, bytes of staging; also after a kill.
 
 The input is written as a stream; equal sizes give equal input. `extremis shard` runs as a separate process with its
 defaults. The memory of its whole process tree is sampled (proportional set size: shared pages count once), and so are

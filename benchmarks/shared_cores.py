@@ -1,11 +1,12 @@
-"""What a number of threads costs, on idle cores and beside processes that are busy.
+"""Time with different numbers of threads, on idle cores and beside busy processes.
 
     python -m benchmarks.shared_cores DATA TEXTS [--recipes astra,renee] [--rounds N]
 
-In turns, with the threads that a process takes by itself and with each fixed number up to that of the cores: seconds of
-the third epoch of each recipe, of mining for a run of the first, and, by its export, milliseconds of one text (median
-and 99th percentile) and of 300 texts in one call. TEXTS: a file of 300 lines or more. Beside 0, 1 and 2 processes that
-compute without end. The bar: the default number of threads takes at most 1.15 times as long as the best fixed number.
+Each setting is measured in turn: the default number of threads of a process, and each fixed number up to the number of
+cores. Figures are the seconds of the third epoch of each recipe, the seconds of mining for a run of the first recipe,
+and, with an export of that run, the milliseconds for one text (median and 99th percentile) and for 300 texts in one
+call. TEXTS: a file of 300 lines or more. Meanwhile 0, 1 or 2 other processes compute without end. The bar: the default
+number of threads takes at most 1.15 times as long as the best fixed number.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """The classifier's part of a step (gather, score, loss, backward, update) at 131K to 100M labels.
 
-512 queries with 10 positives, 100 hard and 400 random negatives each, all labels drawn uniformly: nothing lies near
-anything else. The random ones are each query's own (261,120 pairs, nearly as many rows at 100M labels) or one pool for
-all. D = 64, bfloat16, row-wise Adagrad. Each number of labels is measured in turns with the smallest. Beside it: what
-it takes to touch the same rows and do nothing with them, the step of full one-vs-all, the step as gather, loss,
-backward and update of their own (what other losses than binary cross-entropy do), the step on a mapped file, and the
-bytes that a step has to touch. Candidates are planned beforehand, as the stream's threads do, on one thread; planning
-is measured in turns with the step.
+Each of 512 queries has 10 positives, 100 hard and 400 random negatives. All labels are drawn uniformly, so rows are not
+close to each other in memory. Each query has its own random negatives (261,120 pairs, and nearly as many rows at 100M
+labels), or all queries share a pool. D = 64, bfloat16, row-wise Adagrad. Each number of labels is measured in turns
+with the smallest number. Also measured: the time for touching the same rows without any work, the step of full
+one-vs-all, the step with separate gather, loss, backward and update (as for losses other than binary cross-entropy),
+the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand, as the stream's
+threads do, on one thread; planning is measured in turns with the step.
 
     python -m benchmarks.step [--quick] [--folder DIR]
 """
@@ -237,7 +237,7 @@ def _least(world: World, form: str) -> float:
 
 
 def _touched(world: World, form: str) -> float:
-    """Return the same in whole cache lines: two lines for a row, and a third line for its sum."""
+    """Return these bytes in whole cache lines: two lines for a row, and a third line for its sum."""
     return world.rows(form) * 2 * (D * 2 + 64)
 
 

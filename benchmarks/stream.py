@@ -1,4 +1,4 @@
-"""Rows a second of the joined stream against a bare Arrow read of the same files, and against loaders of records.
+"""Rows per second of the joined stream against a bare Arrow read of the same files, and against loaders of records.
 
 All sides read the same rows: tokens, positives, and a table of K = 50 hard negatives per row. The stream and the other
 loaders return the same batches of 512: tokens with offsets and padded, positives, hard negatives, a random pool of

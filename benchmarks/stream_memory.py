@@ -1,11 +1,11 @@
-"""Memory of the joined stream: flat over an epoch, and the same whatever the number of rows and the size of the table.
+"""Memory of the joined stream: constant over an epoch, and independent of the number of rows and the table's size.
 
 A separate process iterates an epoch at a steady pace, so that threads read ahead as far as they can; its memory is
 sampled from outside. The memory of a stream is the memory of its process during the epoch minus the memory before.
-Pages of mapped shards, which the system can reclaim, are reported but not counted. A few windows (`window_groups` row
-groups of each of the S streams) and the batches planned ahead bound the memory, both times the bytes of a row, which
-grow with K. The bars are for a table 4 times as large; memory with 4 K, in equal windows and in windows of a quarter,
-is also reported.
+Pages of mapped shards, which the system can reclaim, are reported but not counted. The memory is bounded by a few
+windows (`window_groups` row groups of each of the S streams) and the batches planned ahead; the bytes of a row in both
+grow with K. The bars are for a table that is 4 times as large; memory with 4 K, in windows of equal size and of a
+quarter of the size, is also reported.
 
     python -m benchmarks.stream_memory [--quick] [--folder DIR]
 """

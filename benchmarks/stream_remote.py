@@ -1,10 +1,10 @@
-"""Rows a second of the joined stream from a store that answers 50 ms late, against the same rows on a local disk.
+"""Rows per second of the joined stream from a store that answers 50 ms late, against the same rows on a local disk.
 
-The store is an HTTP server of byte ranges in a separate process, which shares the cores with the stream; CPU times of
-both are reported. There are three rates: at full speed; for a consumer that takes 5 ms per batch, like a training step
-on a device; and from a server without delay, to separate the cost of requests and bytes from the cost of latency. The
-time runs from the first batch of an epoch to the last; the seconds to the first batch are reported. A full run also
-measures an S3 server, which is written in Python and takes most of the two cores itself.
+The store is an HTTP server of byte ranges in a separate process, which shares the cores with the stream; the CPU times
+of server and stream are reported. There are three rates: at full speed; for a consumer that takes 5 ms per batch, like
+a training step on a device; and from a server without delay, to separate the cost of requests and bytes from the cost
+of latency. The time runs from the first batch of an epoch to the last; the seconds to the first batch are reported. A
+full run also measures an S3 server, which is written in Python and takes most of the two cores itself.
 
     python -m benchmarks.stream_remote [--quick] [--rows N] [--folder DIR]
 """

@@ -1,4 +1,4 @@
-"""The stream under kill -9, a failing network and tables that change: every batch is that of an undisturbed run.
+"""The stream under kill -9, a failing network and changing tables: every batch equals a batch of an undisturbed run.
 
 Ranks under `torchrun` read the joined stream from a local S3 server, through a proxy that refuses, loses, resets, drops
 and delays requests. A new negatives table is published every minute, followed by half of another table. At each epoch
@@ -180,7 +180,7 @@ class Soak:
         self.require(status == 0, f"torchrun ended with {status}")
 
     def start(self) -> subprocess.Popen:
-        """Start the ranks; return once each has read a batch."""
+        """Start the ranks; return once each rank has read a batch."""
         before = self.sizes()
         workers = self.draw.choice([0, 2])
         place = replace(self.reading, workers=workers).write(self.folder / "reading.json")

@@ -1,4 +1,4 @@
-"""Two ranks against one on the Tate collection: the same metrics, and time and traffic a step against paper.
+"""Two ranks against one on the Tate collection: the same metrics, and measured against computed traffic per step.
 
 One process with one thread, one process with two threads, and two ranks with one thread each train the same recipe on
 the same data, each with a miner. Bytes are the kernel's counts for the processes' own TCP connections, step by step.

@@ -1,4 +1,4 @@
-"""Adding 1 % of points and labels to a data set against sharding all of it, in processor seconds of all processes.
+"""Adding 1 % of points and labels to a data set against sharding all data, in processor seconds of all processes.
 
 The cost of the start, measured on a few rows, is subtracted from both. The input is written as a stream; equal sizes
 give equal input.

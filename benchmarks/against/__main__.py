@@ -1,11 +1,11 @@
-"""Two commits measured side by side, in turns on one machine: what is slower than at COMMIT, and was not meant to be.
+"""Two commits measured in turns on one machine: finds figures that are slower than at COMMIT without intention.
 
     python -m benchmarks.against COMMIT [--only NAME,...] [--rounds N] [--out FILE]
 
-COMMIT is checked out beside. Each side runs its own code on the same input: within two processes that live on (`side`),
-and as commands of `extremis`. Every figure is a cost, so a ratio above 1 is slower. The interval of a ratio covers its
-median with 95 %. Exit status 1 where an interval begins above 1.05, does so again when the measurement is repeated
-alone, and no row of `prices.md` says that it was meant.
+COMMIT is checked out into a separate folder. Each side runs its own code on the same input: in a long-lived process per
+side (`side`), and as commands of `extremis`. Every figure is a cost, so a ratio above 1 is slower. The interval of a
+ratio covers the median with 95 %. The exit status is 1 if an interval begins above 1.05, begins above 1.05 again when
+the measurement is repeated alone, and no row of `prices.md` accepts the higher cost.
 """
 
 import argparse
@@ -191,7 +191,7 @@ def git(*arguments: str) -> str:
 
 @contextlib.contextmanager
 def checked_out(commit: str, scratch: Path) -> Iterator[Path]:
-    """Yield a checkout of `commit`, with measurements of this side if the commit is older than they are."""
+    """Yield a checkout of `commit`, with measurements of this side if the commit is older than the measurements."""
     other = scratch / "then"
     git("worktree", "add", "--detach", str(other), commit)
     try:

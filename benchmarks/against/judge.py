@@ -37,7 +37,7 @@ class Price:
 
 
 def compare(then: Sequence[float], now: Sequence[float]) -> Compared:
-    """Compare costs round by round. Raises ValueError unless both have equally many values, all above 0."""
+    """Compare costs round by round. Raises ValueError unless both sides have equally many values, all above 0."""
     ratios = sorted(after / before for before, after in zip(then, now, strict=True))
     skipped = _skipped(len(ratios))
     return Compared(
@@ -78,7 +78,7 @@ def read_prices(file: Path) -> list[Price]:
 
 
 def find_price(figure: str, ratio: float, prices: Sequence[Price], is_between: Callable[[str], bool]) -> Price | None:
-    """Return the price that covers `figure` at `ratio`, from the commits between the compared one and now."""
+    """Return the price that covers `figure` at `ratio`, from the commits between the compared commit and now."""
     for price in prices:
         if fnmatch(figure, price.figure) and ratio <= price.most and is_between(price.commit):
             return price

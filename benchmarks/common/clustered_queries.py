@@ -60,7 +60,7 @@ class World:
         return 1 - HIDDEN * (1 - 1 / FACETS)
 
     def draw(self, split: str, start: int, stop: int) -> "Queries":
-        """Draw the queries [start, stop) of `split`, which lie in one block."""
+        """Draw the queries [start, stop) of `split`, which are in one block."""
         block = start // BLOCK
         bits = np.random.Philox(key=[self.seed, _SPLITS[split]], counter=[0, block, 0, 0])
         draw, rows = np.random.Generator(bits), np.arange(start - block * BLOCK, stop - block * BLOCK)
@@ -128,7 +128,7 @@ def blocks(world: World, split: str, rows: int, take: Callable[[Queries], np.nda
 
 
 def write_matrix(path: Path, rows: int, columns: int, each: int, indices: Iterator[np.ndarray]) -> None:
-    """Write a matrix with `each` ones per row, like `scipy.sparse.save_npz` but without holding it in memory."""
+    """Write a matrix with `each` ones per row, like `scipy.sparse.save_npz`, but without the matrix in memory."""
     with zipfile.ZipFile(path, "w") as file:
         for name, value in (("format", np.array(b"csr")), ("shape", np.array([rows, columns], np.int64))):
             _write_array(file, name, value.dtype, value.shape, iter([value]))

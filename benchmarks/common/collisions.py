@@ -1,4 +1,4 @@
-"""Collision probe: the share of a query's best labels found by hash tables, and by as many uniform draws."""
+"""Collision probe: the share of a query's best labels found by hash tables, and by equally many uniform draws."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ def measure(probe: Probe, options: LshSection) -> dict[str, Any]:
     """Return facts about the hashed negatives by kind of query, averaged over queries.
 
     `labels`: number of negatives. `found`: share of the FIRST labels by inner product with x, without positives, that
-    are negatives; `uniform`: the same share for as many uniform draws.
+    are negatives; `uniform`: the same share for equally many uniform draws.
     """
     best = _best(probe)
     sampler = HashedNegatives(options, ProbedVectors(probe))
@@ -87,7 +87,7 @@ def _best(probe: Probe) -> np.ndarray:
 
 
 class ProbedVectors:
-    """Vectors of the probe, in the form for sources of negatives."""
+    """Vectors of the probe, with the interface for sources of negatives."""
 
     def __init__(self, probe: Probe) -> None:
         self.start, self.stop = 0, len(probe.vectors)

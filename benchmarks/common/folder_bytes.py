@@ -28,7 +28,7 @@ class FolderWatch:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below `folder`; files that disappear meanwhile are not counted."""
+    """Return the bytes of all files below `folder`; files that disappear during the count are not counted."""
     total, folders = 0, [os.fspath(folder)]
     while folders:
         try:

@@ -1,4 +1,4 @@
-"""Synthetic queries and mined negatives, in the form of `shard` and `mine`, and as records for other loaders.
+"""Synthetic queries and mined negatives, as tables of `shard` and `mine`, and as records for other loaders.
 
 Made in vectorised form, one row group at a time; equal sizes give equal bytes on any machine.
 """

@@ -16,7 +16,7 @@ SHOWN = "P@1", "P@5", "PSP@5"
 
 
 def contributions(data: str, run: str) -> dict[str, Contributions]:
-    """Return the contributions to SHOWN, by the scores that represent the run."""
+    """Return the contributions to SHOWN, with the scores that represent the run."""
     layout = DataLayout(data)
     _, model, checkpoint = load_model(layout, RunLayout(run), best_step(RunLayout(run)))
     fused = open_fused(data, run, checkpoint, model, "test") if scores_of(run, checkpoint.step) == "fused" else None
@@ -31,7 +31,7 @@ def mean(runs: Sequence[Mapping[str, Contributions]]) -> dict[str, Contributions
 
 
 def gains(of: Mapping[str, Contributions], over: Mapping[str, Contributions]) -> dict[str, list[float]]:
-    """Return the gain of a run over another, and the ends of the paired 95 % interval, by metric."""
+    """Return the gain of a run over another run, and the ends of the paired 95 % interval, by metric."""
     differences = {name: of[name]._replace(achieved=of[name].achieved - over[name].achieved) for name in of}
     ends = bootstrap(differences)
     return {name: [round(each, 2) for each in (value(differences[name]), *ends[name])] for name in of}

@@ -1,8 +1,8 @@
-"""Other loaders, which read the same rows with negatives included: writing their files, and running them.
+"""Other loaders, which read the same rows with negatives included: writes their files, and runs the loaders.
 
 Each loader shuffles in its usual way, within `buffer` samples if it has a buffer, and makes batches in its workers.
-A record holds one row, in the library's own array types, or as raw bytes that a collate function parses, which is more
-work for a user and less for the library.
+A record contains one row, in the library's own array types, or as raw bytes that a collate function parses, which is
+more work for a user and less for the library.
 """
 
 import importlib.machinery
@@ -245,9 +245,9 @@ def _write_tar(out: Any, piece: pa.Table) -> None:
 
 
 def _stand_in_for_torchvision() -> None:
-    """Define the names that mosaicml-streaming imports from torchvision; it only uses them for images.
+    """Define the names that mosaicml-streaming imports from torchvision, and only uses for images.
 
-    The package index has no torchvision for a torch without CUDA; its torchvision fails at import.
+    The package index has no torchvision for a torch without CUDA; the torchvision there fails at import.
     """
     try:
         import torchvision  # noqa: F401

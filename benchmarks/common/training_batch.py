@@ -1,4 +1,4 @@
-"""A batch in the form for a loss, equal for every reader of the rows, and a check of batches against the tables."""
+"""A batch as a loss needs it, equal for every reader of the rows, and a check of batches against the tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""Measurements on a GPU: `python -m benchmarks.gpu`; README.md of benchmarks/ explains how to run them there."""
+"""Measurements on a GPU: `python -m benchmarks.gpu`; README.md of benchmarks/ explains how to run the measurements."""

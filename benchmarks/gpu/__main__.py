@@ -1,9 +1,9 @@
-"""Measure all that runs on a GPU, in ten minutes, on a machine without a network.
+"""Measure everything that runs on a GPU, in ten minutes, on a machine without a network.
 
-Each measurement is a line of DIR/results.jsonl, on disk before the next one begins. Existing measurements are skipped,
-so an interrupted command continues when it is repeated. A measurement that fails, hangs or kills its process does not
-affect the others. DIR/report.json, and the last line of the output, shows all measurements beside their bars. `make
-gpu-bundle` makes the files to take along with a checkout.
+Each measurement is a line of DIR/results.jsonl, on disk before the next measurement begins. Existing measurements are
+skipped, so an interrupted command continues when it is repeated. A measurement that fails, hangs or kills its process
+does not affect the others. DIR/report.json, and the last line of the output, shows all measurements beside their bars.
+`make gpu-bundle` makes the files to take along with a checkout.
 
     python -m benchmarks.gpu --out DIR [--minutes 9] [--only versions,kernels] [--device auto] [--bundle DIR] [--quick]
 """
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the ratios of the bars, as far as they are measured."""
+    """Return the measured ratios of the bars."""
 
     def of(name: str, figure: str) -> Any:
         return rows.get(name, {}).get(figure)

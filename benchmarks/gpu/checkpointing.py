@@ -1,4 +1,4 @@
-"""Steps while a checkpoint is written in the background, beside the same steps without it, and the memory it takes."""
+"""Steps with and without a checkpoint that is written in the background, and the memory of the checkpoint."""
 
 import tempfile
 from collections.abc import Iterator

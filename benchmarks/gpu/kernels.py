@@ -1,7 +1,7 @@
 """Checks of every kernel against plain PyTorch on a CPU, and against repeated runs, which must give the same bits.
 
-Besides the cases of the tests: a label of all 4,096 queries, and rows that begin beyond 2^31 elements of the matrix. A
-CPU interprets the kernels, and repeats them once.
+In addition to the cases of the tests: a label of all 4,096 queries, and rows that begin beyond 2^31 elements of the
+matrix. A CPU interprets the kernels, and repeats each kernel once.
 """
 
 import functools

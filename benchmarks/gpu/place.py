@@ -1,4 +1,4 @@
-"""Place of measurements: fitting sizes, and seconds and bytes of asynchronous work."""
+"""Place of measurements: sizes that fit, and seconds and bytes of asynchronous work."""
 
 import resource
 import statistics

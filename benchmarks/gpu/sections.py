@@ -1,4 +1,4 @@
-"""Sections, most important first in case a run is cut; each is a function of a module that lists its measurements."""
+"""Sections, most important first in case a run is cut short; each names a function that lists its measurements."""
 
 # The measuring process loads a module, so that a missing package is a gap of only its section.
 SECTIONS = {

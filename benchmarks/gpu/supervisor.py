@@ -1,4 +1,4 @@
-"""Supervises the measuring process: ends it if it hangs or time is over, and starts another if it dies."""
+"""Supervises the measuring process: ends a process that hangs or exceeds the time, and replaces a process that dies."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
 """The share of time in which the device waits for the real stream, whose threads read, join and plan batches.
 
-The input is 65,536 queries with 50 mined negatives of 1.3M labels each, made first. Steps before the threads are ahead
-are not counted.
+The input is 65,536 queries with 50 mined negatives of 1.3M labels each, made first. Steps are not counted until the
+threads are ahead.
 """
 
 import contextlib

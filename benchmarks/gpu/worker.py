@@ -1,4 +1,4 @@
-"""The measuring process: runs one measurement after the other, and names each on standard output first."""
+"""The measuring process: runs one measurement after the other, and first prints its name on standard output."""
 
 import ctypes
 import gc
@@ -58,7 +58,7 @@ def _name(section: str, one: "Measurement") -> str:
 
 
 def _measurements(section: str, place: "Place") -> "Iterator[Measurement]":
-    """Yield the measurements of a section, or one that raises the import error of the section's module."""
+    """Yield the measurements of a section, or a measurement that raises the import error of the section's module."""
     from benchmarks.gpu.place import Measurement
 
     module, _, function = SECTIONS[section].partition(":")
@@ -107,7 +107,7 @@ def _require_alive(place: "Place") -> None:
 
 
 def _require_same(place: "Place", results: Results) -> None:
-    """Refuse existing results of another device or size."""
+    """Refuse existing results of a different device or size."""
     from trainer.device import describe_device
 
     here = {"device": describe_device(place.device), "quick": place.quick}

@@ -1,9 +1,9 @@
-"""Compare two checkouts on this machine: same shards, tables, checkpoints, losses, metrics and predictions.
+"""Check that two checkouts give the same shards, tables, checkpoints, losses, metrics and predictions on this machine.
 
     python -m benchmarks.same_results OTHER [THIS] [--quick] [--only STEP,...] [--keep DIR]
 
-Both run the same commands (`steps.py`) on the same input. Files are compared to the byte, JSON and TOML value by value
-without times and versions. Exit status 1 where anything differs.
+Both checkouts run the same commands (`steps.py`) on the same input. Files are compared byte by byte; JSON and TOML are
+compared value by value, without times and versions. The exit status is 1 if anything differs.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def _same(file: Path, text: str) -> bool:
 
 
 def _failure(folder: Path, step: Step) -> str:
-    """Return the failed command of the step, with the end of its standard error; empty if none failed."""
+    """Return the failed command of the step, with the end of its standard error; empty if no command failed."""
     file = folder / step.name / "failed"
     if not (folder / step.name).exists():
         return "not run: a step that it needs failed"

@@ -29,7 +29,7 @@ class Comparison:
 
 
 def compare_step(other: Path, this: Path, name: str) -> Comparison:
-    """Compare the folder of step `name` below both."""
+    """Compare the folders of step `name` below both folders."""
     result = Comparison()
     there, here = (_files(folder / name) for folder in (other, this))
     for path in sorted(there.keys() ^ here.keys()):
@@ -40,7 +40,7 @@ def compare_step(other: Path, this: Path, name: str) -> Comparison:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files to compare, by path in `folder`; a leading `_`, which is newer, is ignored."""
+    """Return the files to compare, by path in `folder`; a leading `_` is ignored, because older checkouts have none."""
     files = (path for path in folder.rglob("*") if path.is_file())
     compared = [path for path in files if path.name not in SKIPPED and path.suffix != ".err"]
     return {str(path.relative_to(folder).parent / path.name.removeprefix("_")): path for path in compared}

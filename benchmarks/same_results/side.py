@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def load_libraries(checkout: str) -> None:
-    """Import the libraries of commands. Raises SystemExit if the code would come from another place."""
+    """Import the libraries of commands. Raises SystemExit if the code would come from a different place."""
     import apache_beam  # noqa: F401
     import faiss  # noqa: F401
     import numba  # noqa: F401
@@ -43,7 +43,7 @@ def load_libraries(checkout: str) -> None:
 
 
 def run_step(step: dict[str, Any], checkout: str) -> bool:
-    """Run a step's commands until one fails; return whether all of them succeeded."""
+    """Run a step's commands until a command fails; return whether all commands succeeded."""
     folder = Path(step["name"])
     folder.mkdir(exist_ok=True)
     for number, command in enumerate(step["commands"]):

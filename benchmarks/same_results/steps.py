@@ -36,7 +36,7 @@ def steps() -> list[Step]:
 
 
 def select(quick: bool, names: Sequence[str]) -> list[Step]:
-    """Return the steps of a quick or a full comparison, or the steps `names` with all steps that they need."""
+    """Return the steps of a quick or a full comparison, or the steps `names` with all steps that these need."""
     if not names:
         return [step for step in steps() if step.quick or not quick]
     selected = set(names)
@@ -68,7 +68,7 @@ def sharding() -> list[Step]:
 
 
 def training() -> list[Step]:
-    """Train recipes, with a miner beside, and evaluate each run."""
+    """Train recipes, with a miner beside the trainer, and evaluate each run."""
     validated = "validation.split=val"
     warmup = ("negatives.hard=50", "negatives.warmup=128", *TABLES)
     second = ("train.encoder_from=ngame/run", "order.batch=256", *BAG)
@@ -171,7 +171,7 @@ def on_ranks(step: Step) -> Step:
 
 
 def fused(name: str) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that fuse a run's scores, and evaluate and export them."""
+    """Return the commands that fuse a run's scores, and evaluate and export the run."""
     data, run = "data/out", f"{name}/run"
     return (
         ("fuse", data, run, "--shortlist", "20", "--json"),
