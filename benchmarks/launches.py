@@ -1,4 +1,4 @@
-"""Operations and bytes of a step on a GPU, counted on PyTorch's `meta` device, without a GPU and without timings.
+"""Operations and bytes of a step on a GPU, counted on PyTorch's `meta` device: no GPU is needed or timed.
 
 Batches have 512 queries with 10 positives, 50 hard and 400 random negatives; there are 100M labels, with D = 64 in
 bfloat16 and row-wise Adagrad. Two steps are counted: the classifier's step with own pools, with a shared pool, and with

@@ -147,7 +147,7 @@ def rehearsed(folder: str, labels: int) -> dict[str, Any]:
 
 
 def real(folder: str, labels: int) -> dict[str, Any]:
-    """Return the same of rank 0 of a real run: three epochs, a dump after the first, a table in the last; a resume."""
+    """Return these figures for rank 0 of a real run: three epochs, a dump after the first, a last table, a resume."""
     group = Group.of_environment()
     recipe, run, data = workload(labels, group.ranks).recipe, RunLayout(f"{folder}/run"), f"{folder}/data"
     trainer, times, sent = Trainer.start(data, run.root, recipe, _say_nothing, group), [0.0], [0]

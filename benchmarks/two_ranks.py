@@ -1,4 +1,4 @@
-"""Two ranks against one on the Tate collection: the same metrics, and measured against computed traffic per step.
+"""Two ranks against one on the Tate collection: the same metrics; time and traffic per step against calculations.
 
 One process with one thread, one process with two threads, and two ranks with one thread each train the same recipe on
 the same data, each with a miner. Bytes are the kernel's counts for the processes' own TCP connections, step by step.

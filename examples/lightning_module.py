@@ -24,9 +24,9 @@ class Module(lightning.LightningModule):
     def train_dataloader(self):
         plan = Planner(Negatives(random=200, hard=10), self.labels)  # what each batch is scored against
         ranks = {"rank": self.trainer.global_rank, "ranks": self.trainer.world_size}
-        tail = "drop" if ranks["ranks"] > 1 else "keep"  # of a last, short batch a rank may have no rows
+        tail = "drop" if ranks["ranks"] > 1 else "keep"  # a rank may have no rows of a last, short batch
         self.stream = JoinedStream([self.source], self.labels, batch=64, streams=8, plan=plan, tail=tail, **ranks)
-        return StatefulDataLoader(self.stream, batch_size=None)  # whose state is in Lightning's checkpoints
+        return StatefulDataLoader(self.stream, batch_size=None)  # Lightning's checkpoints contain its state
 
     def on_train_epoch_start(self):
         self.stream.set_epoch(self.current_epoch)

@@ -40,7 +40,7 @@ class Label(BaseModel):
 
 
 class Prediction(BaseModel):
-    known_tokens: int = Field(description="0: the labels are those of the most training points")
+    known_tokens: int = Field(description="0: the labels are the most frequent labels of training")
     none_of_these: bool | None = Field(description="the best label is less likely right than wrong")
     labels: list[Label]
 
@@ -68,7 +68,7 @@ class Measures:
         self.registry = CollectorRegistry()
         to = {"registry": self.registry}
         seconds = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-        self.requests = Counter("extremis_requests", "questions by status", ["status"], **to)
+        self.requests = Counter("extremis_requests", "questions, by status", ["status"], **to)
         self.seconds = Histogram(
             "extremis_request_seconds", "from a question's body to its answer", buckets=seconds, **to
         )
@@ -104,7 +104,7 @@ class Service:
             self.measures.failures.inc()
             if str(error) != self.problem:
                 self.problem = str(error)
-                print(f"goes on with {self.model.url}: {error}", file=sys.stderr, flush=True)
+                print(f"keeps serving {self.model.url}: {error}", file=sys.stderr, flush=True)
             return False
         self.problem, self.broken = "", False
         self.measures.switches.inc()
@@ -184,7 +184,7 @@ def make_app(service: Service) -> FastAPI:
         texts: Annotated[list[text], Field(min_length=1, max_length=options.max_texts)]  # type: ignore[valid-type]
         k: Annotated[int, Field(ge=1, le=options.max_k, description="labels of each text")] = 5
         filter: Annotated[list[key], Field(max_length=1000, description="keys of labels to leave out")] = []  # type: ignore[valid-type]
-        explain: Annotated[bool, Field(description="say what adds up to each score")] = False
+        explain: Annotated[bool, Field(description="explain the terms of each score")] = False
 
     async def read(request: Request) -> Question:
         """Read a question, and check the limits."""
@@ -272,15 +272,15 @@ def make_app(service: Service) -> FastAPI:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("export", help="an export, or a folder of exports, whose current one is followed")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
-    parser.add_argument("--wait", type=float, default=1.0, help="milliseconds that a request waits for others")
-    parser.add_argument("--poll", type=float, default=1.0, help="seconds between looks for another current export")
+    parser.add_argument("export", help="an export, or a folder of exports, to follow its current export")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser.add_argument("--wait", type=float, default=1.0, help="milliseconds that a request waits for other requests")
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds between checks for another current export")
     parser.add_argument("--grace", type=int, default=25, help="seconds that requests may take after SIGTERM")
     parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--exact", action="store_true", help="score every label, without an index")
-    parser.add_argument("--embedder", help="another place of the model that made the dense vectors of DATA")
+    parser.add_argument("--embedder", help="another path or hub name of the model that made the dense vectors of DATA")
     parser.add_argument("--max-k", type=int, default=100)
     parser.add_argument("--max-texts", type=int, default=1000, help="of a request")
     parser.add_argument("--max-chars", type=int, default=20_000, help="of a text")
@@ -300,9 +300,9 @@ def main() -> None:
         limit_concurrency=CONCURRENT,
         timeout_graceful_shutdown=options.grace,
     )
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more when all is answered
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises the signal again when all requests are answered
     listening = config.bind_socket()
-    listening.listen(CONCURRENT)  # who connects from here on is answered
+    listening.listen(CONCURRENT)  # from here on, connections are answered
     host, port = listening.getsockname()[:2]
     print(f"serving {service.model.url} at http://{host}:{port}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run([listening])

@@ -33,7 +33,7 @@ def train(table, model, data=None, epochs=3, batch=32, negatives=1):
     stream = extremis.TupleStream(table, data, negatives=negatives, batch=batch)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
     for epoch in range(epochs):
-        stream.set_epoch(epoch)  # with a second argument, a table that was mined meanwhile
+        stream.set_epoch(epoch)  # a second argument is a table that was mined in the meantime
         for columns in torch.utils.data.DataLoader(stream, batch_size=batch):
             loss = encoder(columns)["loss"]
             optimizer.zero_grad()

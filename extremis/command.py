@@ -59,7 +59,7 @@ class Option:
 
 
 Progress = bool | Callable[[Event], object]
-_PROGRESS = "    progress: True: as on the command line. False: no progress. Or a function that gets every event."
+_PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
 _PYTHON_ONLY = ("progress", "beam_options")  # the command line has --quiet, and Beam's options after --
 _SHELL_ONLY = ("as_json", "quiet", "verbose")
 _OF_ALL = {

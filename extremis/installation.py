@@ -54,7 +54,7 @@ def require_ours(names: Sequence[str] = OURS) -> None:
 
 
 def _remedy(folder: Path | None) -> str:
-    """Describe what to do about a module in `folder` that has the name of one of ours."""
+    """Describe what to do about a module in `folder` with the name of an Extremis module."""
     named = {Path(place).resolve() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place}
     if folder in named:
         return f"Rename it, or take {folder} off PYTHONPATH."

@@ -37,7 +37,7 @@ def joined() -> Iterator[Group]:
 
 @contextlib.contextmanager
 def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks while the block lasts. Raises InputError on every rank."""
+    """Let rank 0 hold the claim on RUN for all ranks during the block. Raises InputError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
         refused: ExtremisError | None = None

@@ -18,7 +18,7 @@ class Remaining:
         self._first = 0.0, 0.0
 
     def begin(self, expected: float, after: Callable[[float], float]) -> None:
-        """Begin a phase of `expected` seconds (0: unknown); `after` maps its seconds to those of later phases."""
+        """Begin a phase of `expected` seconds (0: unknown); `after` maps its seconds to the seconds of later phases."""
         self._phase_began, self._expected, self._after = time.monotonic(), expected, after
         self._first = 0.0, 0.0  # share at the first call, and the seconds before it: the set-up
 

@@ -263,7 +263,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     except TableError:
         raise
     except (FileNotFoundError, InputError) as error:
-        if isinstance(error, InputError) and not storage.exists(url):  # else `url` lies below a file
+        if isinstance(error, InputError) and not storage.exists(url):  # else `url` is a path below a file
             raise
         raise TableError(_absent(url, kind)) from None
     if isinstance(body, Exception):

@@ -17,7 +17,7 @@ class RunTable(NamedTuple):
 
 
 def run_tables(run: RunLayout, source: str | None = None, before: int | None = None) -> Iterator[RunTable]:
-    """Yield the run's finished tables, newest first; if given, only those of `source`, or of epochs before `before`.
+    """Yield the run's finished tables, newest first; if given, only tables of `source`, or of epochs before `before`.
 
     Raises TableError, StorageError.
     """

@@ -1,4 +1,4 @@
-"""The measuring process: runs one measurement after the other, and first prints its name on standard output."""
+"""The measuring process: runs one measurement after the other, and prints each name on standard output first."""
 
 import ctypes
 import gc

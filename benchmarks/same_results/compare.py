@@ -29,7 +29,7 @@ class Comparison:
 
 
 def compare_step(other: Path, this: Path, name: str) -> Comparison:
-    """Compare the folders of step `name` below both folders."""
+    """Compare the folders of step `name` in both outputs."""
     result = Comparison()
     there, here = (_files(folder / name) for folder in (other, this))
     for path in sorted(there.keys() ^ here.keys()):

@@ -21,7 +21,7 @@ class PopularSection(SourceSection):
 
 
 class Popular(NegativeSource):
-    name, stateful = "popular", True  # a resumed run goes on with the counts
+    name, stateful = "popular", True  # a resumed run continues with the counts
 
     def __init__(self, count: int) -> None:
         self._count, self._seen = count, np.zeros(0, np.int64)

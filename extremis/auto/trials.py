@@ -38,7 +38,7 @@ from trainer.stream.sources import ALL_ROWS
 METRIC = "nDCG@5"  # reflects P@1 and P@5 together
 SHOWN = "P@1", "P@5", METRIC
 QUERIES = 2_000  # maximum for the scores of a trial
-_FEW = 200  # queries; up to a tenth of the rows is held out for these: 50 of 1,000 rows gave random weights of scores
+_FEW = 200  # queries, for which up to a tenth of the rows is held out: 50 of 1,000 rows gave random weights of scores
 _ROWS = 100_000  # rows of a trial, fewer if texts are long
 _LONG = 200  # tokens that cost about as much as the rest of a row
 _EPOCHS = 2, 4  # minimum and maximum; a trial passes over about _ROWS rows

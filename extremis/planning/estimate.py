@@ -224,7 +224,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind`, `each` bytes per row; each dump has a table per source, of as many rows."""
+    """Estimate the tables of `kind` with `each` bytes per row: per dump, one table for each source, of as many rows."""
     return {
         f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()
@@ -276,7 +276,7 @@ def _train_memory(workload: Workload) -> int:
 
 
 def step_bytes(workload: Workload) -> float:
-    """Return the bytes that a rank sends per step (docs/ranks.md), if sums use a ring."""
+    """Return the bytes that a rank sends per step (docs/ranks.md), with sums by ring all-reduce."""
     recipe, ranks, columns = workload.recipe, workload.ranks, workload.columns
     points, texts = workload.trained_queries, workload.sources.get("labels", 0)
     positives, tokens = (

@@ -52,7 +52,7 @@ ENGINES = {
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """Make a workload; DATA gives averages, and the numbers that are None. Raises InputError, TableError."""
+    """Make a workload; DATA gives the averages, and the counts that are None. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or Table.open(layout.queries("train"), "queries").rows
@@ -98,7 +98,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
 
 
 def dealt_to(ranks: int, recipe: Recipe, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with at least one stream for each of the `ranks`; if this changes it, `say` gets a note."""
+    """Return the recipe with at least one stream for each of the `ranks`; `say` gets a note of a change."""
     streams = recipe.order.streams * -(-ranks // recipe.order.streams)
     if streams == recipe.order.streams:
         return recipe

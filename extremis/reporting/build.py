@@ -37,7 +37,7 @@ from trainer.evaluation.breakdowns import DEPTH
 from trainer.model import require_same_data
 
 NAME = "report.html"  # name of a run's own page
-_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # end of a page's title; its search range in bytes
+_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, within the first _HEAD bytes
 LARGEST = 5_000_000  # largest page in bytes
 
 
@@ -122,8 +122,8 @@ TERMS = {
     "baseline": "a ranking without a model, on the first queries of the split; a model should do better",
     "popular labels": "the most frequent labels of training, the same for every query",
     "linear ranker": "one vector for each label, over words and pairs of words",
-    "nearest queries by TF-IDF": "labels of the training queries whose words are most like those of the query",
-    "nearest label texts by TF-IDF": "labels whose own texts have words most like those of the query",
+    "nearest queries by TF-IDF": "labels of the training queries with words most like the words of the query",
+    "nearest label texts by TF-IDF": "labels with texts whose words are most like the words of the query",
     "±": "half of the 95 % interval, from resampled queries (bootstrap)",
     "seen": "queries whose text is also in train: a model may have memorized their labels",
     "unseen": "queries whose text is not in train",
@@ -145,11 +145,11 @@ TERMS = {
     "merged": "rows of the input that were merged into another row with the same key or text",
     "in train": "points with a text that is also in train: metrics on these are too high",
     "K": "hard negatives that a table has for each query",
-    "hard negative": "a wrong label with a high score, from which a model learns most",
+    "hard negative": "a wrong label with a high score; a model learns most from hard negatives",
     "table": "hard negatives of every query, mined from the vectors of one epoch for a later epoch",
     "recall": "share of the true nearest labels that the index found, measured on a sample by exact search",
     "overlap": "share of the negatives that were also in the previous table",
-    "above a positive": "share of queries whose hardest negative scores above their weakest true label",
+    "above a positive": "share of queries with a hard negative that scores above a true label",
     "padded rows": "queries with fewer than K negatives left after filters",
     "index": "how the nearest labels were searched; exact compares with every label",
 }

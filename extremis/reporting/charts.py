@@ -192,7 +192,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Draw the deciles' parts of P@5 for every evaluated split."""
+    """Draw the part of P@5 that each decile of labels gives, for every evaluated split."""
     charts = []
     for split in evaluated_splits(runs):
         traces = []

@@ -109,8 +109,8 @@ def sample(
 ) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    The sample contains the first query of each group in `tables` (from `weakest`), and the names of their labels. A run
-    that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
+    The sample contains the first query of each group in `tables` (from `weakest`), and the names of the labels in
+    `tables`. A run that cannot predict (no checkpoint yet) is left out, with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
