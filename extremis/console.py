@@ -139,7 +139,7 @@ class Output:
 
     `verbose`: lines of progress begin with the seconds since the start. `command`: the running command line. `log` gets
     every line of progress; while output is `aside`, only `log` gets lines, except lines of bars. `remaining` describes
-    the command's remaining time, given the finished share of the present phase.
+    the command's remaining time, given the finished share of the current phase.
     """
 
     listener: Callable[[Event], object] | None = None

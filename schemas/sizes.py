@@ -56,7 +56,7 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
 
     Only local disks report their free space. Raises RoomError, which ends with `remedy`.
     """
-    from schemas import storage  # who reads a size alone needs no fsspec
+    from schemas import storage  # parsing a size needs no fsspec
 
     free = storage.free_bytes(url)
     if free is None or sum(needs.values()) <= free:
@@ -72,7 +72,7 @@ def with_room(url: str, what: str, size: int, remedy: str) -> Iterator[None]:
     The check is for the disk of `url`, or of TMPDIR for uploads. Raises RoomError, which ends with `remedy`, before the
     block if space is missing, and in the block if the disk becomes full.
     """
-    from schemas import storage  # who reads a size alone needs no fsspec
+    from schemas import storage  # parsing a size needs no fsspec
 
     place = url if storage.is_local(url) else tempfile.gettempdir()
     if place != url:

@@ -42,11 +42,11 @@ CONNECTIONS = 64  # connections to an object store
 MOVES = 16  # copies within a store that run at the same time
 READ_BYTES = 4 << 20  # size of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # longest pause between two attempts
-READS = 3  # times that bytes with a wrong checksum are read
-_LONGEST = 4096  # longest path in characters that operating systems allow
+READS = 3  # number of times that bytes with a wrong checksum are read
+_LONGEST = 4096  # longest path that operating systems allow, in characters
 TEMPORARY = ".tmp-"
 _OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
-_LINKS = 40  # symbolic links to follow at most, as in operating systems
+_LINKS = 40  # largest number of symbolic links to follow, as in operating systems
 _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")

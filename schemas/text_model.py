@@ -20,7 +20,7 @@ class TextEmbedder(NamedTuple):
 
 @dataclass(frozen=True)
 class DenseModel:
-    """Model that made the dense vectors; `queries` and `labels` are the prompts before these texts."""
+    """Model that made the dense vectors; `queries` and `labels`: the prompts for texts of queries and of labels."""
 
     name: str
     digest: str

@@ -52,7 +52,7 @@ class Version:
 
 
 def parts_since(data: Manifest, digest: str) -> list[str] | None:
-    """Return the parts of `data` that the earlier version with `digest` lacks; None if no earlier version has it."""
+    """Return the parts of `data` that the version with `digest` lacks; None if `data` does not extend this version."""
     version = Version.of(data)
     lineage = [*version.lineage, data.digest]
     return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None

@@ -19,9 +19,9 @@ add_listener = _listeners.append
 class Wait:
     """A wait for `what`, as a context manager: `say` gets a report after SILENT_SECONDS, then every SAY_SECONDS.
 
-    The wait ends after `seconds` at the latest; then `until` names the setting of `seconds`. Without `seconds`, the
-    wait ends at the event `until`. `say` None: the listeners of `add_listener` get the reports. With an empty `what`
-    the wait is a watch that nothing depends on, and is not reported.
+    `seconds`: longest time of the wait; `until` then names the setting that gives `seconds`. Without `seconds`, `until`
+    names the event that ends the wait. `say` None: the listeners of `add_listener` get the reports. With an empty
+    `what` the wait is a watch that nothing depends on, and is not reported.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:

@@ -32,7 +32,7 @@ from trainer.settings.resolve import Resolved, facts_of, resolve
 from trainer.stream import ranks_of_environment
 
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
-_HELD_OUT = 500  # queries held out of the final run: enough to fit the weights of scores, and a small loss for training
+_HELD_OUT = 500  # queries held out of the final run: enough to fit the weights of scores, and few for training to lose
 _PATIENCE = 2  # validations without a better result before training stops
 _OF_TRIALS = 1 / 3  # share of the total time
 _LATE = 1.1  # factor by which --minutes may be exceeded
@@ -101,7 +101,7 @@ def run_auto(
         best = best_step(RunLayout(run))
         _tidy(RunLayout(run), best, claim)
         to_fit = FitOptions(step=best, device=recipe.train.device)
-        doing("learning how to add up the scores")
+        doing("learning the weights of the scores")
         remaining.begin(epoch * _FUSION, lambda own: 0.0)
         fusion = fit_weights(data, run, to_fit, ranker=ranker, seconds=seconds).parameters
         say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run}")
@@ -113,8 +113,8 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
     ranks = ranks_of_environment().ranks
     if ranks > 1:
         raise InputError(
-            f"auto tries recipes in one process, but {ranks} were launched. Run auto without torchrun, then train its "
-            f"recipe {join(run, RECIPE)} with torchrun into another RUN."
+            f"auto tries recipes in one process, but {ranks} processes were launched. Run auto without torchrun, then "
+            f"train its recipe {join(run, RECIPE)} with torchrun into another RUN."
         )
     if is_there and not resume:
         raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")

@@ -1,4 +1,4 @@
-"""`extremis cluster`: queries in the order of balanced clusters."""
+"""`extremis cluster`: puts queries in the order of balanced clusters."""
 
 from os import fspath
 from typing import Any

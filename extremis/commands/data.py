@@ -1,4 +1,4 @@
-"""`extremis data`: versions of data, and exports."""
+"""`extremis data`: lists, shows and drops versions of data, and exports."""
 
 from os import fspath
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""`extremis predict`: the best labels of texts, or of a split of DATA, by an exported run."""
+"""`extremis predict`: predicts the best labels of texts, or of a split of DATA, with an exported run."""
 
 from os import fspath
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""`extremis run`: training with a miner process."""
+"""`extremis run`: trains with a miner process."""
 
 import time
 from os import fspath

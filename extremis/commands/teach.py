@@ -1,4 +1,4 @@
-"""`extremis teach`: negatives scored by a cross-encoder."""
+"""`extremis teach`: scores negatives with a cross-encoder."""
 
 from os import fspath
 from typing import Any

@@ -1,4 +1,4 @@
-"""`extremis train`: training with the tables that a miner elsewhere publishes."""
+"""`extremis train`: trains with the tables of a miner that runs elsewhere."""
 
 from collections.abc import Sequence
 from os import fspath

@@ -227,7 +227,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
         if data.parameters.get("options"):  # empty if vectors in files were mined
-            results.print(f"to make it again (INPUT is the place of the input files):\n  {sharding_command(url, data)}")
+            results.print(f"to make DATA again (INPUT: the input files):\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         Table.open(url)  # raises for an unfinished DATA, whose parts were printed above
     if check:

@@ -24,10 +24,11 @@ from trainer.model import has_bias
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
-# Bytes on storage, measured on shards of the pipelines. Ids by Zipf's law have an entropy; a page takes a bit more.
+# Bytes on storage, measured on shards of the pipelines. Ids follow Zipf's law; a page takes a bit more than their
+# entropy.
 _TOKENS = 1.3  # relative to the entropy: 1.1 for titles (Tate), 1.6 for random words
 _LABELS = 1.7  # 1.7 for Tate, 2.0 if labels are independent
-_NEGATIVES = 1.3  # for mined tables: 1.0 to 1.6, growing during a run
+_NEGATIVES = 1.3  # for mined tables: 1.0 to 1.6, rising during a run
 _SCORE = 1.5  # for a float16 score in a table of negatives, sorted
 _FLOATS = 0.925  # for a vector, relative to its bytes in memory: float16 and float32, D from 24 to 256
 _CHARACTER = 0.7  # for keys and texts: 0.4 to 0.8 on Tate and made-up keys
@@ -224,7 +225,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of `kind` with `each` bytes per row: per dump, one table for each source, of as many rows."""
+    """Estimate the tables of `kind` with `each` bytes per row; each dump has a table for each source."""
     return {
         f"{kind} of {name}": TableSize(rows, int((_NUMBERS + each) * rows), data[name].shards, workload.dumps)
         for name, rows in workload.sources.items()

@@ -137,7 +137,7 @@ TERMS = {
     "Trials": "short trainings on an excerpt of the data; extremis run auto chooses a recipe by their scores",
     "ended": "the trial was stopped at half time, because it was behind the best earlier trial",
     "step": "number of batches trained before the scored checkpoint",
-    "epoch": "one pass over all training points; the first is 0",
+    "epoch": "one pass over all training points; the first epoch is 0",
     "loss": "mean training loss; comparable only between runs with the same loss",
     "split": "a part of the data: a model learns from train, and is scored on test and val",
     "shards": "files that make up a table",

@@ -99,7 +99,7 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         epochs = sorted(rows.keys() & seconds.keys())
         ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
         traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
-    note = "seconds of epochs; a miner on the same cores slows them down"
+    note = "seconds of epochs; a miner on the same cores makes epochs slower"
     identity = f"time-to-{name.replace('@', '-')}"
     return draw_chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
 
@@ -164,7 +164,7 @@ def _ages(runs: Sequence[Run]) -> Chart:
         texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
         hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
         traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
-    return draw_chart("age", "Age of the table trained on", traces, "epoch", "epochs")
+    return draw_chart("age", "Age of the table in use", traces, "epoch", "epochs")
 
 
 def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:

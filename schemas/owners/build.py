@@ -44,7 +44,8 @@ class Build:
         self.claim.require()
         if not publish_new(self.out, manifest):
             raise LostError(
-                f"{join(self.out, MANIFEST)}: another process has published this output in the meantime. That output is kept."
+                f"{join(self.out, MANIFEST)}: another process has published this output in the meantime. That output "
+                "is kept."
             )
         for name in old.difference(new):
             storage.remove(join(self.out, name))

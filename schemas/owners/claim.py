@@ -1,7 +1,7 @@
 """Claim on an output: one process at a time writes the output, and small files beside the output show the claim.
 
     .claim.json                the first claim on the output, written only if there is none
-    .claim-after-<id>.json     the claim that took over from claim <id>, whose owner was gone: at most one
+    .claim-after-<id>.json     the claim that took over from claim <id> after its owner was gone: at most one
     .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
 
 A claim file is never changed. The last claim in the chain owns the output. An owner is gone if it ran on this machine
@@ -11,7 +11,7 @@ storage, the owner checks its claim before it writes anything (`Claim.require`);
 folder of its attempt.
 
 On a disk, and on stores with conditional writes such as S3 and GCS, only one process can create a file. Without
-conditional writes, the last of several writers within SETTLE_SECONDS wins, and all of them check which one won.
+conditional writes, the last of several writers within SETTLE_SECONDS wins, and all writers check which writer won.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Checks of an output's place: absent, empty, or with an output of the same kind; outside of all inputs.
+"""Checks that an output's place is absent, empty, or has an output of the same kind, and is outside of all inputs.
 
 The kind is the work of the output's owner: sharded, trained, exported. A manifest or a run's recipe shows the kind.
 Before a manifest or recipe exists, the file `.kind` shows the kind; this file is written first and removed with the

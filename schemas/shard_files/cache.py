@@ -75,7 +75,7 @@ class LocalCache:
             )
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
-        """Return bytes [start, stop) of the file, or None. An entry that does not match its CRC-32 is removed."""
+        """Return bytes [start, stop) of file `sha256`, or None. An entry that does not match its CRC-32 is removed."""
         path, size = self._entry(sha256, start, stop), stop - start
         with contextlib.suppress(OSError):
             with open(path, "rb") as file:
@@ -88,7 +88,7 @@ class LocalCache:
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
-        """Keep bytes [start, stop) of the file, and remove the least recently used entries if space is short."""
+        """Keep bytes [start, stop) of file `sha256`, and remove the least recently used entries if space is short."""
         size = len(data) + _CHECKSUM.size
         if size > self.limit:
             return
@@ -102,7 +102,7 @@ class LocalCache:
                 out.write(_CHECKSUM.pack(crc32(data)))
 
     def discard(self, sha256: str) -> None:
-        """Remove all entries of the file."""
+        """Remove all entries of file `sha256`."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._path(sha256[:2])):
                 if entry.name.startswith(f"{sha256}-") and _ENTRY.fullmatch(entry.name):

@@ -1,4 +1,4 @@
-"""Kinds of shard files: the modules that write and open them, by their --sink names."""
+"""Kinds of shard files: the module of each kind, by its --sink name."""
 
 from typing import Annotated
 
