@@ -216,6 +216,6 @@ def test_help_needs_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "Usage: extremis" in done.stdout
-    assert "Tokenize and shard raw data: INPUT to DATA.\n" in done.stdout
+    assert "Tokenize and shard raw data from INPUT to DATA.\n" in done.stdout
     assert "extremis run auto" in done.stdout.partition("Example")[2]
     assert done.stdout.splitlines()[-1].strip() == "loaded:"

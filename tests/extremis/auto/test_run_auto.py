@@ -146,7 +146,7 @@ def test_several_ranks_are_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(call("run", "auto", data, tmp_path / "run", *OVERRIDES), "one process", "2 processes were launched", "recipe.toml")
+    refused(call("run", "auto", data, tmp_path / "run", *OVERRIDES), "one process", "2 processes", "recipe.toml")
     assert not (tmp_path / "run").exists()
 
 
