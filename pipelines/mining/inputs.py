@@ -166,8 +166,8 @@ def _sources(
 def _rows_of(data: DataLayout, name: str) -> Table:
     """Open the rows of the trainer's source `name`.
 
-    The name is `queries` or `labels`. It names a part of `queries` or `labels` if the trainer deals rows by part, and a
-    split if it mixes splits.
+    The name is `queries` or `labels`, or the name of a part if the trainer deals rows by part, or the name of a split
+    if the trainer mixes splits.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -241,7 +241,8 @@ def _require_one_training(source: Source, vectors: Table, dump: Table | None) ->
         (first, first_step), (second, second_step) = marks
         raise TableError(
             f"{first} comes from step {first_step}, but {second} comes from step {second_step} or from another run, "
-            "and vectors of two models cannot be compared. Embed both with the same checkpoint (extremis embed --step)."
+            "and vectors of two models cannot be compared. Embed both tables with the same checkpoint (extremis embed "
+            "--step)."
         )
 
 

@@ -211,7 +211,7 @@ class MinePlan(Blocks):
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
         """Estimate the bytes, by use, that mining these shards writes to the storage of the tables, like `needs`.
 
-        indexed: number of blocks whose indexes already exist. Permanent indexes are not counted: they are elsewhere.
+        indexed: number of blocks whose indexes already exist. Permanent indexes are elsewhere, and not counted.
         """
         rows = [self.rows(some) for some in self.passes(places)]
         needs = self.needs(sum(rows), max(rows, default=0))

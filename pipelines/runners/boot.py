@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
             signal.pause()
     elif not options.id or not options.provision_endpoint:
-        parser.error("--id and --provision_endpoint are missing; the runner gives both. Did you mean --worker_pool?")
+        parser.error("--id and --provision_endpoint are missing; the runner gives them. Did you mean --worker_pool?")
     else:
         end_with_parent()
         sys.exit(_run_worker(words))

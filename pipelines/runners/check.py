@@ -2,7 +2,7 @@
 
     launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
 
-The check runs with the first flow. A problem becomes one message that names the worker and the remedy. Without the
+The check runs with the first flow. A problem is reported in one message with the worker and the remedy. Without the
 check, a flow would fail late or wait forever.
 """
 

@@ -41,7 +41,7 @@ class DaskRunner(Runner):
     def _run(self, flow: Flow) -> Mapping[str, Count]:
         """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or workers die.
 
-        After an error, no task of the flow is running any more. Returns no counts, because the workers report them.
+        After an error, no task of the flow is still running. Returns no counts, because the workers report all counts.
         """
         with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())

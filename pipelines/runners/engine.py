@@ -209,8 +209,8 @@ class Engine:
         }
         remedy = remedies.get(kind, f"See what the environment {kind} needs")
         return InputError(
-            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see its web "
-            "page. --start-timeout sets how long to wait."
+            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see the web "
+            "page of the engine. --start-timeout sets how long to wait."
         )
 
     def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
@@ -218,9 +218,9 @@ class Engine:
         code = error.code() if isinstance(error, grpc.Call) else None
         what = str(engine_errors.explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            what = f"{where} has ended, or cannot be reached. See its log."
+            what = f"{where} has ended, or cannot be reached. See the server's log."
         elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"{where} does not answer. See its log, and check that it reaches the engine."
+            what = f"{where} does not answer. See the server's log, and check that the server reaches the engine."
         return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
@@ -334,7 +334,7 @@ def require_job_server(portable: options.PortableOptions) -> None:
             except OSError as error:
                 raise InputError(
                     f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server for "
-                    "your engine, or give its address."
+                    "your engine, or give the address of a running job server."
                 ) from None
 
 

@@ -86,8 +86,8 @@ _SETUP: Messages = {
         "the engine lacks the class {0}: Beam's job server was built for another version of the engine."
     ),
     r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)": (
-        "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start it, or give an "
-        "address that the engine's machines can reach."
+        "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start this server, or "
+        "give an address that the engine's machines can reach."
     ),
     r"ConnectException|Connection refused": (
         "the job server cannot reach the master of its engine at the address in its options. Start the master, or "

@@ -329,7 +329,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
 
 
 def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
-    """Estimate the bytes of a table on storage, with or without its `text`."""
+    """Estimate the bytes of a table in storage, with or without its `text`."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
     most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0

@@ -69,7 +69,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Add the labels `ids` [P] of the queries `keys` [P] to ordered rows; return also which keys have no row, bool [P]."""
+    """Add the labels `ids` [P] of the queries `keys` [P] to ordered rows; return rows, and missing keys bool [P]."""
     column = rows["key"].combine_chunks()
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")

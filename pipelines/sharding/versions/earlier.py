@@ -55,7 +55,7 @@ class EarlierData:
 
     @classmethod
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
-        """Open the data set that `options.onto` names. Raises InputError: it cannot be continued; TableError."""
+        """Open the data set that `options.onto` names. Raises InputError if no version can follow it; TableError."""
         assert options.onto is not None
         url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:

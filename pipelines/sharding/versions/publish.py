@@ -189,7 +189,7 @@ def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequ
 
 
 def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
-    """Return the columns of all parts. Raises InputError if they differ."""
+    """Return the columns of all parts. Raises InputError if parts have different columns."""
     columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
     if older is None or added is None or not added.rows:
         return columns
