@@ -96,7 +96,7 @@ class Meter:
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
     def count_bytes(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
-        """Yield the packets that `step` sends, and count their bytes once, at the end, as packets may be thousands."""
+        """Yield the packets that `step` sends, and count the bytes of all packets once, at the end, for speed."""
         size = 0
         for key, packet in sent:
             size += size_of(packet)
