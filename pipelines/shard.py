@@ -421,11 +421,11 @@ def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:
-    """Describe the rows that the version adds to `base`, and its changes to `base`."""
+    """Describe the rows that the version adds to `base`, and the changes to earlier rows."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
-    parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} back", f"{replaced:,} points replaced"]
+    parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
     return f"onto {base.url}: {', '.join(parts)}"
 
 

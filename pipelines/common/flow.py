@@ -119,7 +119,7 @@ class Collection:
         return Collection(self.flow, self.outputs + other.outputs)
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(element, *arguments)`, which returns one element. A Collection becomes a dictionary."""
+        """Call `function(element, *arguments)`, which returns one element. Collections become dictionaries."""
         return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
@@ -127,7 +127,7 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)` with the elements of one worker at a time; it yields elements."""
+        """Call `function(elements, *arguments)`, which yields elements, for the elements of one worker at a time."""
         return self._add(name, "over", function, arguments)[MAIN]
 
     def split(

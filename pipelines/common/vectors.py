@@ -74,7 +74,7 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Return `embeddings` with their rows. Raises TableError: embeddings of other data, or not aligned."""
+    """Pair `queries` with `embeddings`. Raises TableError: embeddings of other data, or not aligned."""
     embeddings.require_aligned(queries, "Make the embeddings again.")
     return Source(name, queries, embeddings)
 

@@ -145,7 +145,7 @@ class KeyedFiles(Keyed):
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
-        """Find a data set in `files` by split; its labels come from `of_labels`, or from the points.
+        """Find a data set in `files` (by split). Labels come from `of_labels`, or from the points.
 
         Raises InputError: missing columns.
         """
@@ -246,7 +246,7 @@ def features_in(urls: Sequence[str], fields: Fields) -> bool:
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector in the first rows of files; 0 if they have no vector. Raises InputError."""
+    """Return the length of the first vector in the first rows of files; 0 without vectors. Raises InputError."""
     name = fields.vector
     for url in urls:
         if is_csv(url) or name not in field_names(url):
