@@ -18,11 +18,11 @@ SECTIONS = ("Accuracy", "Data that grows", "Sharding", "Mining and embedding", "
 FIELDS = ("title", "section", "claim", "command", "commit", "date", "machine", "columns", "rows", "read", "files")
 HEAD = """# Results
 
-For readers who choose or tune: what was measured, with which command, and at which commit.
+For readers who choose or tune recipes: what was measured, with which command, and at which commit.
 
 `python -m benchmarks.results` makes this page from `benchmarks/results/*.json`: change a record, not the page. Compare
 ratios: seconds depend on the machine. P@k, PSP@k and R@k are percentages on test splits, with A = 0.55 and B = 1.5.
-Brackets contain a 95 % interval, or a bar: a limit set before measuring. In a checkout, `papers/` has papers' claims.
+Brackets contain a 95 % interval, or a bar: a limit set before measuring. In a checkout, `papers/` has claims of papers.
 """
 OLD = """## Measured before the code changed
 
