@@ -1,4 +1,4 @@
-"""The mean of token vectors, as in fastText: one dense table, for vocabularies that fit it."""
+"""The mean of token vectors, as in fastText, in one dense table, for vocabularies that fit into memory."""
 
 from typing import Literal
 

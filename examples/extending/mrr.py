@@ -1,4 +1,4 @@
-"""MRR@k, the mean of 1 / r over points, r the rank of the first positive; 0 for a point without one up to k."""
+"""MRR@k: mean of 1 / r over points, r the rank of the first positive; 0 for points without a positive in the top k."""
 
 import numpy as np
 

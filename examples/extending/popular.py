@@ -1,4 +1,4 @@
-"""Popular labels as negatives: those that were positives most often so far."""
+"""Popular labels as negatives: the labels that were positives most often so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PopularSection(SourceSection):
 
 
 class Popular(NegativeSource):
-    name, stateful = "popular", True  # a resumed run goes on with the counts
+    name, stateful = "popular", True  # a resumed run continues with the counts
 
     def __init__(self, count: int) -> None:
         self._count, self._seen = count, np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Flows in this process, with the seconds of each stage on standard error: where a pipeline's time goes."""
+"""Runs flows in this process, and prints the seconds of each stage to standard error."""
 
 import sys
 import time
@@ -12,16 +12,16 @@ class TimedRunner:
     shuffles = far = False
 
     def __init__(self, flags: Sequence[str]) -> None:
-        """Take no options beside --runner."""
+        """Take no options except --runner."""
 
     def __enter__(self) -> "TimedRunner":
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End nothing: there are no workers."""
+        """Do nothing: there are no workers."""
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask nothing: what this process reads is read here."""
+        """Check nothing: this process reads the inputs itself."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
         made: dict[Output, Elements] = {}
