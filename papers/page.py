@@ -8,10 +8,10 @@ from typing import NamedTuple
 from papers.claims import ROOT, Check, Key, Line, Paper, names
 from papers.results import Interval, Result, difference, spread
 
-HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE = "holds", "differs", "cannot be told", "not run", "not testable here"
+HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
 _CLAIM = ["where", "claim", "the paper"]
 _MEASURED = [*_CLAIM, "data", "ours", "what decides, 95 %", "verdict", "min"]
-_COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ cannot be told, \d+ are not run and \d+ cannot be tested")
+_COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ are inconclusive, \d+ are not run and \d+ cannot be tested")
 
 
 class Verdict(NamedTuple):
@@ -37,7 +37,7 @@ def summary() -> str:
     papers = [Paper.load(name) for name in names()]
     count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
     return (
-        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNTOLD]} cannot be told, {count[NOT_RUN]} are not run "
+        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, {count[NOT_RUN]} are not run "
         f"and {count[UNTESTABLE]} cannot be tested"
     )
 
@@ -46,7 +46,7 @@ def page(paper: Paper) -> str:
     """Return the page."""
     verdicts = [(line, judge(paper, line)) for line in paper.lines]
     count = Counter(verdict.verdict for _, verdict in verdicts)
-    told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE) if count[each])
+    told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE) if count[each])
     lines = [
         f"# {paper.title}: claims, measured",
         "",
@@ -117,7 +117,7 @@ def judge(paper: Paper, line: Line) -> Verdict:
         return Verdict(NOT_RUN, expected(paper, line))  # the sides have no seed in common
     parts = [part for part in told if part is not None]
     which = [part.verdict for part in parts]
-    verdict = DIFFERS if DIFFERS in which else UNTOLD if UNTOLD in which else HOLDS
+    verdict = DIFFERS if DIFFERS in which else UNCLEAR if UNCLEAR in which else HOLDS
     seeds = min(len(results) for results in found.values())
     few = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
     every = {id(result): result for results in found.values() for result in results.values()}.values()
@@ -164,17 +164,17 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     bound = check.most if check.most is not None else check.least
     assert bound is not None
     right = [ratio <= bound if check.most is not None else ratio >= bound for ratio in ratios]
-    verdict = HOLDS if all(right) else UNTOLD if any(right) else DIFFERS
+    verdict = HOLDS if all(right) else UNCLEAR if any(right) else DIFFERS
     if "seconds" in check.figure and any(r.cut for each in results for r in each):
-        verdict = UNTOLD  # an interrupted run counted only its last part
+        verdict = UNCLEAR  # an interrupted run counted only its last part
     sign, name = "≤" if check.most is not None else "≥", f"{what}, ratio" if len(values) > 1 else what
     return Verdict(verdict, ours, f"{name} {_with_spread(ratios, 3)} {sign} {bound:g}")
 
 
 def _within(told: Interval, bound: float, below: bool) -> str:
-    """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNTOLD if across it."""
+    """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNCLEAR if across it."""
     low, high, limit = (-told.high, -told.low, -bound) if below else (told.low, told.high, bound)
-    return HOLDS if low >= limit else DIFFERS if high < limit else UNTOLD
+    return HOLDS if low >= limit else DIFFERS if high < limit else UNCLEAR
 
 
 def _validation(results: Mapping[int, Result]) -> float:
