@@ -37,8 +37,8 @@ def summary() -> str:
     papers = [Paper.load(name) for name in names()]
     count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
     return (
-        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, {count[NOT_RUN]} are not run "
-        f"and {count[UNTESTABLE]} cannot be tested"
+        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
+        f"{count[NOT_RUN]} are not run and {count[UNTESTABLE]} cannot be tested"
     )
 
 
