@@ -55,7 +55,7 @@ class Graphs:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[T], Any], given: T) -> Any:
-        """Return the tensors of `function(given)`; the caller owns them. Raises ExtremisError if recording fails."""
+        """Return the tensors of `function(given)`, owned by the caller. Raises ExtremisError if recording fails."""
         layout, pieces = self._layout(given)
         if layout not in self._recorded:
             if len(self._recorded) < _MOST:

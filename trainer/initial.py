@@ -53,7 +53,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 
 @torch.no_grad()
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
-    """Set the vector of each of this rank's labels to its text's embedding, scaled to length `norm`; keep biases.
+    """Set the vectors of this rank's labels to embeddings of the labels' texts, with length `norm`; keep biases.
 
     NGAME initialises classifiers in this way (appendix C, module M2), with a trained encoder. Raises InputError if
     labels lack the encoder's inputs or the head has no vectors; TableError.

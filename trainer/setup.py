@@ -245,7 +245,7 @@ def open_planner(
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
-    """Open the sources of negatives that need embeddings. Raises InputError if they do not support several ranks."""
+    """Open the sources of negatives that need embeddings. Raises InputError if a source cannot run on several ranks."""
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
@@ -350,7 +350,7 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
             "with the version that its config.toml names, or choose another RUN."
         )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may differ
+    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"

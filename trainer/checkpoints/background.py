@@ -1,4 +1,4 @@
-"""Background writes of rows as they were at a given step, while training continues to change them."""
+"""Background writes of a snapshot of rows, while training continues to change the rows."""
 
 import functools
 import itertools
@@ -255,7 +255,7 @@ class BackgroundWriter:
             self.wait()
 
     def close(self) -> None:
-        """Wait for the thread. Raises nothing, since an error may already be propagating."""
+        """Wait for the thread. Raises nothing, because an error may already be propagating."""
         if self._thread is not None:
             with Wait(f"{self._what} to be written", until="the files are written"):
                 self._thread.join()

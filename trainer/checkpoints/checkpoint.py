@@ -117,7 +117,7 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """Open the newest finished checkpoint of a run; None if there is none."""
+    """Open the newest finished checkpoint of a run; None without a finished checkpoint."""
     for step in reversed(numbered(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))

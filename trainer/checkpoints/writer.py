@@ -23,8 +23,8 @@ Late = Callable[[], torch.Tensor]
 class Contents:
     """Contents of a checkpoint of global `step`, on one rank.
 
-    `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of this rank's
-    labels [first, first + n) of [0, `labels`). `best`: the step of the best checkpoint, which is kept.
+    `parts`: tensors by file, the same on every rank; rank 0 writes the files. `rows`: the tensors [n, ...] of this
+    rank's labels [first, first + n) of [0, `labels`). `best`: the step of the best checkpoint, which is kept.
     """
 
     step: int

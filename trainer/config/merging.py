@@ -52,9 +52,9 @@ def _merge_section(
 ) -> dict[str, Any]:
     """Merge the section of all `bodies`; the last body that names a kind decides the kind.
 
-    An option is foreign if the class of this kind lacks it, and the class of another kind, here or among `others`, has
-    it. Foreign options are left out, except in bodies[kept_from:]: there they are mistakes, which validation reports. A
-    body that changes the kind raises `kept_from` to its own index.
+    An option is foreign if the class of this kind lacks the option, but the class of another kind, here or among
+    `others`, has the option. Foreign options are left out, except in bodies[kept_from:], where validation reports
+    foreign options as mistakes. A body that changes the kind raises `kept_from` to its own index.
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
@@ -154,7 +154,7 @@ def _classes_of(name: str, body: Body) -> list[type[Options]]:
 
 
 def without_auto(body: Body) -> dict[str, Any]:
-    """Copy a recipe's `body`, and remove the options that come from the data, or replace them by placeholders.
+    """Copy a recipe's `body`, without the options that come from the data, or with placeholders for these options.
 
     If the data decide a kind, the copy keeps the options of the default kind.
     """

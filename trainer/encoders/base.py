@@ -157,7 +157,7 @@ class Encoder(ABC):
         return {name: value.detach() for name, value in self._modules.named_parameters()}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state by name; it is needed only to continue training."""
+        """Return the optimizer's state by name, which is needed only to continue training."""
         if "_optimizer" not in vars(self):  # before the first step there is no state, so no optimizer is built
             return {}
         return {

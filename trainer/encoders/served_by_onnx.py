@@ -63,6 +63,6 @@ class ServedByOnnx:
 
 
 class ServedByOnnxInt8(ServedByOnnx):
-    """Computes one row at a time, because int8 scales numbers by a batch's largest number; x depends only on the row."""
+    """Computes one row at a time, since int8 scales numbers by a batch's largest number; x depends only on the row."""
 
     TOKENS = 1

@@ -24,9 +24,10 @@ class TeacherFiles:
 
     @classmethod
     def find(cls, name: str, label: str | None) -> "TeacherFiles":
-        """Check a directory. Raises InputError if it is missing, or has pickled weights, no tokenizer or no score.
+        """Check a directory. `label` names the score among several outputs.
 
-        `label` names the score among several outputs.
+        Raises InputError if the directory is missing, or has pickled weights, no tokenizer, or several outputs without
+        a `label`.
         """
         folder = Path(name)
         if not folder.is_dir():

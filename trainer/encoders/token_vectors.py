@@ -74,7 +74,7 @@ def _of(name: str) -> str:
 
 
 def _widest(folder: Path) -> torch.Tensor:
-    """Return the token vectors with the most columns among a model's files; [0, 0] if there are none."""
+    """Return the token vectors with the most columns among a model's files; [0, 0] without token vectors."""
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         return torch.empty(0, 0)

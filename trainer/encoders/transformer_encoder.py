@@ -24,7 +24,7 @@ from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."
-# Kinds of pooling as all versions of sentence-transformers write them, in the order that joins several kinds.
+# Kinds of pooling as all versions of sentence-transformers write them, in the order in which kinds are concatenated.
 MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",

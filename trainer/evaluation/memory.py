@@ -177,7 +177,7 @@ class Memory:
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
     def extended(self, whole: "Memory") -> "Memory":
-        """Return `whole`, whose first points are the points of this memory, with the same search."""
+        """Return the memory `whole`, which starts with the points of this memory, with the same search."""
         from search.index import add
 
         if self.index is not None:

@@ -13,7 +13,7 @@ DEPTH = 10  # number of predictions per query for thresholds and calibrations
 
 
 class Threshold(NamedTuple):
-    """The lowest `score` such that at least the share `precision` of the predictions with score >= `score` is correct.
+    """The lowest `score` such that at least the share `precision` of the predictions at or above `score` is correct.
 
     `reached` (precision), `recall` (of all positives) and `predictions` (mean per query) are measured at this score.
     """

@@ -149,7 +149,7 @@ class _Plan:
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
-    """Write all files of an export at `url`; return the manifest that will publish them."""
+    """Write all files of an export at `url`; return the manifest that will publish the files."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataSizes.of(layout)

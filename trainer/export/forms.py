@@ -94,7 +94,7 @@ class FormedEncoder:
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if it is too large."""
+    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if the distance is large."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):

@@ -1,6 +1,6 @@
 """Vectors of an export in mapped safetensors files by label range, and a Faiss index over each range.
 
-This module builds, updates, tunes, opens and searches indexes; it loads Faiss at the first call. Candidates from an
+This module builds, updates, tunes, opens and searches indexes. Faiss is loaded at the first call. Candidates from an
 index are scored exactly, as in mining.
 """
 

@@ -36,7 +36,7 @@ def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, i
 
 
 class CachedEmbeddings:
-    """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes them again.
+    """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes x again.
 
     `inputs(start, stop)` returns rows [start, stop) of [0, n), `key(start)` the rows' dropout key. A single sub-batch
     keeps its graph, so nothing is computed twice.

@@ -66,7 +66,7 @@ class DecoupledSoftmax(Contrastive):
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Return log(e^gap + factor), factor in (-inf, 1], exact if e^gap is small.
 
-    A negative factor is the excess of a positive in Z; it is below e^gap by construction.
+    A negative factor is the excess of a positive in Z; the excess is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
     subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap

@@ -28,7 +28,7 @@ class TripletSection(LossSection):
         if self.radius and not (unit and self.temperature == 1):
             raise ValueError(
                 f"loss.radius = {self.radius:g} is a distance of unit vectors: it needs loss.temperature = 1, "
-                "encoder.normalize = true, encoder.scale = 1, and labels by their texts or classifier.normalize = true"
+                "encoder.normalize = true, encoder.scale = 1, and encoded labels or classifier.normalize = true"
             )
 
 
