@@ -44,7 +44,7 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return the rule of a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
+    """Return a rule for a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
     return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 

@@ -1,4 +1,4 @@
-"""Map the keys of earlier recipes and runs to present keys; no other module does this.
+"""Map the keys of earlier recipes and runs to present keys; no other module maps keys.
 
 Before methods existed, a recipe chose a head, a pool and sources independently, and the key `method` was the name of
 the recipe. The method follows from these choices.

@@ -155,7 +155,7 @@ class Recipe(OneOfKinds):
 
     @property
     def tables(self) -> Tables | None:
-        """Schedule of the tables that the method requests; None: it requests no tables."""
+        """Schedule of the tables that the method requests; None if the method requests no tables."""
         return None
 
     @property

@@ -27,7 +27,7 @@ _NARROW = 64  # rates do not grow below this dimension: training would diverge
 _MANY_LABELS = 5_000_000  # above this number of labels, label vectors dominate the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
 _DUAL_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
-_DUAL_POINTS = 80_000  # number of training points at which these rates were tuned
+_DUAL_POINTS = 80_000  # number of training points at which Adam's rates were tuned
 
 
 @dataclass(frozen=True)

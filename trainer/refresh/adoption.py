@@ -82,13 +82,13 @@ def adopt(
     epochs: int | None = None,
     interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
-    """Decide once which table `epoch` trains on, record it with `epochs`, and join the table to `sources`.
+    """Decide once which table `epoch` trains on, record the decision with `epochs`, and join the table to `sources`.
 
-    The choice is the newest finished table for an epoch up to this epoch; `refresh.stale` decides if the table is older
-    than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables exist. Raises
-    TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop" (nothing is
-    recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the wait for
-    a table.
+    The newest finished table that was made for this epoch or an earlier epoch is chosen; `refresh.stale` decides if the
+    table is older than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables
+    exist. Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
+    (nothing is recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the
+    wait for a table.
     """
     decision = _recorded(run, epoch)
     if decision is None:
@@ -170,7 +170,7 @@ def _decide(
     if not recipe.clusters:  # check before the decision is recorded
         for found in tables.values():
             found.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
-    # Sorted, because a resumed run reads them in this order, and its record of the decision must have the same bytes.
+    # Sorted, because a resumed run reads the digests in this order, and its record must have the same bytes.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, newest, digests, late, stale, step, _overlap([table.manifest for table in tables.values()]))

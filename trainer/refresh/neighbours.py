@@ -28,7 +28,7 @@ class Neighbours:
         self._run, self._options, self._table = run, options, ""
 
     def begin(self, sources: list[Source]) -> None:
-        """Begin an epoch: read the keys if the table is new. Raises TableError if they are missing."""
+        """Begin an epoch: read the keys if the table is new. Raises TableError if the keys are missing."""
         (source,) = sources
         table = source.negatives
         if table is None or table.digest == self._table:

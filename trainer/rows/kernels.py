@@ -113,7 +113,7 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round to float16 like `_bfloat16`. All cases are computed and one case is chosen, for vector instructions.
+    """Round to float16 like `_bfloat16`. Vector instructions require that all cases are computed, and one case chosen.
 
     Below 2**-14 values are evenly spaced, and the remainder under 2**-13 of the spacing is cut off. Values above 65504
     become 65504.

@@ -128,7 +128,7 @@ class RowMatrix:
         return ids if self.device == CPU else self.places(ids)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return the input of `operations_of` the device for a step on distinct rows `ids` [C]; then call `end`."""
+        """Return the input of `operations_of(device)` for a step on distinct rows `ids` [C]; then call `end`."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
@@ -136,7 +136,7 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
-        """Return the matrix in the form that `operations_of` the device accept."""
+        """Return the matrix in the form that `operations_of(device)` accept."""
         state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
         return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
@@ -146,7 +146,10 @@ class RowMatrix:
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer's step for global `step` at rate `lr`; as tensors [], a `key` and a float64."""
+        """Return the optimizer's step for global `step` at rate `lr`.
+
+        If these are tensors [], `step` is a `key`, and `lr` is a float64.
+        """
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):

@@ -85,7 +85,7 @@ def _narrowed(values, noise, FORM: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _one_less(power):  # type: ignore[no-untyped-def]
-    """Return 1 - exp(power), exact near 0 too; power <= 0."""
+    """Return 1 - exp(power), also exact near 0; power <= 0."""
     series = -power * (1.0 + power / 2.0 * (1.0 + power / 3.0 * (1.0 + power / 4.0)))
     return tl.where(power > -0.05, series, 1.0 - tl.exp(power))
 

@@ -1,4 +1,4 @@
-"""Statistics of the training rows, which settings are derived from."""
+"""Statistics of the training rows, which determine settings."""
 
 import functools
 from collections.abc import Sequence

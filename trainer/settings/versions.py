@@ -72,7 +72,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
             "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
-            "data.replay": Setting(round(times, 3), f"so that a run takes {time:.0%} of the time from scratch"),
+            "data.replay": Setting(round(times, 3), f"for {time:.0%} of the time of a run from scratch"),
         }
     return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; a run from scratch has {epochs}")}
 

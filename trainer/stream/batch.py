@@ -130,7 +130,7 @@ class Batch:
         return map_arrays(self, move)
 
     def pin_memory(self) -> "Batch":
-        """Return this batch with tensors in pinned memory, from which a device copies without waiting."""
+        """Return this batch with tensors in pinned memory, so that a device can copy without waiting."""
         return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -218,7 +218,7 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_weights(self, mix: list[list[Any]]) -> None:
-        """Set the weights of the sources to those of `mix`, which lists the sources in order."""
+        """Set the weights of the sources from `mix`, which lists the sources in order."""
         pairs = zip(self._sources, mix, strict=True)
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 

@@ -119,7 +119,7 @@ def decodings(
 
 
 def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield, for each window from `first` on, the row groups to read, and which of these the next window also needs."""
+    """Yield for each window from `first` on: the row groups to read, and the row groups that the next window shares."""
 
     def groups_of(window: int) -> set[int]:
         return {segment.group for stream in streams for segment in order.segments(stream, window)}

@@ -164,7 +164,7 @@ class EpochOrder:
 
     @cached_property
     def units(self) -> int:
-        """Units dealt in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
+        """Number of units of an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property

@@ -166,7 +166,7 @@ _LEAST = 1e-12  # weight so small that no row of any part is dealt
 
 
 class Replay(NamedTuple):
-    """Parts that an earlier run was trained on, and how often an epoch deals rows of these parts; other rows: once."""
+    """Parts that an earlier run was trained on, and how often an epoch deals their rows; other rows are dealt once."""
 
     trained: frozenset[str]
     times: float
@@ -177,7 +177,7 @@ def in_window(
 ) -> list[Source]:
     """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
 
-    With a half-life, a part that is a parts older than the window's newest part is dealt 2 ** (-a / half_life) times an
+    With a half-life, a part that is n parts older than the window's newest part is dealt 2 ** (-n / half_life) times an
     epoch. Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if
     no part is in the window.
     """
@@ -204,7 +204,7 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
     A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
-    shows which.
+    shows which of the two.
     """
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 

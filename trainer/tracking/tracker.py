@@ -109,7 +109,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Continue if a record cannot be written, and report this once: a log never stops training."""
+        """Continue if a record cannot be written, and report the error once: a log never stops training."""
         try:
             yield
         except OSError as error:

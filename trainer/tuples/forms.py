@@ -17,7 +17,7 @@ from trainer.negatives.draws import scrambled
 from trainer.tuples.tables import Tables
 
 Columns = dict[str, pa.Array]
-Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows, from positives, negatives and n
+Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # number of examples, from positives, negatives and n
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class TupleStream(IterableDataset):
         dealt = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
         self._rows = JoinedStream([self.tables.source], self.tables.labels.rows, **dealt)
         self._ranks = options.get("ranks", 1)
-        self._within = 0  # examples already dealt of the batch after the state `_at`
+        self._within = 0  # number of examples already dealt from the batch after the state `_at`
         self._at = self._rows.state_dict()
 
     def __len__(self) -> int:
