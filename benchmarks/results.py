@@ -18,15 +18,15 @@ SECTIONS = ("Accuracy", "Data that grows", "Sharding", "Mining and embedding", "
 FIELDS = ("title", "section", "claim", "command", "commit", "date", "machine", "columns", "rows", "read", "files")
 HEAD = """# Results
 
-For readers who choose or tune: what was measured, with which command, and at which commit.
+For readers who choose or tune recipes: what was measured, with which command, and at which commit.
 
 `python -m benchmarks.results` makes this page from `benchmarks/results/*.json`: change a record, not the page. Compare
-ratios: seconds depend on the machine. P@k, PSP@k and R@k are per cent of test splits, with A = 0.55 and B = 1.5.
-Brackets hold the ends of a 95 % interval, or a bar set beforehand. `papers/` of a checkout has the claims of papers.
+ratios: seconds depend on the machine. P@k, PSP@k and R@k are percentages on test splits, with A = 0.55 and B = 1.5.
+Brackets contain a 95 % interval, or a bar: a limit set before measuring. In a checkout, `papers/` has claims of papers.
 """
 OLD = """## Measured before the code changed
 
-The code of these records has changed since, so a new run can give other figures:
+The code has changed since these measurements, so a new run can give other figures:
 """
 # Calls that show texts to a user: a change of these texts does not change measurements.
 SAYING = {"say", "_say", "print", "echo", "secho", "warn", "warning", "info", "doing", "waiting", "Wait"}

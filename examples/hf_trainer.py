@@ -33,7 +33,7 @@ def arguments(batch):
 
 class StreamTrainer(Trainer):
     def get_train_dataloader(self):
-        """Return the stream as it is, one rank's part: Accelerate would divide this part among the ranks again."""
+        """Use the stream unchanged: Accelerate would divide each rank's batches among ranks again."""
         return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, collate_fn=arguments)
 
 
@@ -51,9 +51,9 @@ def train(data, negatives=None, resume=None, **changes):
         raise InputError(f"one process for {args.n_gpu} GPUs: launch with torchrun --nproc-per-node={args.n_gpu}.")
     (queries,) = open_sources(DataLayout(data), "train", label_texts=False)
     vocabulary, labels = (queries.table.parameters[name] for name in ("vocabulary", "labels"))
-    plan = Planner(Negatives(random=200, hard=10), labels)  # what each batch is scored against
+    plan = Planner(Negatives(random=200, hard=10), labels)  # the candidates of each batch
     ranks = {"rank": args.process_index, "ranks": args.world_size}
-    tail = "drop" if args.world_size > 1 else "keep"  # of a last, short batch a rank may have no rows
+    tail = "drop" if args.world_size > 1 else "keep"  # a rank may have no rows of a short last batch
     options = {"batch": 64, "streams": 8, "plan": plan, "tail": tail, **ranks}
     stream = JoinedStream([queries.with_negatives(negatives)], labels, **options)
     trainer = StreamTrainer(Model(vocabulary, labels), args, train_dataset=stream, callbacks=[StreamEpochs()])
@@ -63,8 +63,8 @@ def train(data, negatives=None, resume=None, **changes):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="what `extremis shard` wrote")
-    parser.add_argument("negatives", nargs="?", help="a RUN, whose newest table is joined, or a table of negatives")
+    parser.add_argument("data", metavar="DATA", help="output of `extremis shard`")
+    parser.add_argument("negatives", nargs="?", help="a RUN (its newest table is joined) or a table of negatives")
     try:
         train(**vars(parser.parse_args()))
     except ExtremisError as error:

@@ -22,9 +22,9 @@ class Module(lightning.LightningModule):
         self.encoder, self.classifier = torch.nn.EmbeddingBag(vocabulary, 64), torch.nn.Linear(64, self.labels)
 
     def train_dataloader(self):
-        plan = Planner(Negatives(random=200, hard=10), self.labels)  # what each batch is scored against
+        plan = Planner(Negatives(random=200, hard=10), self.labels)  # the candidates of each batch
         ranks = {"rank": self.trainer.global_rank, "ranks": self.trainer.world_size}
-        tail = "drop" if ranks["ranks"] > 1 else "keep"  # a rank may have no rows of a last, short batch
+        tail = "drop" if ranks["ranks"] > 1 else "keep"  # a rank may have no rows of a short last batch
         self.stream = JoinedStream([self.source], self.labels, batch=64, streams=8, plan=plan, tail=tail, **ranks)
         return StatefulDataLoader(self.stream, batch_size=None)  # Lightning's checkpoints contain its state
 
@@ -53,8 +53,8 @@ def train(data, negatives=None, resume=None, **changes):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="what `extremis shard` wrote")
-    parser.add_argument("negatives", nargs="?", help="a RUN, whose newest table is joined, or a table of negatives")
+    parser.add_argument("data", metavar="DATA", help="output of `extremis shard`")
+    parser.add_argument("negatives", nargs="?", help="a RUN (its newest table is joined) or a table of negatives")
     try:
         train(**vars(parser.parse_args()))
     except ExtremisError as error:

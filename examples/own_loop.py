@@ -1,4 +1,4 @@
-"""A plain PyTorch model, trained from the joined stream in its own loop."""
+"""Train a plain PyTorch model on the joined stream in your own loop."""
 
 import argparse
 
@@ -14,7 +14,7 @@ from trainer.stream import JoinedStream, open_sources
 def train(data, negatives=None):
     (queries,) = open_sources(DataLayout(data), "train", label_texts=False)
     vocabulary, labels = (queries.table.parameters[name] for name in ("vocabulary", "labels"))
-    plan = Planner(Negatives(random=200, hard=10), labels)  # what each batch is scored against
+    plan = Planner(Negatives(random=200, hard=10), labels)  # the candidates of each batch
     stream = JoinedStream([queries.with_negatives(negatives)], labels, batch=64, streams=8, plan=plan)
     encoder, classifier = torch.nn.EmbeddingBag(vocabulary, 64), torch.nn.Linear(64, labels)
     optimizer = torch.optim.Adam([*encoder.parameters(), *classifier.parameters()], lr=0.01)
@@ -35,8 +35,8 @@ def train(data, negatives=None):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", metavar="DATA", help="what `extremis shard` wrote")
-    parser.add_argument("negatives", nargs="?", help="a RUN, whose newest table is joined, or a table of negatives")
+    parser.add_argument("data", metavar="DATA", help="output of `extremis shard`")
+    parser.add_argument("negatives", nargs="?", help="a RUN (its newest table is joined) or a table of negatives")
     try:
         train(**vars(parser.parse_args()))
     except ExtremisError as error:

@@ -9,7 +9,7 @@ import extremis
 
 class TupleTrainer(Trainer):
     def get_train_dataloader(self):
-        """Return the stream as it is, one rank's part: Accelerate would divide this part among the ranks again."""
+        """Use the stream unchanged: Accelerate would divide each rank's batches among ranks again."""
         collate = torch.utils.data.default_collate
         size = self.args.per_device_train_batch_size
         return torch.utils.data.DataLoader(self.train_dataset, size, collate_fn=lambda rows: {"columns": collate(rows)})

@@ -18,7 +18,7 @@ class Module(lightning.LightningModule):
         ranks = {"rank": self.trainer.global_rank, "ranks": self.trainer.world_size}
         tail = "drop" if ranks["ranks"] > 1 else "keep"
         self.stream = extremis.TupleStream(**self.opened, batch=self.batch * ranks["ranks"], tail=tail, **ranks)
-        return StatefulDataLoader(self.stream, batch_size=self.batch)  # whose state is in Lightning's checkpoints
+        return StatefulDataLoader(self.stream, batch_size=self.batch)  # Lightning's checkpoints contain its state
 
     def on_train_epoch_start(self):
         self.stream.set_epoch(self.current_epoch)

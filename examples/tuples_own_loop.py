@@ -1,4 +1,4 @@
-"""A transformer, trained in its own loop on the texts of a mined table."""
+"""Train a transformer in your own loop on the texts of a mined table."""
 
 import argparse
 

@@ -8,13 +8,14 @@ from typing import NamedTuple
 from papers.claims import ROOT, Check, Key, Line, Paper, names
 from papers.results import Interval, Result, difference, spread
 
-HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE = "holds", "differs", "cannot be told", "not run", "not testable here"
-_HEAD = ["where", "claim", "the paper", "data", "ours", "what decides, 95 %", "verdict", "min"]
-_COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ cannot be told, \d+ are not run and \d+ cannot be tested")
+HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE = "holds", "differs", "inconclusive", "not run", "not testable here"
+_CLAIM = ["where", "claim", "the paper"]
+_MEASURED = [*_CLAIM, "data", "ours", "what decides, 95 %", "verdict", "min"]
+_COUNTS = re.compile(r"\d+ hold, \d+ differ, \d+ are inconclusive, \d+ are not run and \d+ cannot be tested")
 
 
 class Verdict(NamedTuple):
-    """Outcome of a line; `ours` and `decides` are cells of the page."""
+    """Outcome of a line; `ours` and `decides` are cells of the page. Without a measurement `ours` is the reason."""
 
     verdict: str
     ours: str = ""
@@ -36,8 +37,8 @@ def summary() -> str:
     papers = [Paper.load(name) for name in names()]
     count = Counter(judge(paper, line).verdict for paper in papers for line in paper.lines)
     return (
-        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNTOLD]} cannot be told, {count[NOT_RUN]} are not run "
-        f"and {count[UNTESTABLE]} cannot be tested"
+        f"{count[HOLDS]} hold, {count[DIFFERS]} differ, {count[UNCLEAR]} are inconclusive, "
+        f"{count[NOT_RUN]} are not run and {count[UNTESTABLE]} cannot be tested"
     )
 
 
@@ -45,45 +46,58 @@ def page(paper: Paper) -> str:
     """Return the page."""
     verdicts = [(line, judge(paper, line)) for line in paper.lines]
     count = Counter(verdict.verdict for _, verdict in verdicts)
-    told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNTOLD, NOT_RUN, UNTESTABLE) if count[each])
+    told = ", ".join(f"{count[each]} {each}" for each in (HOLDS, DIFFERS, UNCLEAR, NOT_RUN, UNTESTABLE) if count[each])
     lines = [
         f"# {paper.title}: claims, measured",
         "",
         f"Written by `python -m papers {paper.folder.name}` from `runs/*.json`: change `runs/claims.toml`, not this "
         f"page. {len(verdicts)} lines: {told}.",
         "",
-        "Ours: mean over seeds ± their standard deviation. What decides: a difference or value with its 95 % bootstrap "
-        "interval over queries and seeds, paired, or a ratio of each seed, beside its bound. A line holds where all of "
-        "it is within the bounds, and differs where one is beyond. Minutes are of processor time, of all its runs.",
+        "Ours: mean over seeds ± standard deviation. What decides: a difference or a value with its 95 % bootstrap "
+        "interval over queries and seeds, paired, or a ratio per seed, beside its bound. A line holds if every check "
+        "is within its bound, and differs if one check is beyond. Minutes: processor time of all runs of the line.",
         "",
-        "| " + " | ".join(_HEAD) + " |",
-        "|---" * len(_HEAD) + "|",
     ]
+    measured, later, never = list[list[str]](), list[list[str]](), list[list[str]]()
     for line, verdict in verdicts:
-        claim = line.claim
-        minutes = f"{verdict.minutes:.1f}" if verdict.minutes else ""
-        cells = [claim.where, claim.claim, claim.paper, line.data, verdict.ours, verdict.decides]
-        lines.append("| " + " | ".join([*cells, f"**{verdict.verdict}**{verdict.few}", minutes]) + " |")
+        claim = [line.claim.where, line.claim.claim, line.claim.paper]
+        if verdict.verdict == UNTESTABLE:
+            never.append([*claim, verdict.ours])
+        elif verdict.verdict == NOT_RUN:
+            later.append([*claim, line.data, verdict.ours])
+        else:
+            outcome = [verdict.ours, verdict.decides, f"**{verdict.verdict}**{verdict.few}", f"{verdict.minutes:.1f}"]
+            measured.append([*claim, line.data, *outcome])
+    lines += _table("", _MEASURED, measured)
     notes = [f"- {claim.where}, {claim.claim}: {claim.note}" for claim in paper.claims if claim.note]
-    return "\n".join([*lines, *(["", "## What was found", "", *notes] if notes else []), "", *_runs(paper)])
+    lines += ["## What was found", "", *notes, ""] if notes else []
+    lines += _table("## Not run", [*_CLAIM, "data", "command and expected hours"], later)
+    lines += _table("## Not testable here", [*_CLAIM, "why"], never)
+    return "\n".join([*lines, *_runs(paper)])
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table below its title; none without rows."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return [*([title, ""] if title else []), *lines, ""] if rows else []
 
 
 def _runs(paper: Paper) -> list[str]:
     """Return the table of measured runs."""
-    rows = []
+    rows, shown = [], ["P@1", "P@5", "PSP@5"]
     for name, data in dict.fromkeys((name, line.data) for line in paper.lines for name in line.runs):
         results = [*_results(paper, name, data, 10).values()]
         if not results:
             continue
         run = paper.runs[name]
-        shown = ([r.metrics[name] for r in results if name in r.metrics] for name in ("P@1", "P@5", "PSP@5"))
-        metrics = " | ".join(_with_spread(values) if values else "" for values in shown)
+        values = ([r.metrics[metric] for r in results if metric in r.metrics] for metric in shown)
+        metrics = [_with_spread(each) if each else "" for each in values]
         minutes = spread(result.figures["processor_seconds"] / 60 for result in results)[0]
         what = run.recipe or run.module or f"{run.scores} of {run.after}"
         commits = ", ".join(sorted({result.commit for result in results}))
-        rows.append(f"| {name} | `{what}` | {data} | {len(results)} | {metrics} | {minutes:.1f} | {commits} |")
-    head = "| run | recipe | data | seeds | P@1 | P@5 | PSP@5 | min a seed | commit |"
-    return ["## Runs", "", head, "|---" * 9 + "|", *rows, ""] if rows else []
+        rows.append([name, f"`{what}`", data, str(len(results)), *metrics, f"{minutes:.1f}", commits])
+    return _table("## Runs", ["run", "recipe", "data", "seeds", *shown, "min per seed", "commit"], rows)
 
 
 def _with_spread(values: Sequence[float], places: int = 2) -> str:
@@ -103,12 +117,12 @@ def judge(paper: Paper, line: Line) -> Verdict:
         return Verdict(NOT_RUN, expected(paper, line))  # the sides have no seed in common
     parts = [part for part in told if part is not None]
     which = [part.verdict for part in parts]
-    verdict = DIFFERS if DIFFERS in which else UNTOLD if UNTOLD in which else HOLDS
+    verdict = DIFFERS if DIFFERS in which else UNCLEAR if UNCLEAR in which else HOLDS
     seeds = min(len(results) for results in found.values())
     few = f" ({seeds} of {line.seeds} seeds)" if seeds < line.seeds else ""
     every = {id(result): result for results in found.values() for result in results.values()}.values()
     minutes = sum(result.figures["processor_seconds"] for result in every) / 60
-    ours = "; ".join(dict.fromkeys(text for part in parts for text in part.ours.split("; ")))
+    ours = "; ".join(dict.fromkeys(text for part in parts if part.ours for text in part.ours.split("; ")))
     return Verdict(verdict, ours, "; ".join(part.decides for part in parts), minutes, few)
 
 
@@ -138,6 +152,7 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     ours = "; ".join(
         f"{side} {what} {_with_spread(v, 2 if check.metric else 3)}" for side, v in zip(sides, values, strict=True)
     )
+    ours = ours if len(sides) > 1 else ""  # the check itself shows the value of one side
     if check.metric and all(check.metric in r.contributions for each in results for r in each):
         told = difference(check.metric, *results)
         bound = check.above if check.above is not None else check.least if check.least is not None else check.most
@@ -149,17 +164,17 @@ def _judge(check: Check, found: Mapping[str, Mapping[int, Result]]) -> Verdict |
     bound = check.most if check.most is not None else check.least
     assert bound is not None
     right = [ratio <= bound if check.most is not None else ratio >= bound for ratio in ratios]
-    verdict = HOLDS if all(right) else UNTOLD if any(right) else DIFFERS
+    verdict = HOLDS if all(right) else UNCLEAR if any(right) else DIFFERS
     if "seconds" in check.figure and any(r.cut for each in results for r in each):
-        verdict = UNTOLD  # an interrupted run counted only its last part
+        verdict = UNCLEAR  # an interrupted run counted only its last part
     sign, name = "≤" if check.most is not None else "≥", f"{what}, ratio" if len(values) > 1 else what
     return Verdict(verdict, ours, f"{name} {_with_spread(ratios, 3)} {sign} {bound:g}")
 
 
 def _within(told: Interval, bound: float, below: bool) -> str:
-    """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNTOLD if across it."""
+    """Return HOLDS if the interval lies above the bound (or `below`), DIFFERS if beyond it, UNCLEAR if across it."""
     low, high, limit = (-told.high, -told.low, -bound) if below else (told.low, told.high, bound)
-    return HOLDS if low >= limit else DIFFERS if high < limit else UNTOLD
+    return HOLDS if low >= limit else DIFFERS if high < limit else UNCLEAR
 
 
 def _validation(results: Mapping[int, Result]) -> float:

@@ -1,6 +1,6 @@
-"""Beam pipelines that make tables, and the pure functions that they call."""
+"""Pipelines that make tables, and the pure functions that the pipelines call."""
 
 import logging
 
-# Importing Beam warns that a BigQuery client is missing, which nothing here uses.
+# Importing Beam warns that a BigQuery client is missing, but nothing here uses BigQuery.
 logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

@@ -1,9 +1,10 @@
-"""`extremis cluster`: queries in the order of balanced clusters of their embeddings (NGAME, section 3, algorithm 1).
+"""`extremis cluster`: put queries in the order of clusters of their embeddings (NGAME, section 3, algorithm 1).
 
-    shards ─▶ count rows of each part of the tree's top            (more queries than fit into one worker only)
+    shards ─▶ count rows of each part of the tree's top            (only if one worker cannot hold all queries)
     shards ─▶ deal rows to parts ─▶ cluster each part ─▶ deal to shards of the new table ─▶ write ─▶ sum up ─▶ publish
 
-The result is an ordinary table of queries. The stream reads it in sequence; the row counts show where clusters are.
+The result is an ordinary table of queries. The stream reads the table in sequence; the row counts of row groups show
+where clusters are.
 """
 
 import functools
@@ -38,7 +39,7 @@ __all__ = ["ClusterOptions", "cluster", "watch"]
 
 PARTS, TABLE = "parts", "queries"  # names in a Summary
 COUNT, DEAL, CLUSTER, WRITE = "count parts", "deal", "cluster", "write"  # steps
-_ROWS = 1 << 13  # dealt at a time
+_ROWS = 1 << 13  # rows that are dealt at a time
 
 
 def cluster(
@@ -85,7 +86,7 @@ def watch(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> int:
-    """Cluster every dump that requests it and has no table, until the run is finished, like `pipelines.mine.watch`."""
+    """Cluster every dump that requests clusters and has no table, until the run is finished, like `mine.watch`."""
     say, options = progress or silent, options or ClusterOptions()
 
     def make(epoch: int) -> bool:
@@ -121,7 +122,7 @@ def _make(plan: ClusterPlan, job: Job, say: Progress) -> Manifest:
 
 
 def _count(plan: ClusterPlan, job: Job) -> list[int]:
-    """Return the number of rows of each part, which is counted only if there are several parts."""
+    """Return the number of rows of each part. Rows are counted only if there are several parts."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     summary = job.run_step(COUNT, plan.queries.rows, range(len(plan.queries.shards)), count_parts, plan)
@@ -138,7 +139,7 @@ def _describe(settled: Settled, summary: Summary) -> Manifest:
 
 
 def count_parts(shard: int, plan: ClusterPlan) -> Summary:
-    """Count the rows of source shard `shard` by their part."""
+    """Count the rows of source shard `shard` by part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     plan.meter.start(COUNT)
     for _, part in _parted(plan, shard, [plan.queries.id_column]):
@@ -148,7 +149,7 @@ def count_parts(shard: int, plan: ClusterPlan) -> Summary:
 
 
 def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
-    """Send the rows of source shard `shard`, with their numbers and vectors: (part, packet)."""
+    """Send the rows of source shard `shard`, with row numbers and vectors, as (part, packet)."""
     columns = [name for name in settled.schema.names if name != "query_id"] + ["query_id"]
     meter = settled.plan.meter
     meter.start(DEAL)
@@ -160,7 +161,7 @@ def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tup
 def cluster_part(
     element: tuple[int, Iterable[Packet]], settled: Settled, exchange: Exchange
 ) -> Iterator[tuple[int, Packet]]:
-    """Cluster the rows of (part, packets) and send them: (shard of the new table, packet with places in `row`)."""
+    """Cluster the rows of (part, packets); send them as (shard of the new table, packet with places in `row`)."""
     part, packets = element
     plan = settled.plan
     plan.meter.start(CLUSTER)

@@ -4,9 +4,9 @@
     shards ─▶ embed and write ─▶ sum up ─▶ publish
 
 With a run's checkpoint, a shard is a shard of the table, and vectors are aligned with its rows. With any other model,
-a shard is a block of rows, or a shard of DATA. INPUT alone decides this; a resumed run keeps the shards written before.
-Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a row group or block of
-rows, and a batch for each thread, for any number of rows and labels.
+a shard is a block of rows, or a shard of DATA. Only INPUT determines the shards, so that a resumed run keeps the shards
+that were written before. Workers load the model, so they need the trainer's packages. Memory is bounded by the model, a
+row group or block of rows, and a batch for each thread, for any number of rows and labels.
 """
 
 import functools
@@ -57,7 +57,7 @@ _NARROW = "Embed with --dtype float32, or with another checkpoint."
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of one run: every choice, made once in the launching process, so that all workers agree.
+    """Plan of one run. The launching process makes every choice once, so that all workers agree.
 
     `source`: Texts, or a table of DATA. `staged`: output of the first flow for Texts. `out`: prefix of the shards.
     """
@@ -82,7 +82,7 @@ class Plan:
     def write(
         self, shard: int, schema: pa.Schema, embedded: Iterable[tuple[list[pa.ChunkedArray], np.ndarray, str]]
     ) -> Shard:
-        """Write a shard from (columns, vectors of these rows, their description). Raises InputError, StorageError."""
+        """Write a shard from (columns, vectors, description of the vectors). Raises InputError, StorageError."""
         group_rows = self.source.manifest.group_rows(shard) if isinstance(self.source, Table) else BLOCK_ROWS
         with writing_shard(self.out, shard, self.shards, schema, group_rows) as out:
             for columns, x, what in embedded:
@@ -115,10 +115,11 @@ def embed(
 ) -> Manifest:
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN. Returns the manifest of OUT.
 
-    Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table. The classifier
-    vectors multiply x, so D counts the bias column if there is one. Queries give an `embeddings` table, labels a
-    `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError (no such
-    split, run or checkpoint; OUT contains something else; a value too large for the dtype), TableError, StorageError.
+    Row j of row group g of shard i of OUT is the embedding x [D] of row j of row group g of shard i of the table. x is
+    multiplied with classifier vectors, so D includes the bias column if there is a bias. Queries give an `embeddings`
+    table, labels a `vectors` table. A finished OUT with the same parents and parameters is returned. Raises InputError
+    (no such split, run or checkpoint; OUT contains something else; a value too large for the dtype), TableError,
+    StorageError.
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
@@ -217,7 +218,7 @@ def embed_texts(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> Manifest:
-    """Embed the texts at `source`, files or a data set, with the text model `model`. Returns the manifest of OUT.
+    """Embed the texts at `source` (files, or a data set) with the text model `model`. Returns the manifest of OUT.
 
     OUT is an `embeddings` table with key and text, in the order of the input. A finished OUT with the same model, input
     and parameters is returned. Raises InputError (no model, a pickled model, no texts, OUT contains something else, a
@@ -298,7 +299,7 @@ def _write_texts(shard: int, plan: TextsPlan) -> Shard:
         (
             rows.columns,
             model.embed(rows.column("text").to_pylist(), plan.threads),
-            f"{plan.model}: the vector of a text behind row {rows[0][0].as_py():,}",
+            f"{plan.model}: the vector of a text from row {rows[0][0].as_py():,} on",
         )
         for rows in plan.blocks_of(shard)
     )

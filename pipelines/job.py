@@ -1,4 +1,4 @@
-"""Make a table: return an existing table, or else build it in a temporary place with flows and publish it."""
+"""Make a table: return an existing table, or else build a table with flows in a temporary place and publish it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from schemas.owners.build import Build, building, clean_up
 from schemas.sizes import require_room
 from schemas.storage import join
 
-REMEDY = "Give another OUT, or remove it first."
+REMEDY = "Give another OUT, or remove the existing table first."
 
 
 @dataclass(frozen=True)
 class Job:
-    """Job that makes one output: its place, the runner of its flows, and the display of their steps."""
+    """Job that makes one output, with the place of the output, the runner of flows, and the display of steps."""
 
     build: Build
     runner: Runner
     watch: Watch
 
     def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow], Collection]) -> Summary:
-        """Run the flow whose summaries `wire(flow)` returns; return their sum. `steps`: see `Watch.expect`."""
+        """Run the flow that `wire(flow)` builds, and return the sum of its summaries. `steps`: see `Watch.expect`."""
         flow, url = Flow(), join(self.watch.staging, f"{name.replace(' ', '-')}.json")
         write_sum(wire(flow), url)
         self.watch.expect(steps)
@@ -52,17 +52,18 @@ def make_table(
     reads: Sequence[str] = (),
     in_phases: bool = False,
 ) -> Manifest:
-    """Return the table that `find` finds at `out`, or else the table that `make` publishes there, with `needs` bytes.
+    """Return the table that `find` finds at `out`, or else the table that `make` publishes at `out`.
 
-    The job uses `urls`, and reads `reads` among them. Raises RoomError with `remedy` at its end, ClaimedError,
-    StorageError, and the errors of `find` and `make`.
+    `needs`: bytes that the table needs. `urls`: places that the job uses. `reads`: some of these places, which the job
+    reads. Raises RoomError with a message that ends with `remedy`, ClaimedError, StorageError, and the errors of `find`
+    and `make`.
     """
     if (finished := find()) is not None:
         clean_up(out, doing)
         return finished
     require_room(out, needs, remedy)
     with choose_runner(beam_options, urls) as runner, building(out, doing, say, in_phases) as build:
-        if (finished := find()) is not None:  # the previous owner of the claim may have made it
+        if (finished := find()) is not None:  # the previous owner of the claim may have made the table
             return finished
         job = Job(build, runner, Watch(staging(build.url), say))
         runner.check(reads, build.url, say)

@@ -1,4 +1,4 @@
-"""`extremis merge`: merge tables of hard negatives of the same rows, from several miners, into one table.
+"""`extremis merge`: merge tables of hard negatives for the same rows, from several miners, into one table.
 
 Memory is bounded by one row group of each table, and the labels with equal texts.
 """
@@ -41,7 +41,7 @@ def merge(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Manifest:
-    """Merge tables of hard negatives of rows of DATA into one at OUT, without duplicates or positives in a row.
+    """Merge tables of hard negatives for rows of DATA into the table OUT, without duplicates or positives in a row.
 
     A finished OUT of the same tables and options is returned. Raises InputError (fewer than two tables, a width that is
     too large, OUT contains something else), TableError (other rows or labels, label ranges, damaged),
@@ -83,9 +83,9 @@ def merge_shard(shard: int, plan: MergePlan) -> Summary:
 def merge_rows(
     offered: Sequence[np.ndarray], by: str, exclusions: Exclusions, width: int, counts: Counter[str]
 ) -> np.ndarray:
-    """Merge the keys [B, K] of each table to keys [B, width]: in turns, best first of each table, or by score.
+    """Merge the keys [B, K] of each table into keys [B, width]: by score, or in turns, best first of each table.
 
-    If several tables have a label, the first entry stays. `counts` counts rows, and candidates by result.
+    If several tables contain a label, the first entry stays. `counts` counts rows, and candidates by result.
     """
     if by == "score":
         keys = np.sort(np.concatenate(offered, axis=1), axis=1)

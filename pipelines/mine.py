@@ -1,10 +1,10 @@
 """`extremis mine`: mine hard-negative tables from a training run's own embeddings and classifier vectors.
 
-    groups of blocks ─▶ search the pass' query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
+    groups of blocks ─▶ search the pass's query shards ─▶ group by shard ─▶ merge and write ─▶ next pass … ─▶ publish
 
 Only the candidates of one pass at a time are in storage. Finished shards stay in storage until the tables are
-published, and an interrupted run continues from them. ASTRA's Algorithm 1 (papers: section 3.1) mines during training:
-`watch` mines each dump as soon as the trainer completes it.
+published, and an interrupted run continues from these shards. ASTRA's Algorithm 1 (papers: section 3.1) mines during
+training: `watch` mines each dump as soon as the trainer completes it.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def mine(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Manifest]:
-    """Make the negative tables of one dump (the newest complete dump by default). Returns manifests by source.
+    """Mine the tables of one dump (the newest complete dump by default). Returns manifests by source.
 
     A table that was already made from the same queries, embeddings and vectors with the same options is returned.
     `beam_options` go to Beam; `progress` gets one line per step. Raises InputError (no dump, wrong options, a plan
@@ -79,7 +79,7 @@ def mine(
     with contextlib.ExitStack() as held:
         runner = held.enter_context(choose_runner(beam_options))
         build = held.enter_context(building(inputs.root, "mined", say, in_phases=True))
-        finished = plan.finished_tables(run)  # the previous owner may have made some
+        finished = plan.finished_tables(run)  # the previous owner may have made some tables
         left = plan.without(finished).below(build.claim.attempt)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if left.sources or index is not None:
@@ -96,10 +96,10 @@ def watch(
 ) -> int:
     """Mine every complete dump that has no table, oldest first, until the run is finished.
 
-    Returns the number of dumps mined. If the trainer withdraws a dump while it is mined (it resumed from an earlier
-    checkpoint), the watch waits for the new dump; it skips dumps that another process mines. Existing tables of a dump
-    are kept, whatever their options. If storage fails, it waits; if mining a dump fails, it retries up to RETRIES times
-    in a row. Raises the errors of `mine`.
+    Returns the number of mined dumps. A trainer that resumes from an earlier checkpoint withdraws dumps; the watch then
+    waits for the new dumps. Dumps that another process mines are skipped. Existing tables of a dump are kept, whatever
+    the options. If storage or mining fails, the watch waits and retries, up to RETRIES times in a row. Raises the
+    errors of `mine`.
     """
     say, options = progress or silent, options or MineOptions()
 

@@ -19,7 +19,7 @@ from trainer.device import open_device
 from trainer.encoders.texts import TextFiles, TextModel, choose_compute
 
 T = TypeVar("T")
-_AUTO = "auto"  # device for vectors in addition to tokens
+_AUTO = "auto"  # device and number type for dense vectors
 
 
 def once_a_process(load: Callable[..., T]) -> Callable[..., T]:
@@ -74,7 +74,7 @@ def narrow(x: np.ndarray, dtype: str, what: str, remedy: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         narrowed = x.astype(dtype)
     if not np.isfinite(narrowed).all():
-        raise InputError(f"{what} has a value of {np.abs(x).max():g}, which {dtype} does not hold. {remedy}")
+        raise InputError(f"{what} has a value of {np.abs(x).max():g}, which does not fit into {dtype}. {remedy}")
     return narrowed
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Text = Literal["title+content", "title"]
-# Options without effect on the content, or recorded with the version or by their content.
+# Options that do not affect the content, or are recorded with the version or by their content.
 _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels", "embed"}
 
-MIN_SHARDS = 4  # of small data, so that all readers get some
+MIN_SHARDS = 4  # shards of small data, so that every reader gets some
 
 
 def _unset(description: str, **bounds: Any) -> Any:
@@ -39,16 +39,16 @@ class ShardOptions(Options):
     model_config = ConfigDict(populate_by_name=True)
 
     tokenizer: str = Field(
-        "train:30000", description="Tokenizer: train:SIZE trains one on the data, or a directory, or a hub name."
+        "train:30000", description="Tokenizer: train:SIZE (trains a tokenizer on the data), a directory, or a hub name."
     )
     max_tokens: int | None = _positive(
-        "Maximum number of tokens of a text. Default: 128, and up to 512 if texts are longer."
+        "Maximum number of tokens of a text. Default: 128, or up to 512 if texts are longer."
     )
     text: Text = Field("title+content", description="Fields that make up a text, if records have a title.")
-    shards: int | None = _positive("Shards of each split. Default: from --shard-bytes.")
+    shards: int | None = _positive("Number of shards of each split. Default: from --shard-bytes.")
     shard_bytes: int = Field(128 << 20, ge=1, description="Approximate bytes per shard.")
     row_group_rows: int | None = _positive("Rows per row group. Default: from the number of rows.")
-    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
+    seed: int = Field(0, ge=0, lt=1 << 64, description="Seed for the order of rows.")
     propensity_a: float | None = None
     propensity_b: float | None = None
     embed: str | None = _unset("Text model (directory or hub name) whose vectors are stored with the tokens.")
@@ -61,7 +61,7 @@ class ShardOptions(Options):
         0.001,
         ge=0,
         le=1,
-        description="Largest share of rows, and of label mentions, that may be rejected. XC formats: no label at all.",
+        description="Largest share of rejected rows and label mentions. In XC formats, no label may be rejected.",
     )
     tokenizer_texts: int = Field(
         200_000, ge=1, description="Number of texts that train:SIZE learns from, chosen by the hash of their keys."
@@ -70,10 +70,10 @@ class ShardOptions(Options):
     fields: str | None = _unset("Names of the fields in INPUT, e.g. key=id,text=query.")
     sink: Sink = Field(
         "parquet",
-        description="Files of the queries{names}. Parquet is smaller and faster.",
+        description="File format of the queries{names}. Parquet is smaller and faster.",
     )
     exchange: Literal["files", "shuffle"] | None = _unset(
-        "Where stages exchange bulk data. Default: files below DATA; on Dataflow, its shuffle."
+        "Where stages exchange bulk data. Default: files below DATA; on Dataflow, the shuffle service."
     )
     onto: str | None = _unset(
         "Make DATA a new version of DATA1. DATA contains the new rows and refers to the files of DATA1."
@@ -81,11 +81,11 @@ class ShardOptions(Options):
     part: str | None = _unset("Name of the added part, e.g. a date. Default: the version's number.")
     again: Literal["replace", "keep"] = Field(
         "replace",
-        description="With --onto, if the key of a point exists already: replace the older point, or keep both.",
+        description="With --onto, if the key of a point exists already: replace the older point, or keep both points.",
     )
     labels: Literal["all", "new"] | None = _unset(
-        "With --onto, INPUT lists all labels (others retire), or only new and changed labels. Default: all, unless "
-        "more than half would retire."
+        "With --onto, whether INPUT lists all labels (other labels retire), or only new and changed labels. Default: "
+        "all, unless more than half of the labels would retire."
     )
 
     @field_validator("tokenizer")
@@ -152,7 +152,7 @@ class DumpOptions(Options):
 
     queries: str | None = _unset("Query embeddings from `extremis embed`, instead of the dump.")
     memory: int = Field(4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
-    seed: int = Field(0, ge=0, description="Seed of all random choices.")
+    seed: int = Field(0, ge=0, description="Seed for all random choices.")
     for_epoch: int | None = _unset("First epoch that trains on the table. Default: from the dump.", ge=0)
     out: str | None = _unset("Publish the table at URL instead of in RUN.")
     overwrite: bool = Field(False, description="Replace a table made with other options.")
@@ -170,7 +170,7 @@ class DumpOptions(Options):
 
 
 class TextOptions(Options):
-    """Options about the labels' texts."""
+    """Options for the texts of labels."""
 
     equal_texts: Literal["off", "equal", "near"] = Field(
         "equal",
@@ -179,14 +179,14 @@ class TextOptions(Options):
 
 
 class MarginOptions(Options):
-    """Options about the scores of a row's positives."""
+    """Options for the margin between negatives and a row's positives."""
 
     margin: float | None = _unset("Keep negatives that score below the weakest positive minus this margin.", ge=0)
     relative_margin: float | None = _unset("The same margin, as a share of the positive's score.", ge=0)
 
 
 class MineOptions(DumpOptions, TextOptions, MarginOptions):
-    """Options of `extremis mine`. None: the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis mine`. None means the trainer's request in the dump, or a default from the sizes."""
 
     # The vectors to search.
     by: Literal["classifier", "labels", "points"] | None = _unset(
@@ -211,13 +211,13 @@ class MineOptions(DumpOptions, TextOptions, MarginOptions):
     index: str | None = _unset("exact, auto, or a Faiss factory string. Default: from the recipe.")
     nprobe: int | None = _positive("Inverted lists searched per query. Default: tuned.")
     ef_search: int | None = _positive("Breadth of an HNSW search. Default: tuned.")
-    refine: int | None = _positive("Score this many times K candidates exactly. Default: tuned.")
+    refine: int | None = _positive("Candidates to score exactly, as a multiple of K. Default: tuned.")
     target_recall: float = Field(0.95, gt=0, le=1, description="Recall that nprobe, ef-search and refine are tuned to.")
     block_rows: int | None = _positive("Vectors in one index at a time. Default: from --memory.")
     query_batch: int | None = _positive("Queries searched at a time. Default: from --memory.")
     tasks_per_block: int = Field(1, ge=1, description="Work items per group of blocks, each with its indexes.")
     threads: int | None = _positive("Faiss threads per worker. Default: all cores.")
-    device: str = Field("auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
+    device: str = Field("auto", pattern=DEVICES, description="Device of exact search, which each worker opens.")
     audit_queries: int | None = _unset(
         "Rows that are also searched exactly, to measure recall. Default: 200 to 1000.", ge=0
     )
@@ -249,13 +249,13 @@ class MergeOptions(TextOptions):
     by: Literal["turns", "score"] = Field(
         "turns", description="Order of the negatives of a row: the tables take turns, or by score."
     )
-    width: int | None = _positive("K, negatives of a row. Default: the largest K of the tables.")
+    width: int | None = _positive("K, negatives per row. Default: the largest K of the tables.")
 
 
 class TeachOptions(MarginOptions):
     """Options of `extremis teach`."""
 
-    width: int | None = _positive("K, negatives of a row. Default: the K of the table.")
+    width: int | None = _positive("K, negatives per row. Default: the K of the table.")
     label: str | None = _unset("Name of the output that is the score, if the teacher has several outputs.")
     batch: int = Field(64, ge=1, description="Pairs that are scored at once.")
 
@@ -273,11 +273,13 @@ class ArrayOptions(MineOptions):
     query_texts: str | None = _unset(
         "Parquet or Arrow file with keys and texts of QUERIES in the same row order, if QUERIES has no columns."
     )
-    document_texts: str | None = _unset("The same for VECTORS.")
+    document_texts: str | None = _unset(
+        "Parquet or Arrow file with keys and texts of VECTORS in the same row order, if VECTORS has no columns."
+    )
 
 
 class ClusterOptions(DumpOptions):
-    """Options of `extremis cluster`. None: the trainer's request in the dump, or a default from the sizes."""
+    """Options of `extremis cluster`. None means the trainer's request in the dump, or a default from the sizes."""
 
     size: int | None = _unset("C, queries per cluster. Default: from the recipe.", ge=2)
     smallest: int | None = _positive("Smallest size that clusters can be halved to. Default: from the recipe.")
@@ -289,7 +291,7 @@ class EmbedOptions(Options):
 
     what: Literal["queries", "labels"] = Field("queries", description="Texts to embed.")
     split: str = Field("test", description="Split of the queries.")
-    step: int | None = _unset("Step of the checkpoint. Default: the step that evaluate scores.", ge=0)
+    step: int | None = _unset("Step of the checkpoint. Default: the step that `extremis evaluate` scores.", ge=0)
     dtype: Literal["float16", "float32"] = Field("float16", description="Number type of the embeddings.")
     batch: int = Field(1024, ge=1, description="Rows that are encoded at once.")
 
@@ -311,10 +313,10 @@ class EmbedTextsOptions(Options):
 
 
 def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
-    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that all readers get some."""
+    """Return the number of shards of about `shard_bytes`: at least 4 for small data, so that every reader gets some."""
     return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
 
 
 def default_row_group_rows(rows: int) -> int:
-    """Return the rows of a row group: small enough that small data has many to permute, larger for large data."""
+    """Return the rows of a row group: few for small data, which then has many row groups to permute."""
     return 1024 if rows < 1_000_000 else 8192

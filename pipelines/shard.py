@@ -5,7 +5,7 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels
 blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
-Each line is a flow, and a phase: its output is kept until the next phase is done, so that a run can resume.
+Each line is a flow, and a phase: the output of a phase is kept until the next phase is done, so that a run can resume.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from schemas.text_model import DENSE, DENSE_MODEL, DenseModel
 from schemas.version import open_whole
 
 __all__ = ["ShardOptions", "shard"]
-_WORTH_A_JOB = 32 << 20  # bytes of a phase: a smaller phase is done here before a remote job would start
+_WORTH_A_JOB = 32 << 20  # bytes of a phase; a smaller phase is done here before a remote job would start
 
 
 def shard(
@@ -63,7 +63,7 @@ def shard(
 
     A finished data set of the same input and options is returned; an interrupted run resumes.
     `overwrite` first removes any finished data set, and begins again. `progress` gets one line per step.
-    Raises InputError (bad input, or `data` contains something else) and StorageError; a table is complete or absent.
+    A table is complete or absent. Raises InputError (bad input, or `data` contains something else), StorageError.
     """
     say = progress or silent
     choose_runner(beam_options)  # refuses wrong options before anything is read
@@ -108,7 +108,7 @@ def shard(
         return manifest
 
     files = resume.files_of(inputs)
-    # The first step writes everything that it reads; the size on storage is not known before.
+    # The first step writes everything that it reads; the size in storage is not known in advance.
     needs = {"rows": sum(storage.size(url) for url in files) // 4}
     manifest = make_table(
         data,
@@ -130,7 +130,7 @@ def shard(
 
 @contextlib.contextmanager
 def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
-    """If an error interrupts the block, remove the files of the current phase and report the earlier phases kept."""
+    """If an error interrupts the block, remove the current phase's files, and report that earlier phases are kept."""
     try:
         yield
     except BaseException as error:
@@ -155,7 +155,7 @@ def _find_dense_model(
     if options.embed and given:
         raise InputError(
             f"--embed: {given.name} has its own vectors, of {given.holds.dense:,} numbers. Leave --embed out, or "
-            "remove the field from INPUT."
+            "remove the vectors from INPUT."
         )
     before = base.dense_model if base else None
     name = options.embed or (before.name if before and not given else None)
@@ -164,8 +164,8 @@ def _find_dense_model(
         had = "made by a model" if before else base.manifest.parameters.get(DENSE) or 0
         if has != had:
             raise InputError(
-                f"--onto: {base.url} has dense vectors {had or 'none'}, INPUT has {has or 'none'}. Give INPUT of the "
-                "same form."
+                f"--onto: dense vectors differ in length or origin ({base.url}: {had or 'none'}; INPUT: "
+                f"{has or 'none'}). Give INPUT with the same kind of dense vectors."
             )
     if name is None:
         return None
@@ -176,8 +176,8 @@ def _find_dense_model(
         found = replace(found, compute=before.compute)
         if differing := {*found.identity().items()} - {*before.identity().items()}:
             raise InputError(
-                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model, "
-                f"as its {', '.join(name for name, _ in sorted(differing))} show. Give the same model with --embed."
+                f"--onto: the earlier version has vectors of the model {before.name}, but {name} is a different model "
+                f"(different: {', '.join(name for name, _ in sorted(differing))}). Give the same model with --embed."
             )
     return found
 
@@ -270,7 +270,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None:
         say(_changes(base, summary))
         if open_whole(base.url)[0].digest != base.manifest.digest:
-            raise InputError(f"{base.url}: another command made this data set again meanwhile. Run the command again.")
+            raise InputError(f"{base.url}: another command has just made this data set again. Run the command again.")
         return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
@@ -296,9 +296,9 @@ class TablePlans(NamedTuple):
 
 
 def join_labels(flow: Flow, attempt: Attempt, tables: TablePlans, raw: Summary) -> Collection:
-    """Order the labels, and find the ids of the points' labels; keep both for later. Returns Summary.
+    """Order the labels, find the ids of the points' labels, and keep labels and ids for later. Returns Summary.
 
-    raw: the first flow's blocks.
+    raw: blocks of the first flow.
     """
     base, labels, blocks = attempt.base, tables.labels, raw.blocks_of(LABELS)
     summaries = []
@@ -354,13 +354,13 @@ def write(flow: Flow, attempt: Attempt, tables: TablePlans, assembled: Summary) 
 
 
 def _of_labels(element: tuple[int, Packet], before: int, new: bool) -> Iterator[tuple[int, Packet]]:
-    """Yield the counts of a shard if its labels are new, or if they are not new."""
+    """Yield the counts of a shard if its labels are new (`new`), or earlier labels (not `new`)."""
     if (element[0] >= before) == new:
         yield element
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
-    """Describe the input. Shared queries are counted once; they belong to the splits whose pairs name them."""
+    """Describe the input. Shared queries are counted once; pairs decide the splits of a query."""
     labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
     if inputs.shared_points:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
@@ -369,13 +369,13 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Return the steps of the later flows, with their rows. Splits that are cut out of a table share its rows."""
+    """Return the steps of the later flows, with numbers of rows. Splits that are cut out of a table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
     joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # rows are keys, each once per block
+    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # rows are distinct keys per block
     return joining, {query_steps.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
@@ -421,11 +421,11 @@ def _open_dense(attempt: Attempt, raw: Summary) -> MadeDense | None:
 
 
 def _changes(base: EarlierData, summary: Summary) -> str:
-    """Describe the rows that the version adds to `base`, and its changes to `base`."""
+    """Describe the rows that the version adds to `base`, and the changes to earlier rows."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
-    parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} back", f"{replaced:,} points replaced"]
+    parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} returned", f"{replaced:,} points replaced"]
     return f"onto {base.url}: {', '.join(parts)}"
 
 

@@ -1,6 +1,6 @@
 """`extremis teach`: score the negatives of a table with a cross-encoder, to keep, drop or weigh them.
 
-Only this pipeline and `embed` load a model. Memory is bounded by the model and the texts of one row group.
+Workers load the model. Memory is bounded by the model and the texts of one row group.
 """
 
 from collections import Counter
@@ -56,9 +56,9 @@ def teach(
 ) -> Manifest:
     """Score the negatives of a table with the cross-encoder in the directory `teacher`, and write the table OUT.
 
-    OUT has a column `teacher` (float16 [K], like `label_ids`). With a margin, negatives whose score reaches the margin
-    are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains something else), TableError
-    (other rows or labels, no texts, damaged), StorageError.
+    OUT has a column `teacher` (float16 [K], like `label_ids`). With a margin, negatives that score too close to the
+    weakest positive are dropped. Raises InputError (no teacher, a teacher with several outputs, OUT contains
+    something else), TableError (other rows or labels, no texts, damaged), StorageError.
     """
     data, table, teacher, out = (for_workers(beam_options, url) for url in (data, table, teacher, out))
     options = options or TeachOptions()

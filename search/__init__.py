@@ -1,1 +1,1 @@
-"""Nearest vectors of one block, exact or by a Faiss index; shared by mining, the trainer's own index and serving."""
+"""Nearest-vector search in one block, exact or with a Faiss index, for mining, the trainer's own index and serving."""

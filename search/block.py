@@ -1,7 +1,8 @@
-"""Search of one block, with exact and repeatable scores for the candidates of any index.
+"""Search in one block, with exact and repeatable scores for the candidates of any index.
 
-The last bits of Faiss' own scores depend on the shape of the matrix product, hence on the number of blocks. Every
-candidate is therefore scored again, pair by pair, and exact search proves that no other label can be in the result.
+The last bits of Faiss's own scores depend on the shape of the matrix product, and so on the number of blocks.
+Therefore every candidate is scored again, pair by pair. Exact search also proves that no other label can be in the
+result.
 """
 
 import contextlib
@@ -20,28 +21,29 @@ from schemas.ragged import Ragged
 from search.candidates import best, pack, scores_of
 from search.nearest import CPU, DeviceVectors, nearest, widened
 
-_SLACK = 8  # extra labels fetched, so that the proof succeeds for almost every row
-_SLACKS = _SLACK, 256  # the second number is for rows without a proof
-_PAIRS = 1 << 22  # scores in memory at a time for rows that still have no proof
-_WIDE_PAIRS = 1 << 25  # the same for half precision, where all vectors are widened
+_SLACK = 8  # extra labels to fetch, so that the proof succeeds for almost every row
+_SLACKS = _SLACK, 256  # the second number is for rows that the first number leaves without a proof
+_PAIRS = 1 << 22  # scores in memory at once, for rows that still have no proof
+_WIDE_PAIRS = 1 << 25  # the same for half precision, because all vectors are widened
 _FEW_PAIRS = 1 << 12
 _AT_ONCE, _LANES, _BYTES = 1 << 10, 16, faiss.ScalarQuantizer.QT_8bit_direct_signed
-# Codes pay below this number of queries, by bytes per number: half precision must be widened for a matrix product.
+# Below this number of queries, codes are faster than a matrix product. The keys are bytes per number: half precision
+# must be widened for a matrix product.
 _FEW = {4: 8, 2: 64}
 _ZERO = np.float32(128)  # the code of the number zero
-_GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at a time
-_CODED_SLACKS = 128, 1024  # the same for codes, whose error is about 1 % of a vector
-_CODED = 1 << 12, 1 << 26  # codes pay from this number of rows up to this number of elements in a block
+_GATHERED = 1 << 18  # half-precision numbers that are gathered and widened at once
+_CODED_SLACKS = 128, 1024  # like _SLACKS, for codes: the error of a code is about 1 % of a vector
+_CODED = 1 << 12, 1 << 26  # fewest rows, and most elements, of a block with codes
 _FEWEST_FOR_PRODUCTS = 20
-_ONE = threading.Lock()  # held by the only thread that scores all labels of a block
+_ONE = threading.Lock()  # lets one thread at a time score all labels of a block
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
 set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
 def set_up(threads: int | None) -> None:
-    """Set Faiss up in the calling thread: the number of `threads`, and matrix products also for small batches.
+    """Set the number of Faiss `threads` in the calling thread, and use matrix products for small batches, too.
 
-    Recent versions of Faiss compare pair by pair below a few thousand queries, at eight times the cost on two cores.
+    Recent versions of Faiss score pair by pair below a few thousand queries, at eight times the cost on two cores.
     """
     faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
     if threads:
@@ -55,7 +57,7 @@ def threads() -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Make Faiss use one thread in the block, in the calling thread; with more threads, ties are cut at random."""
+    """Make Faiss use one thread in the block, in the calling thread. More threads would break ties at random."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:
@@ -66,11 +68,11 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Block:
-    """Labels [start, start + n): their `vectors` [n, D], and an index over them, or None for exact search.
+    """Labels [start, start + n), with `vectors` [n, D] and an index over the vectors, or None for exact search.
 
-    Vectors are float32, or float16, possibly mapped from a file: parts are widened as they are read.
-    Exact search runs on `device`, cpu or a device of PyTorch, with the same result. `coded`: keep codes of one byte per
-    number in memory, for many searches of a few queries each.
+    Vectors are float32 or float16, and may be mapped from a file. Parts of float16 vectors are widened as they are
+    read. Exact search runs on `device` (cpu, or a device of PyTorch), with the same result on every device. `coded`:
+    keep codes of one byte per number in memory, for many searches of a few queries each.
     """
 
     start: int
@@ -81,7 +83,7 @@ class Block:
 
     @property
     def stop(self) -> int:
-        """End of the labels, exclusive."""
+        """End of the range of labels, exclusive."""
         return self.start + len(self.vectors)
 
     @cached_property
@@ -101,7 +103,7 @@ class Block:
 
     @cached_property
     def codes(self) -> "Codes | None":
-        """Codes of one byte per number for a much faster scan; None if they do not pay."""
+        """Codes of one byte per number, for a much faster scan; None if codes would not save time."""
         if not self.coded or self.device != CPU or len(self.vectors) < _CODED[0] or self.vectors.size > _CODED[1]:
             return None
         return Codes.of(self.vectors)
@@ -128,7 +130,7 @@ def _longest(rows: np.ndarray) -> float:
 
 
 def _largest(vectors: np.ndarray) -> np.ndarray:
-    """Return the largest magnitude of each column, float32 [D]; compares bits without the sign, so NaN is largest."""
+    """Return the largest magnitude of each column, float32 [D]. Bits are compared without the sign: NaN is largest."""
     bits = vectors.view(f"u{vectors.itemsize}")
     most = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
     largest = [(bits[start : start + _AT_ONCE] & most).max(0) for start in range(0, len(bits), _AT_ONCE)]
@@ -136,10 +138,11 @@ def _largest(vectors: np.ndarray) -> np.ndarray:
 
 
 class Codes(NamedTuple):
-    """Vectors as bytes in units of `scale` [D], one unit per column; a vector is at most `error` away from its bytes.
+    """Vectors as codes of one byte per number, in units of `scale` [D], one unit per column.
 
-    `longest_code`: the greatest norm of bytes if Faiss rounds queries to whole numbers, which depends on the processor
-    and the number of columns; else 0. `longest_vector`: the greatest norm of a vector.
+    `error`: largest distance between a vector and its code. `longest_code`: largest norm of a code if Faiss rounds
+    queries to whole numbers, else 0. The processor and the number of columns decide whether Faiss rounds queries.
+    `longest_vector`: largest norm of a vector.
     """
 
     quantizer: faiss.IndexScalarQuantizer
@@ -150,7 +153,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> "Codes | None":
-        """Round `vectors` [n, D] to codes; None if a value is not a number."""
+        """Round `vectors` [n, D] to codes; None if a value is not finite."""
         largest = _largest(vectors)
         if not np.isfinite(largest).all():
             return None
@@ -176,7 +179,7 @@ class Codes(NamedTuple):
         return cls(index, scale, error, longest_code if rounds else 0.0, longest_vector)
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Find the `width` best for queries [B, D]: scores [B, width], positions, and bounds [B] of the errors."""
+        """Find the `width` best for queries [B, D]: scores [B, width], positions, and error bounds [B] of scores."""
         scaled, unit = queries * self.scale, np.ones((1, 1), np.float32)
         error = self.error * _norms(queries)
         if self.longest_code:
@@ -190,10 +193,10 @@ class Codes(NamedTuple):
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
-    """Return keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY after the block's size.
+    """Return keys [B, width] of the block's best labels for `queries` float32 [B, D].
 
-    An index offers `refine` times as many candidates, which are ranked by exact scores. Rows with too few labels in
-    their inverted lists are searched exactly.
+    If the block has fewer than `width` labels, the last keys are EMPTY. An index offers `refine` times `width`
+    candidates, which are ranked by exact scores. A row with too few labels in its inverted lists is searched exactly.
     """
     if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
@@ -205,7 +208,7 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
 
 
 def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys [B, width] of the best candidates of the block's index, and its number of candidates int64 [B]."""
+    """Return keys [B, width] of the best candidates of the block's index, and the number of candidates int64 [B]."""
     assert block.index is not None
     fetch = min(len(block.vectors), width * refine + _SLACK)
     _, positions = block.index.search(padded(queries, block.index.d, copy=False), fetch)
@@ -213,16 +216,16 @@ def offered(block: Block, queries: np.ndarray, width: int, refine: int) -> tuple
 
 
 def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
-    """Search without missing a label; ties are broken by label id. The result equals sorting all labels."""
+    """Search exactly; ties are broken by label id. The result is the same as after sorting all labels."""
     few = len(queries) < _FEW[block.vectors.dtype.itemsize]
     return _search_exactly(block, queries, width, _CODED_SLACKS + _SLACKS if few and block.codes else _SLACKS)
 
 
 def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Sequence[int]) -> np.ndarray:
-    """Search with the `slacks` in turn, as long as rows without a proof remain."""
+    """Search with the `slacks` in turn while rows without a proof remain, then score all labels for these rows."""
     rows = len(block.vectors)
     fetch, codes = min(rows, width + slacks[0]), block.codes if slacks[0] in _CODED_SLACKS else None
-    # Two float32 computations of one inner product, in any order, differ by at most 2·D·ε·‖x‖·‖w‖.
+    # Two float32 computations of one inner product, with sums in any order, differ by at most 2·D·ε·‖x‖·‖w‖.
     bound = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps
     noise = np.asarray(bound * _norms(queries) * block.longest)
     if codes is None:
@@ -235,7 +238,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
         return keys
     # A label that was not fetched scores at most approximate[:, -1], up to the rounding errors of both computations.
     unsure = np.flatnonzero(~(scores_of(keys[:, -1]) > approximate[:, -1] + noise))
-    if not unsure.size:  # do not read all vectors for no query
+    if not unsure.size:  # every row has a proof, so the vectors are not read again
         return keys
     if len(slacks) > 1:
         keys[unsure] = _search_exactly(block, queries[unsure], width, slacks[1:])
@@ -250,7 +253,7 @@ def _search_exactly(block: Block, queries: np.ndarray, width: int, slacks: Seque
 def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return inner products float32 [B, C] of queries [B, D] with vectors[positions], positions int64 [B, C].
 
-    A pair's score depends only on its two vectors, not on the batch or block; -inf if the position is negative.
+    The score of a pair depends only on the two vectors, not on the batch or block. A negative position scores -inf.
     """
     queries, positions = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(positions, np.int64)
     scores = np.empty(positions.shape, np.float32)
@@ -273,7 +276,7 @@ def _multiply(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray, s
 
 
 def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
-    """Return `rows` [n, D] as float32 [n, dimension], padded with zeros; `copy`: always a copy."""
+    """Return `rows` [n, D] as float32 [n, dimension], padded with zeros. `copy`: always make a copy."""
     if rows.shape[1] == dimension:
         return rows.astype(np.float32, copy=copy)
     wide = np.zeros((len(rows), dimension), np.float32)
@@ -282,7 +285,7 @@ def padded(rows: np.ndarray, dimension: int, copy: bool = True) -> np.ndarray:
 
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
-    """Return keys [B, width] by scoring all labels, even if many labels tie, or nearly tie, at the last place."""
+    """Score all labels and return exact keys [B, width], even if many labels tie, or nearly tie, at the last place."""
     approximate = np.hstack([queries @ rows.T for _, rows in widened(block.vectors)])  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise

@@ -1,7 +1,7 @@
-"""Candidates as uint64 keys: the score in the high half, the label in the low half.
+"""Candidates as uint64 keys, with the score in the high half and the label in the low half.
 
-In ascending order of keys the best score comes first, and the smaller label first among equal scores. So a merge is a
-sort, and its result does not depend on the order of the blocks.
+In ascending order of keys, the best score comes first; among equal scores, the smaller label comes first. So a merge is
+a sort, and the result of a merge does not depend on the order of the blocks.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ NOT_A_NUMBER = (
 
 
 def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` (float32, same shape)."""
-    bits = (scores + np.float32(0)).view(np.int32)  # + 0 turns -0 into 0, so that both are one score
-    # IEEE floats are sign and magnitude. With all bits but the sign flipped for positive numbers, they sort in
-    # descending order as unsigned integers. In place, because these arrays are the largest of a search.
+    """Return uint64 keys of `label_ids` (integers in [0, 2^32), PAD: no label) and `scores` (float32, same shape)."""
+    bits = (scores + np.float32(0)).view(np.int32)  # + 0 turns -0 into 0, so that -0 and 0 are the same score
+    # An IEEE float is a sign and a magnitude. For positive numbers, all bits except the sign are flipped. As unsigned
+    # integers, the floats then sort in descending order. The bits are flipped in place, because these arrays are the
+    # largest of a search.
     downward = bits >> 31
     np.invert(downward, out=downward)
     downward &= np.int32(0x7FFFFFFF)
@@ -36,16 +37,16 @@ def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (label_ids int64, scores float32) of keys uint64; PAD and -inf where EMPTY."""
+    """Return (label_ids int64, scores float32) of uint64 keys; an EMPTY key gives PAD and -inf."""
     label_ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
     label_ids[keys == EMPTY] = PAD
     return label_ids, scores_of(keys)
 
 
 def scores_of(keys: np.ndarray) -> np.ndarray:
-    """Return the scores float32 of keys uint64; -inf for EMPTY."""
+    """Return the float32 scores of uint64 keys; -inf for EMPTY."""
     downward = (keys >> np.uint64(32)).astype(np.uint32).view(np.int32)
-    # The same operation as in `pack`: it is its own inverse.
+    # The operation in `pack` is its own inverse.
     bits = np.invert(downward >> 31)
     bits &= np.int32(0x7FFFFFFF)
     bits ^= downward
@@ -55,12 +56,12 @@ def scores_of(keys: np.ndarray) -> np.ndarray:
 
 
 def best(keys: np.ndarray, width: int) -> np.ndarray:
-    """Return the best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
+    """Return the best `width` keys of each row, best first: [B, C] -> [B, width], padded with EMPTY if C < width."""
     if keys.shape[1] > width:
         return np.sort(np.partition(keys, width - 1, axis=1)[:, :width], axis=1)
     return widened(np.sort(keys, axis=1), width, EMPTY)
 
 
 def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Return the best `width` keys of each row over all blocks: P times [B, K] -> [B, width]. Blocks share no label."""
+    """Return the best `width` keys of each row over P blocks: arrays [B, K] -> [B, width]. Blocks share no label."""
     return best(np.concatenate(blocks, axis=1), width)

@@ -1,4 +1,4 @@
-"""The post-filter of every search: removes a row's positives, labels with the same text, and its filtered labels."""
+"""Filter search results: remove a row's positives, labels with the text of a positive, and filtered labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from search.candidates import EMPTY, best, unpack
 
 
 class Parts(NamedTuple):
-    """Division of a batch into parts of at most `most` rows; `run` searches them: `map`, or a thread pool's `map`."""
+    """Division of a batch into parts of at most `most` rows. `run` searches the parts: `map`, or a pool's `map`."""
 
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
     most: int | None = None
@@ -25,7 +25,7 @@ _USUAL = 64  # usual number of labels that a row may lose; rows that fetch more 
 
 
 class Exclusions(NamedTuple):
-    """Labels to drop from each of B rows. `same_text`: labels with the text of a positive, the positives included."""
+    """Labels to drop from each of B rows. `same_text`: labels with the text of a positive, including the positives."""
 
     positives: Ragged
     filtered: Ragged
@@ -33,7 +33,7 @@ class Exclusions(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
-        """Read exclusions from rows of a queries or labels table; without `label_ids` a row is its only positive."""
+        """Read exclusions from a table of queries or labels. Without `label_ids`, a row is its own only positive."""
         if "label_ids" in table.column_names:
             positives = list_column(table, "label_ids")
         else:
@@ -47,11 +47,11 @@ class Exclusions(NamedTuple):
         return cls(Ragged.empty(0), Ragged.empty(0), Ragged.empty(0))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
-        """Return the exclusions of the rows `rows` [B'] in that order."""
+        """Return the exclusions of `rows` [B'], in the order of `rows`."""
         return Exclusions(*(ids.take(rows) for ids in self))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
-        """Return an upper bound on the labels of [start, stop) that each row loses, int64 [B]."""
+        """Return an upper bound on the number of labels in [start, stop) that each row loses, int64 [B]."""
         inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in self)
         return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
@@ -69,11 +69,11 @@ def start_search(
     refine: int = 1,
     parts: Parts = WHOLE,
 ) -> Callable[[], np.ndarray]:
-    """Start a search of the block for each row's best labels that are not excluded: queries float32 [B, D].
+    """Start a search of the block for the best labels of queries float32 [B, D], without excluded labels.
 
-    Call the returned function to wait for the keys [B, width]. The search fetches as many extra candidates as each row
-    can lose, so that a row keeps `width` labels if the block has enough. `counts` gets the numbers of fetched and of
-    dropped candidates, by reason.
+    Call the returned function to wait for the keys [B, width]. For each candidate that a row can lose, the search
+    fetches an extra candidate. So a row keeps `width` labels if the block has enough labels. `counts` gets the number
+    of fetched candidates, and the number of dropped candidates by reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
@@ -85,7 +85,7 @@ def start_search(
         keys[rows] = best(left, width)
         return dropped
 
-    # The number to fetch depends on the whole batch, so that parts find the same labels as the batch.
+    # The number to fetch depends on the whole batch, so that a search in parts finds the same labels.
     tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
     most = parts.most or max(1, len(queries))
     pieces = ((rows, n, max(1, most * min(n, width + _USUAL) // n)) for rows, n in tiers)
@@ -123,7 +123,7 @@ def drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray,
 
 
 def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield rows to search together: one row with a thousand positives must not widen the search of all others."""
+    """Yield rows to search together: a row with a thousand positives must not widen the search of other rows."""
     tiers = np.ceil(np.log2(np.maximum(losses, 32)))
     for tier in np.unique(tiers):
         yield np.flatnonzero(tiers == tier)

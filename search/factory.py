@@ -1,4 +1,4 @@
-"""Faiss factory strings: their memory, search and cost, and the choice of `auto`."""
+"""Faiss factory strings: the memory and cost of the indexes, and the choice that `auto` makes."""
 
 import re
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 AUTO = "auto"  # the cheapest index
 EXACT = "exact"  # searches the matrix without an index
 
-# Inverted lists grow by doubling, so up to half of their memory is unused; measured: 1.3 to 1.6 times the content.
+# Inverted lists grow by doubling, so up to half of the memory is unused. Lists measured 1.3 to 1.6 times the content.
 _ROOM_IN_LISTS = 1.6
 _LINK_BYTES = 4
 _TRAINING_ROWS = 1 << 16
 _TRAINING_ROWS_A_LIST = 64
 # Costs in units of one multiplication of a blocked matrix product, measured on two cores.
-_SCAN = 4.0  # per column of a vector in an inverted list, read one by one
-_SCAN_CODES = 0.5  # per column of a 4-bit code, read 32 at a time
+_SCAN = 4.0  # per column of a vector in an inverted list; vectors are read one by one
+_SCAN_CODES = 0.5  # per column of a 4-bit code; 32 codes are read at a time
 _PROBE = 48.0  # per column of a list of codes, for the table of products
-_FETCHED = 320.0  # per candidate that is kept and ranked, without the cost of computing its score again
+_FETCHED = 320.0  # per candidate that is kept and ranked, without the cost of computing the score again
 _QUERY = 32_000.0  # per query, independent of its results
-_PROBED = 64.0  # vectors scanned, in units of √n, out of n vectors in 4 √n lists; finer lists need fewer
+_PROBED = 64.0  # vectors to scan, in units of √n, for n vectors in 4 √n lists; fewer with more lists
 _SECOND = 7.7e10  # multiplications per second on two cores
-_MOMENT = 3.2e11  # about five seconds: below this, exact search is fast enough
+_MOMENT = 3.2e11  # about five seconds; below this cost, exact search is fast enough
 _REFINE = 4
 _KMEANS_ROUNDS = 10
 _LEAST_LISTS = 16
@@ -28,13 +28,13 @@ _LEAST_LISTS = 16
 
 @dataclass(frozen=True)
 class Factory:
-    """A factory string; `spec` goes to Faiss, and `exact` means search of the matrix without an index."""
+    """A factory string `spec`, which goes to Faiss; `exact` means a search of the matrix without an index."""
 
     spec: str
 
     @classmethod
     def parse(cls, spec: str) -> "Factory":
-        """Read a factory string without `,RFlat`, because the block's own vectors score the candidates anyway."""
+        """Read a factory string and drop `,RFlat`, because the block's own vectors score the candidates anyway."""
         return cls(re.sub(r",\s*(RFlat|Refine\(Flat\))$", "", spec.strip()))
 
     @property
@@ -49,17 +49,17 @@ class Factory:
 
     @property
     def graph(self) -> bool:
-        """Return whether the index has a graph. With several threads no seed fixes the order of building it."""
+        """Return whether the index has a graph. With several threads, no seed makes the graph reproducible."""
         return re.search(r"HNSW|NSG|NNDescent", self.spec) is not None
 
     @property
     def lossy(self) -> bool:
-        """Return whether the index compresses the vectors, so that exact scores of more candidates pay."""
+        """Return whether the index compresses the vectors, so that scoring more candidates exactly is worthwhile."""
         return not self.exact and re.search(r"PQ|SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR", self.spec) is not None
 
     @property
     def subquantizers(self) -> int:
-        """M of a product quantizer, a divisor of the index's D; 1 without a quantizer."""
+        """Number M of subquantizers of a product quantizer, a divisor of the index's D; 1 without a quantizer."""
         match = re.search(r"PQ(\d+)", self.spec)
         return int(match[1]) if match else 1
 
@@ -87,7 +87,7 @@ class Factory:
         return int(self.bytes_per_vector(dimension) / room * rows) + self.lists * (4 * dimension + 8)
 
     def training_rows(self) -> int:
-        """Return the number of training rows: enough for every list, independent of the block's size."""
+        """Return the number of training rows: enough for every list, for blocks of any size."""
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
 
     def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None, dimension: int) -> float:
@@ -96,7 +96,7 @@ class Factory:
         Two cores compute `_SECOND` multiplications per second.
         """
         each = self.building_cost(rows, dimension) + queries * self.query_cost(rows, width, nprobe, dimension)
-        # At most half the cost of exact search; a smaller gain is not worth the missed labels.
+        # An index must at least halve the cost of exact search: a smaller gain is not worth the missed labels.
         return blocks * each if self.exact else _MOMENT + 2 * blocks * each
 
     def pays(self, rows: int, width: int, nprobe: int | None, dimension: int) -> bool:
@@ -111,7 +111,7 @@ class Factory:
         return float((_KMEANS_ROUNDS * min(rows, self.training_rows()) + rows) * self.lists * dimension)
 
     def query_cost(self, rows: int, width: int, nprobe: int | None, dimension: int) -> float:
-        """Estimate the multiplications of a query; without lists, a product with all vectors (a graph needs fewer)."""
+        """Estimate the multiplications of a query. Without lists, count a product with all vectors."""
         if not (lists := self.lists):
             return float(rows * dimension)
         scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
@@ -142,8 +142,9 @@ def choose(
 ) -> Factory:
     """Return the index that `spec` names for `rows` vectors; `auto` stands for the cheapest index.
 
-    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists above. With `price`,
-    `auto` is the cheapest of several indexes for vectors [dimension]; `price` returns a cost, or None if impossible.
+    Without `price`, `auto` is exact search up to `exact_rows` vectors, and 4 √rows inverted lists for more vectors.
+    With `price`, `auto` is the cheapest of several indexes for vectors [dimension]. `price` returns the cost of an
+    index, or None if the index is impossible.
     """
     if spec != AUTO:
         return Factory.parse(spec)
@@ -154,7 +155,7 @@ def choose(
 
 
 def candidates(dimension: int, rows: int) -> list[Factory]:
-    """List indexes for blocks of about `rows` vectors: exact, and inverted lists of several sizes, plain or coded."""
+    """List indexes for blocks of about `rows` vectors: exact, and several numbers of lists, plain or with codes."""
     factories = [Factory(EXACT)]
     for share in (1, 2, 4, 8):
         lists = int(share * rows**0.5)

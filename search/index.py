@@ -1,4 +1,4 @@
-"""The Faiss index of one block: build it, keep it in a file, and tune it to a recall."""
+"""Build the Faiss index of one block, store the index in a file, and tune its search to a target recall."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -22,13 +22,14 @@ MOST_REFINE = 16
 _ABOVE = 0.005  # added to the target, because other queries may have a slightly lower recall than the sample
 _FIRST_NPROBE = 4
 _FIRST_EF = 16
-_GAIN = 0.002  # smallest gain in recall: two doublings in a row with smaller gains end the search
+_GAIN = 0.002  # smallest gain in recall: tuning stops if two doublings in a row gain less in total
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:
     """Build an inner-product index over `vectors` [n, D]; None for `exact`, which searches the matrix itself.
 
-    Vectors are float32 with as many columns as the index, or float16 with at most as many, which is widened in parts.
+    Vectors are float32 with as many columns as the index, or float16 with at most as many columns. Float16 vectors are
+    widened in parts.
 
     Raises InputError for an invalid factory string, or too few vectors for training.
     """
@@ -45,13 +46,13 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
     except RuntimeError as error:
         raise InputError(
             f"index {factory.spec!r} cannot be built on a block of {rows} vectors: {_reason(error)}. "
-            "Give a smaller index, larger blocks, or auto."
+            "Choose a smaller index, larger blocks, or auto."
         ) from None
     return index
 
 
 def add(index: faiss.Index, vectors: np.ndarray) -> None:
-    """Append `vectors` [n, D], of the same form as for `build`, to the index."""
+    """Append `vectors` [n, D], in the form that `build` takes, to the index."""
     for _, rows in widened(vectors):
         index.add(padded(rows, index.d, copy=False))
 
@@ -62,7 +63,7 @@ def keep_first(index: faiss.Index, rows: int) -> None:
 
 
 def empty(factory: Factory, dimension: int) -> faiss.Index:
-    """Return the index before training. Raises InputError for an invalid factory string."""
+    """Return an untrained index. Raises InputError for an invalid factory string."""
     try:
         return faiss.index_factory(dimension, factory.spec, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -73,7 +74,7 @@ def empty(factory: Factory, dimension: int) -> faiss.Index:
 
 
 def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
-    """Return `index` as a graph; None if it is no graph, or uses a graph only to find inverted lists."""
+    """Return `index` as a graph; None if the index is not a graph, or uses a graph only to find inverted lists."""
     inner = faiss.downcast_index(index)
     while isinstance(inner, faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
@@ -81,9 +82,9 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
 
 
 def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
-    """Replace the vectors at `positions` int64 [n] by `rows` float32 [n, D]; False for an index without lists.
+    """Replace the vectors at `positions` int64 [n] with `rows` float32 [n, D]; False for an index without lists.
 
-    Centres and codes do not change.
+    The index is not trained again: centroids and codebooks do not change.
     """
     if faiss.try_extract_index_ivf(index) is None:
         return False
@@ -99,7 +100,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 def write_index(url: str, name: str, block: Block) -> Shard:
-    """Write the block's index (a flat index if it has none) as the file `name` under `url`. Raises StorageError."""
+    """Write the block's index, or else a flat index, as the file `name` under `url`. Raises StorageError."""
     index = block.index
     if index is None:
         index = faiss.IndexFlatIP(block.vectors.shape[1])
@@ -111,7 +112,7 @@ def write_index(url: str, name: str, block: Block) -> Shard:
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:
-    """Read the index in a file under `url` after checking its checksum; only the index stays in memory.
+    """Verify the checksum of a file under `url`, and read the index in the file; only the index stays in memory.
 
     Raises TableError, StorageError.
     """
@@ -120,7 +121,7 @@ def read_index(url: str, shard: Shard) -> faiss.Index:
 
 
 def load_index(path: str) -> faiss.Index:
-    """Read the index in a local file with a verified checksum. Raises TableError."""
+    """Read the index in a local file. The checksum is verified before. Raises TableError."""
     try:
         return faiss.read_index(path)
     except RuntimeError as error:
@@ -174,8 +175,9 @@ def tune(
 ) -> SearchParams:
     """Return `fixed` with its unset parameters tuned to recall `target` of the best `width` labels of `queries` [S, D].
 
-    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters; the closest
-    values if no values reach the target. Queries [0, D] or an index without parameters give `fixed` itself.
+    Chooses the smallest refine that reaches the target, and the smallest power of two for other parameters. If no
+    values reach the target, the values with the highest recall are chosen. A block without an index gives `fixed`
+    itself. Without queries, nothing is measured: the middle nprobe or ef_search and the smallest refine are chosen.
     """
     if block.index is None:
         return fixed
@@ -204,7 +206,7 @@ def tune(
             if share >= min(1.0, target + _ABOVE):
                 return params
             if len(before) >= 2 and share - before[-2] < _GAIN:
-                break  # more lists do not help, because the codes lose the missing labels
+                break  # larger values do not help: the codes have lost the missing labels
             before.append(share)
     return best
 
@@ -212,7 +214,7 @@ def tune(
 def recall(block: Block, params: SearchParams, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
     """Return the share of the ids `exact` [S, width] that a search with `params` finds.
 
-    Measures only the index: a search would treat rows with too few candidates exactly, at the cost of exact search.
+    Measures only the index: `search` would search rows with too few candidates exactly, at the cost of exact search.
     """
     apply(block.index, params)
     label_ids, _ = unpack(offered(block, queries, width, params.factor)[0])

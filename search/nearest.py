@@ -1,4 +1,4 @@
-"""Exact nearest vectors: by Faiss on a CPU, by PyTorch on a GPU. PyTorch is imported only if a GPU is used.
+"""Find exact nearest vectors, with Faiss on a CPU and with PyTorch on a GPU. PyTorch is imported only for a GPU.
 
 Products are computed in float32.
 """
@@ -16,8 +16,8 @@ CPU = "cpu"
 _DRIVER = Path("/dev/nvidiactl")
 _SCORES = 1 << 20  # scores in memory at a time
 _SCORES_ON_DEVICE = 1 << 28  # 1 GiB
-_MANY = 1024  # Faiss's blocked search is faster from this number of queries on; below it takes up to six times as long
-_MANY_ALONE = 8  # the same if Faiss has one thread because several threads call it
+_MANY = 1024  # Faiss's blocked search is faster from this number of queries on; below, it is up to six times slower
+_MANY_ALONE = 8  # the same if Faiss uses one thread, because several threads call Faiss
 _WIDENED = 1 << 21  # half-precision numbers that are widened at a time
 
 
@@ -51,14 +51,17 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 
 
 def widened(vectors: np.ndarray, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` at a time; 0: all float32, a part of float16."""
+    """Yield (first row, float32 rows [n, D]) of vectors [N, D], `rows` rows at a time.
+
+    With `rows` = 0, all float32 vectors come at once, and float16 vectors come in parts.
+    """
     step = rows or (len(vectors) if vectors.dtype == np.float32 else _WIDENED // vectors.shape[1])
     for start in range(0, len(vectors), max(1, step)):
         yield start, vectors[start : start + step].astype(np.float32, copy=False)
 
 
 def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores of block [B, n] above each row's bound [B], padded, and their positions from `start` on."""
+    """Return scores of block [B, n] above each row's bound [B], padded, and their positions, counted from `start`."""
     row, column = np.divmod(np.flatnonzero(block > bound[:, None]), block.shape[1])
     counts = np.bincount(row, minlength=len(block))
     place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -106,7 +109,7 @@ class DeviceVectors:
         self._vectors = torch.from_numpy(np.ascontiguousarray(vectors)).to(device)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Same as the function `nearest`; results equal a CPU's up to rounding, which `search.block` removes."""
+        """Same as the function `nearest`. Results differ from a CPU's by rounding, which `search.block` removes."""
         torch, vectors = self._torch, self._vectors
         x = torch.from_numpy(np.ascontiguousarray(queries)).to(vectors.device)
         scores = x.new_empty(len(x), 0)
@@ -115,7 +118,7 @@ class DeviceVectors:
         for start in range(0, len(vectors), step):
             block = x @ vectors[start : start + step].T
             best, places = block.topk(min(count, block.shape[1]), dim=1)
-            # [B, count] of the earlier blocks, next to the scores of this block
+            # the best scores of the earlier blocks [B, count], next to the scores of this block
             scores, positions = torch.cat([scores, best], 1), torch.cat([positions, places + start], 1)
             scores, order = scores.topk(min(count, scores.shape[1]), dim=1)
             positions = positions.gather(1, order)

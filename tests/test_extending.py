@@ -64,7 +64,7 @@ class Addition:
     @classmethod
     def of(cls, section: str) -> "Addition":
         """Read a section of the page."""
-        paths = re.search(r"`(examples/extending/\S+)`, to be copied to `(\S+)`:", section)
+        paths = re.search(r"Copy `(examples/extending/\S+)` to `(\S+)`:", section)
         assert paths is not None
         fences = FENCE.findall(section)
         diffs = [body.splitlines() for language, body in fences if language == "diff"]

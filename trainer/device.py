@@ -13,16 +13,16 @@ from schemas.randomness import Purpose, torch_seed
 
 CPU = torch.device("cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # option numbers of glibc's mallopt
-_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes of free memory in a heap, and of one block
+_KEPT, _LARGEST_KEPT = 256 << 20, 32 << 20  # bytes: free memory that the heap keeps; largest block in the heap
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make the process keep memory that one batch frees for the next batch.
+    """Make the process reuse the memory of one batch for the next batch.
 
-    By default glibc returns blocks of some megabytes to the system, which clears them page by page for the next batch.
-    Whether it does depends on earlier frees; planning a batch with own pools then took twice as long. On systems
-    without glibc nothing changes.
+    By default glibc may return blocks of a few megabytes to the system, depending on earlier frees. The system then
+    clears each page before the next batch gets the memory, and planning a batch with own pools took twice as long. On
+    systems without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -40,12 +40,12 @@ def open_device(name: str) -> torch.device:
     if kind == "cpu" or (kind == "auto" and not gpus):
         return CPU
     if not gpus:
-        built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs alone"
+        built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs only"
         raise InputError(f"device {name!r}: {built}. Choose 'auto' or 'cpu' (--device, train.device).")
     index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % gpus
     if index >= gpus:
         numbers = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
-        raise InputError(f"device {name!r}: this machine has {numbers}. Choose one of these, or 'auto'.")
+        raise InputError(f"device {name!r}: this machine has only {numbers}. Choose a GPU that exists, or 'auto'.")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -56,7 +56,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
-    """Return a context in which matrix products have the type `dtype`; None keeps the type of the tensors."""
+    """Return a context that computes matrix products in `dtype`; None keeps the type of the tensors."""
     if device.type not in ("cpu", "cuda"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
@@ -64,9 +64,10 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.Abst
 
 @contextlib.contextmanager
 def products_with(vectors: torch.Tensor) -> Iterator[None]:
-    """Multiply float32 by narrow `vectors`, widened, in TF32 on a GPU: its 10-bit fraction represents them exactly.
+    """Let a GPU multiply float32 by widened narrow `vectors` in TF32, which represents the narrow values exactly.
 
-    The other factor is rounded to TF32; sums are float32. For float32 vectors, and on a CPU, nothing changes.
+    The fraction of TF32 has 10 bits. The float32 factor is rounded to TF32, and sums are float32. For float32
+    `vectors`, and on a CPU, nothing changes.
     """
     settings = torch.backends.cuda.matmul
     if vectors.device.type != "cuda" or vectors.dtype == torch.float32 or not hasattr(settings, "fp32_precision"):
@@ -80,7 +81,7 @@ def products_with(vectors: torch.Tensor) -> Iterator[None]:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a @ b in float32, of float32 or bfloat16: a CPU widens bfloat16, a GPU multiplies it directly."""
+    """Return a @ b in float32, for float32 or bfloat16: a CPU widens bfloat16, a GPU multiplies bfloat16 directly."""
     if a.dtype != torch.float32 and a.device.type != "cpu":
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
@@ -88,9 +89,9 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Flush denormals to zero: Adagrad's sums and Adam's moments decay into them, and most processors are slow on them.
+    """Flush denormals to zero: Adagrad's sums and Adam's moments become denormal, and slow down most processors.
 
-    The setting belongs to the process, so it is restored after the block.
+    The setting applies to the whole process, so the block turns it off at the end.
     """
     torch.set_flush_denormal(True)
     try:

@@ -1,4 +1,4 @@
-"""One epoch of a run: it adopts a table, makes a step of every batch, and ends with validation and a checkpoint."""
+"""One epoch of a run: adopt a table, take a step on every batch, then validate and save a checkpoint."""
 
 import contextlib
 import math
@@ -28,39 +28,42 @@ OnStep = Callable[[int, int, float], None]  # global step, steps of the run, los
 
 
 class EpochRunner:
-    """Runs epochs from the present `progress`; `mix`: the weights that an epoch in progress began with."""
+    """Runs epochs, starting at `progress`; `mix`: the weights at the start of an epoch in progress."""
 
     def __init__(self, parts: Parts, progress: Progress, mix: list[list[Any]] | None = None) -> None:
         self._parts, self.progress, self._mix = parts, progress, mix
         self._steps_an_epoch = parts.stream.steps
-        self._more_steps = 0  # surplus of earlier epochs with other weights
+        self._more_steps = 0  # additional steps of earlier epochs, which had other weights
         self._watch = LossWatch()
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last loss that was read
         self._saved = progress.global_step  # step of the newest checkpoint; 0: none
-        self.interrupts = Interrupts()  # end the run after the current step, with a checkpoint, or end a wait
+        self.interrupts = Interrupts()  # requests to end the run after the current step, or to end a wait
 
     @property
     def epochs(self) -> int:
-        """Number of epochs of the run, as far as known: `train.minutes` decides it before each epoch."""
+        """Number of epochs of the run, as planned so far: with `train.minutes`, each epoch begins with a new plan."""
         if self.progress.stopped:
             return self.progress.epoch
         return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
 
     @property
     def total_steps(self) -> int:
-        """Number of steps of the run; clusters one row short may add a step to an epoch, which the rates ignore."""
+        """Number of planned steps of the run.
+
+        Clusters that lack one row may add a step to an epoch; the learning rates ignore this step.
+        """
         return self._steps_an_epoch * self.epochs + self._more_steps
 
     def rate_factor(self, step: int) -> float:
-        """Return the share of the full rate at global `step`."""
+        """Return the learning rate at global `step`, as a share of the full rate."""
         options = self._parts.recipe.train
         epochs = self.progress.budget.epochs(step, options.epochs)
         total = self._steps_an_epoch * epochs + self._more_steps
         return rate_factor(step, total, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
-        """Run the rest of the current epoch. Raises ExtremisError if training diverges; StoppedError."""
+        """Run the rest of the current epoch. Raises StoppedError, or ExtremisError if training diverges."""
         parts, progress, clock = self._parts, self.progress, self._parts.step.clock
         clock.restart()
         began = counted_until = time.perf_counter()
@@ -89,7 +92,7 @@ class EpochRunner:
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
                 result = parts.take(batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
-                # A single rank stops at once; several ranks stop after the batch that informed all of them.
+                # A single rank stops at once; several ranks stop after the batch that informed all ranks.
                 must_stop = self.interrupts.stop.is_set() if parts.group.ranks == 1 else batch.stop_asked
                 self._after_step(result, dump, must_stop)
                 rows += len(result.rows)
@@ -104,13 +107,13 @@ class EpochRunner:
         if skipped:
             parts.say(
                 f"epoch {progress.epoch}: {skipped:,} rows were skipped, because their row groups are damaged or "
-                f"missing; extremis inspect --verify {parts.data.root} names the files"
+                f"missing; extremis inspect --verify {parts.data.root} lists the files"
             )
         self._spend(counted_until)
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about the epoch, and the joined tables. Raises StoppedError while waiting."""
+        """Return rank 0's decision about the epoch, and the joined tables. Raises StoppedError if a wait is ended."""
         parts, options = self._parts, self._parts.recipe.train
         parts.claim.require()
         epochs = epochs_that_fit(options.minutes, options.epochs, self.progress.budget.spent)
@@ -123,7 +126,7 @@ class EpochRunner:
     def save(self) -> None:
         """Begin to write a checkpoint of the current state. Raises StorageError."""
         parts, progress = self._parts, self.progress
-        # First the records, so that a resumed run finds every record up to the checkpoint.
+        # The records come first, so that a resumed run finds every record up to the checkpoint.
         parts.tracker.sync()
         stream = parts.stream.state_dict()
         if progress.step:  # threads may already have taken batches of later steps
@@ -187,7 +190,7 @@ class EpochRunner:
         factor = self.rate_factor(progress.global_step)
         logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
         self._unread.append((progress.global_step, result.loss))
-        # A GPU has the next steps queued while it computes this one: reading its loss here would halt it.
+        # A GPU has the next steps queued while it computes this step: reading the loss here would stall the GPU.
         if logged or math.isnan(self._loss) or parts.model.device == CPU:
             self._read_losses()
         if dump:
@@ -222,7 +225,7 @@ class EpochRunner:
         raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Continue with --resume.")
 
     def _read_losses(self) -> None:
-        """Read the losses of the steps since the last read, in one copy. Raises ExtremisError if one is not finite."""
+        """Read the losses of all steps since the last read, in one copy. Raises ExtremisError for NaN or infinity."""
         progress, unread = self.progress, self._unread
         self._unread = []
         losses: list[float] = []
@@ -286,7 +289,7 @@ class EpochRunner:
     def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
         """Record the best validation; end the run early after `validation.patience`, unless this is the `last`.
 
-        Metrics are the same on every rank, so all ranks decide alike.
+        Metrics are the same on every rank, so all ranks make the same decision.
         """
         parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
         progress.record_validation(metrics[options.metric], 0 if last else options.patience)
@@ -296,6 +299,6 @@ class EpochRunner:
         parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
         parts.say(
             f"stopped early after epoch {progress.epoch - 1}: {options.metric} was best at step {progress.best_step:,} "
-            f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. That checkpoint is kept: extremis "
+            f"({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The best checkpoint is kept: extremis "
             f"evaluate {parts.data.root} {parts.run.root} --step {progress.best_step}"
         )

@@ -1,7 +1,7 @@
-"""One rank of several, with simulated peers: their messages have the right sizes, and this rank's messages are counted.
+"""One rank among simulated peers: the peers' messages have the right sizes, and this rank's messages are counted.
 
-A peer's message is an earlier message of this rank from the same place, some calls ago, so that ids and lengths are as
-in a real run. The simulation sits below torch.distributed: every operation of `Group` is real.
+A peer's message is a message that this rank sent from the same place in the code some calls ago, so ids and lengths are
+as in a real run. The simulation replaces a backend of torch.distributed: every operation of `Group` is real.
 """
 
 import sys
@@ -18,15 +18,15 @@ from trainer.stream.processes import Ranks
 
 T = TypeVar("T")
 _BACKEND = "extremis_faked"
-_FRAMES = 13  # frames of the stack that distinguish one place from another
-_BELOW: Any = _distributed_c10d  # its types omit the parts that a backend consists of
+_FRAMES = 13  # number of stack frames that identify a place in the code
+_BELOW: Any = _distributed_c10d  # Any, because the module's types omit the parts of a backend
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class FakedRanks(_Joined):
     """Rank `rank` of `ranks`, which also does the work of rank 0; one instance per process, until `close`."""
 
-    sent = 0.0  # bytes sent by all threads, with sums and gathers as in a ring
+    sent = 0.0  # bytes that all threads sent; sums and gathers count as in a ring
     messages = 0  # operations of all ranks, in all threads
 
     def __init__(self, rank: int, ranks: int, of: Any = None) -> None:
@@ -108,7 +108,7 @@ class _Peers(_ProcessGroup):
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators inside its `with` block, except views: on a GPU each launches one or more kernels."""
+    """Counts the operators in a `with` block, except views. On a GPU each operator launches one or more kernels."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Bytes of a model without building it, in a checkpoint and in memory; and whether they fit."""
+"""Bytes of a model in a checkpoint and in memory, computed without building the model; models that do not fit fail."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
         f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
         f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
         f"Lower encoder.dimension (now {recipe.encoder.dimension:,}), the number of rows of the encoder's table, or "
-        "negatives.random; or keep the vectors in a mapped file: classifier.storage."
+        "negatives.random; or keep the vectors in a mapped file (classifier.storage)."
     )
 
 
@@ -79,11 +79,11 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int, dense: i
                 -(-labels // ranks) * here * (sum(label_bytes(recipe)) + 8)
             )
     if isinstance(recipe, Rae):
-        needs["a memory of training points"] = rows * here * (a_row + 8)  # and their labels
+        needs["a memory of training points"] = rows * here * (a_row + 8)  # with the labels
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
     if recipe.encodes_labels:
-        needs["texts of labels"] = (8 + 2 * dense) * labels * here  # and their tokens
+        needs["texts of labels"] = (8 + 2 * dense) * labels * here  # with the tokens
     require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
 

@@ -1,7 +1,8 @@
 """A step of one rank as a CUDA graph: one launch instead of about a hundred.
 
-A step's varying inputs are in fixed memory that the graph reads: the batch, padded to a few sizes without effect on
-results; the factor of the rates; the key of random bits. A step reads nothing back, and no value changes its course.
+The graph reads the inputs that vary from fixed memory: the batch, the factor of the rates, and the key of random bits.
+Batches are padded to a few sizes, which does not change results. A step copies no values to the host, and takes the
+same branches for all values.
 """
 
 from collections.abc import Callable
@@ -26,11 +27,11 @@ from trainer.stream.transfer import map_arrays, send
 
 T = TypeVar("T")
 TakeStep = Callable[..., StepResult]  # like `take_step`, for one context
-_MOST = 32  # graphs: further sizes run without a graph
+_MOST = 32  # maximum number of graphs: batches of further sizes run without a graph
 
 
 class _Layout(NamedTuple):
-    """Layout of the tensors of a value in pieces of memory: the bytes of each piece, the place of each tensor."""
+    """Memory layout of the tensors of a value: the bytes of each piece of memory, and the place of each tensor."""
 
     pieces: tuple[int, ...]
     tensors: tuple[tuple[Any, ...], ...]
@@ -42,10 +43,10 @@ class _Recorded(NamedTuple):
 
 
 class Graphs:
-    """Functions of tensors on `device`; each memory layout is recorded when it comes a second time.
+    """Calls functions of tensors on `device` as graphs; a graph is recorded when a memory layout occurs a second time.
 
     The first call with a layout runs without a graph: it compiles and loads kernels, and creates the optimizers' state.
-    On a device that cannot record, the function is called with copies, as a graph would read them.
+    On a device that cannot record, the function is called with copies of the tensors, as a graph would read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +55,7 @@ class Graphs:
         self._pool: Any = None
 
     def __call__(self, function: Callable[[T], Any], given: T) -> Any:
-        """Return the tensors of `function(given)`; the caller owns them. Raises ExtremisError if recording fails."""
+        """Return the tensors of `function(given)`, owned by the caller. Raises ExtremisError if recording fails."""
         layout, pieces = self._layout(given)
         if layout not in self._recorded:
             if len(self._recorded) < _MOST:
@@ -101,7 +102,7 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()  # except for the results, nothing survives a replay
         try:
-            # Other threads continue: they send batches.
+            # Other threads continue to send batches.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 results = function(copies)
         except RuntimeError as error:
@@ -118,7 +119,7 @@ class Graphs:
 
 
 class _Given(NamedTuple):
-    """A step's batch and its numbers [], on the device."""
+    """A step's batch and scalars [], on the device."""
 
     prepared: Any
     drawn: Any
@@ -128,7 +129,7 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphStep:
-    """`take_step` of a single rank as a graph, for batches that are planned and prepared on the device.
+    """Runs `take_step` on a single rank as a graph, for batches that are planned and prepared on the device.
 
     A step runs without a graph if it has a hook, or if `is_watched`: a listener must see rows before they change.
     """
@@ -159,12 +160,12 @@ class GraphStep:
 
 
 def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: NegativeSources, ranks: int) -> str:
-    """Return why the steps of a run cannot be recorded as graphs; "" if they can."""
+    """Return the reason why a run's steps cannot be recorded as graphs, or "" if there is no reason."""
     reasons = {
         "the run computes on a CPU": model.device == CPU,
         "several ranks wait for each other within a step": ranks > 1,
-        "only batches of a bag can be padded, not batches of a transformer": not model.encoder.can_pad,
-        "queries are encoded in parts, or their encoder is frozen": queries.preparing() is None,
+        "batches of this encoder cannot be padded; batches of a bag can": not model.encoder.can_pad,
+        "queries are encoded in parts, or the encoder is frozen": queries.preparing() is None,
         "recording needs binary cross-entropy, own pools, and vectors on the device": not (
             recipe.finds_on_device and merges_on(model.device, recipe)
         ),
@@ -176,7 +177,7 @@ def why_not(recipe: Recipe, model: Model, queries: QueryEmbeddings, sources: Neg
 def plan_on(
     plan: Callable[[Batch], Candidates | None], device: torch.device, pads: bool, batch: Batch
 ) -> Candidates | None:
-    """Plan a batch, and send its labels to `device`, which merges them, from any thread; `pads`: padded."""
+    """Plan a batch, and send the labels to `device` for merging; `pads`: pad the labels. Any thread may call this."""
     candidates = plan(batch)
     if candidates is None or candidates.drawn is None:
         return candidates

@@ -1,4 +1,4 @@
-"""Ranks of a training run and their messages: a thin layer over torch.distributed, unused for one rank."""
+"""Ranks of a training run, and messages between ranks: a thin layer over torch.distributed, unused for one rank."""
 
 import contextlib
 import os
@@ -17,13 +17,13 @@ from trainer.stream.processes import Ranks, ranks_of_environment
 
 T = TypeVar("T")
 
-JOIN_SECONDS = 300.0  # until all ranks have joined
-SILENCE_SECONDS = 3600.0  # maximum that a rank may keep others waiting: for a table, for a large file
-GPU_SECONDS = 600.0  # maximum that a GPU may wait for another within a step; the first step may compile
+JOIN_SECONDS = 300.0  # maximum time until all ranks have joined
+SILENCE_SECONDS = 3600.0  # maximum time that a rank may keep other ranks waiting: for a table, for a large file
+GPU_SECONDS = 600.0  # maximum time that a GPU may wait for another GPU within a step; the first step may compile
 _POLL_SECONDS = 0.0005
-_STOP_SECONDS = 10.0  # the same after this rank is asked to stop: a launcher asks when another rank has ended
+_STOP_SECONDS = 10.0  # the same limit after a request to stop: a launcher sends the request when a rank has ended
 _REPORTED = "reported"
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 
 
 class RankLostError(ExtremisError):
@@ -31,12 +31,12 @@ class RankLostError(ExtremisError):
 
 
 def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the labels [start, stop) of [0, `labels`) of `rank` among `ranks`: contiguous, sizes within one."""
+    """Return `rank`'s range [start, stop) of the labels [0, `labels`); the sizes of ranges differ by at most one."""
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 
 class Group:
-    """A single rank: every operation is the identity. `Group.of_environment` returns it, or the launcher's ranks.
+    """Group of one rank: every operation is the identity. `Group.of_environment` returns the launcher's group.
 
     All ranks call the same operations in the same order, with tensors of the same dtype and device. With several ranks,
     operations raise RankLostError if another rank has ended.
@@ -60,41 +60,44 @@ class Group:
         return self.rank == 0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace `tensor` [...] by its sum over ranks, and return it; bitwise the same on every rank."""
+        """Replace `tensor` [...] with its sum over ranks, and return `tensor`; all ranks get bitwise equal sums."""
         return tensor
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to replace `tensor` [n] by its sum over ranks; return a function that waits for it and returns it.
+        """Begin to replace `tensor` [n] with its sum over ranks; return a function that waits for the sum.
 
-        Other work and other messages may continue meanwhile.
+        The function returns `tensor`. Other work and other messages may continue meanwhile.
         """
         return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace `tensor` [...] by its maximum over ranks, and return it."""
+        """Replace `tensor` [...] with its maximum over ranks, and return `tensor`."""
         return tensor
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """Concatenate [b_r, ...] of every rank in rank order: [sum b_r, ...]. Gradients do not flow through it.
+        """Concatenate the tensors [b_r, ...] of all ranks in rank order, to [sum b_r, ...], without gradients.
 
         b_r may differ by rank; passing known `sizes` [G] saves a message.
         """
         return tensor
 
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Concatenate each array [n_r, ...] of every rank in rank order, in one message; n_r may differ."""
+        """Concatenate each array [n_r, ...] over all ranks in rank order, in one message; n_r may differ by rank."""
         return list(arrays)
 
     def exchange(self, messages: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Send arrays [n, ...] messages[g] to rank g; return what each rank sent. All messages have the same dtypes."""
+        """Send the arrays messages[g], [n, ...], to rank g; return the arrays that each rank sent to this rank.
+
+        All messages have the same dtypes.
+        """
         return [list(message) for message in messages]
 
     def sum_own(self, tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """Sum rows [sum b_r, D] over ranks; return this rank's b_r rows, [b_r, D]; `sizes` [G] are all b_r."""
+        """Sum rows [sum b_r, D] over ranks; return this rank's rows [b_r, D]. `sizes` [G]: b_r of every rank."""
         return tensor
 
     def gather_objects(self, thing: T) -> list[T]:
-        """Return the `thing` of every rank, in rank order; small objects, sent as pickles."""
+        """Return the `thing` of every rank, in rank order. Ranks send pickles, so a `thing` should be small."""
         return [thing]
 
     def broadcast(self, thing: T) -> T:
@@ -117,10 +120,10 @@ class Group:
         """Wait until every rank has reached this call."""
 
     def wait_for(self, tensor: torch.Tensor, is_stop_asked: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `tensor` can be read at once, if it depends on other ranks' part of a step.
+        """Wait until `tensor` is computed, if it depends on other ranks' part of a step.
 
-        A GPU cannot tell an ended rank from a late rank. So the wait has a limit, which is shorter after
-        `is_stop_asked`; RankLostError says what it waited for.
+        A GPU cannot tell an ended rank from a late rank. So the wait has a limit, which is shorter after a request to
+        stop (`is_stop_asked`). Raises RankLostError at the limit.
         """
 
     def for_another_thread(self) -> "Group":
@@ -128,11 +131,11 @@ class Group:
         return self
 
     def first_to_report(self) -> bool:
-        """Return whether this rank is the first to ask: it reports why the run ends, and others stay silent."""
+        """Return whether this rank asks first: the first rank reports why the run ends, other ranks stay silent."""
         return True
 
     def close(self) -> None:
-        """End the group: no operations follow."""
+        """End the group; call no operations afterwards."""
 
 
 ALONE = Group()
@@ -147,7 +150,7 @@ def join(ranks: Ranks) -> Group:
     wait, silence = timedelta(seconds=JOIN_SECONDS), timedelta(seconds=SILENCE_SECONDS)
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        with Wait(f"all {ranks.ranks} ranks to meet at {address}", seconds=JOIN_SECONDS):
+        with Wait(f"all {ranks.ranks} ranks to join at {address}", seconds=JOIN_SECONDS):
             store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.ranks, timeout=wait))
             store.set_timeout(wait)
             meeting = dist.PrefixStore("group", store)
@@ -195,7 +198,7 @@ class _Joined(Group):
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
         sizes = sizes or self.sizes(len(tensor))
-        # gloo gathers equal sizes only: shorter tensors are padded.
+        # gloo gathers only tensors of equal sizes, so shorter tensors are padded.
         longest = max(sizes)
         part = tensor.detach().contiguous()
         if len(part) < longest:
@@ -290,7 +293,7 @@ class _Joined(Group):
     def first_to_report(self) -> bool:
         try:
             first = self._store.compare_set(_REPORTED, "", str(self.rank))
-        except RuntimeError:  # the rank with the store has ended
+        except RuntimeError:  # the rank that runs the store has ended
             return True
         return bool(first.decode() == str(self.rank))
 
@@ -303,7 +306,7 @@ class _Joined(Group):
         return counts
 
     def _call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of an operation of torch.distributed. Raises RankLostError in place of its errors."""
+        """Return the result of an operation of torch.distributed. Raises RankLostError in place of torch's errors."""
         try:
             with Wait("the other ranks", seconds=SILENCE_SECONDS):
                 return operation(*arguments)

@@ -1,9 +1,9 @@
-"""Initial values of a model: its encoder and vectors from another run, its vectors from the texts of its labels.
+"""Initial values of a model: encoder and vectors from another run, or vectors from the texts of labels.
 
-A new label's vector relates to its points, or text, as vectors of the earlier run relate to theirs. A trained vector is
-about c (v - m): v the mean embedding of some of the label's points, or of its text, m the mean over all. Least squares
-over the labels of the earlier run determine c, and the bias gives a mean query the score of these labels. New labels
-then score like the earlier labels; a vector of the same length along v would outscore them on every query.
+A trained vector is about c (v - m). Here v is the mean embedding of some of the label's points, or the embedding of the
+label's text, and m is the mean over all points or texts. A new label gets a vector of the same form. Least squares over
+the labels of the earlier run determines c. The bias is chosen so that a mean query scores new labels like the earlier
+labels. A vector of the same length in the direction of v would outscore the earlier labels on every query.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ from trainer.model import Model, find_checkpoint, find_earlier
 from trainer.stream import open_queries
 
 _BATCH = 1024  # queries embedded at a time
-_FITTED = 1 << 14  # labels to fit c on: the first labels, which are as mixed as all labels
+_FITTED = 1 << 14  # number of labels to fit c on; the first labels are as mixed as all labels
 
 
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
-    """Take over the encoder of the run `train.encoder_from`; return whether there is such a run.
+    """Load the encoder of the run `train.encoder_from`; return False if the recipe names no run.
 
     Raises InputError if the encoder is frozen but untrained, if the run or its checkpoint does not exist, or if the run
     used other data or a different encoder; TableError.
@@ -39,8 +39,8 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     if not url:
         if recipe.train.freeze_encoder:
             raise InputError(
-                "train.freeze_encoder needs a trained encoder: give --set train.encoder_from=RUN, a run of `ngame` or "
-                "of another recipe with the same encoder."
+                "train.freeze_encoder needs a trained encoder: give --set train.encoder_from=RUN. RUN is a run of "
+                "`ngame`, or of another recipe with the same encoder."
             )
         return False
     trained, checkpoint = find_checkpoint(data, RunLayout(url))
@@ -53,16 +53,16 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
 
 @torch.no_grad()
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
-    """Set vector l of this rank's labels to the embedding of label l's text, with length `norm`; keep biases.
+    """Set the vectors of this rank's labels to embeddings of the labels' texts, with length `norm`; keep biases.
 
-    NGAME initialises classifiers like this (appendix C, module M2), with a trained encoder. Raises InputError if labels
-    lack the encoder's inputs or the head encodes labels anyway, TableError.
+    NGAME initialises classifiers in this way (appendix C, module M2), with a trained encoder. Raises InputError if
+    labels lack the encoder's inputs or the head has no vectors; TableError.
     """
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "classifier.initial = 'labels' has no effect on a head that encodes labels, because it has no label "
-            "vectors. Leave it out."
+            "classifier.initial = 'labels' has no effect with this method, which encodes labels and has no label "
+            "vectors. Leave this key out."
         )
     for first, z in embed_texts(model, data, head.start, head.stop):
         start = first - head.start
@@ -70,10 +70,10 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
 
 
 def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> bool:
-    """Take over the parameters of the run `train.start_from`, by label id; return whether there is such a run.
+    """Load the parameters of the run `train.start_from`, by label id; return False if the recipe names no run.
 
-    `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError:
-    no such run, on other data, or with a different model; TableError.
+    `train.new_labels` determines the vectors of new labels; vectors of retired labels start at zero. Raises InputError
+    if the run does not exist, used other data, or has a different model; TableError.
     """
     url = recipe.train.start_from
     if not url:
@@ -95,7 +95,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Say) -> 
 
 
 def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
-    """Yield training rows of `parts`, and label texts if they are training points, one row group at a time."""
+    """Yield training rows of `parts`, and label texts if texts are training points, one row group at a time."""
     tables = [open_queries(data, recipe.data.split)]
     if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
@@ -128,9 +128,9 @@ def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
 def fit_vectors(
     v: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, query: torch.Tensor, new: torch.Tensor
 ) -> torch.Tensor:
-    """Fit trained vectors w [S, D + 1], bias last, to v - `mean`, v [S, D]; return vectors for `new` [n, D].
+    """Fit trained vectors w [S, D + 1] (bias last) to v - `mean`, with v [S, D]; return vectors for `new` [n, D].
 
-    The score of a mean `query` [D] is the median of its scores with w.
+    A mean `query` [D] scores each returned vector with the median of the scores of w.
     """
     centred, width = v - mean, v.shape[1]
     slope = max(float((centred * w[:, :width]).sum() / (centred * centred).sum().clamp(min=1e-12)), 0.0)
@@ -139,7 +139,7 @@ def fit_vectors(
     return torch.cat([rows, (level - rows @ query)[:, None]], 1)
 
 
-# Embeddings [n, D] from which labels' vectors are estimated, a mask of the existing ones [n], and a mean embedding [D].
+# Embeddings [n, D] to estimate labels' vectors, a mask [n] of the existing embeddings, and a mean embedding [D].
 Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -147,10 +147,10 @@ Estimate = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def begin_new_labels(
     model: Model, data: DataLayout, recipe: Recipe, checkpoint: Checkpoint, parts: Sequence[str]
 ) -> None:
-    """Initialise this rank's labels from the checkpoint's L on; the result does not depend on the ranks.
+    """Initialise this rank's new labels (ids from the checkpoint's L on), the same for any number of ranks.
 
-    `train.new_labels` says whether labels start at the mean of their points in `parts`, or at their texts if they have
-    no points. They do not change if there is nothing to fit to. Raises TableError.
+    `train.new_labels` chooses between the mean of a label's points in `parts` and the label's text. A label without
+    points starts at its text. Vectors do not change if no earlier label can be fitted. Raises TableError.
     """
     head, stop = model.head, checkpoint.labels
     new = range(max(head.start, stop), head.stop)
@@ -180,7 +180,7 @@ def begin_new_labels(
 
 
 def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray) -> Estimate:
-    """Return the mean embeddings of the points of `labels` [n], ascending, in `parts` of a split."""
+    """Return the mean embedding of each label's points in `parts` of a split; `labels` [n] ascend."""
     total = torch.zeros(len(labels), model.encoder.dimension, device=model.device)
     counts = torch.zeros(len(labels), 1, device=model.device)
     every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
@@ -197,7 +197,7 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str]
 
 
 def texts_of(model: Model, data: DataLayout, *ranges: range) -> Estimate:
-    """Return the embeddings of the texts of labels, all ranges end to end."""
+    """Return the embeddings of the texts of the labels in all `ranges`, concatenated."""
     parts = [torch.zeros(0, model.encoder.dimension, device=model.device)]
     parts += [z for labels in ranges for _, z in embed_texts(model, data, labels.start, labels.stop)]
     z = torch.cat(parts)

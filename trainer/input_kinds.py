@@ -1,4 +1,4 @@
-"""Names of an encoder's inputs; it imports nothing, because recipes are checked without the encoder."""
+"""Names of an encoder's inputs. The module imports no encoder, because recipes are checked without encoders."""
 
 from collections.abc import Mapping
 from typing import Literal, get_args

@@ -49,7 +49,7 @@ class Inputs:
 
     @property
     def rows(self) -> int:
-        """B; 0 without inputs."""
+        """Number of rows B; 0 without inputs."""
         lists = self.tokens or self.features
         return len(self.dense) if lists is None and self.dense is not None else lists.rows if lists else 0
 
@@ -62,7 +62,7 @@ class Inputs:
         )
 
     def take(self, rows: np.ndarray) -> "Inputs":
-        """Return the rows `rows` [B'] in that order."""
+        """Return the rows with indices `rows` [B'], in the order of `rows`."""
         return Inputs(
             self.tokens and self.tokens.take(rows),
             self.features and self.features.take(rows),
@@ -100,7 +100,7 @@ _REMEDIES: Mapping[Part, str] = {
 
 
 def require_inputs(table: Table, kind: Kind) -> None:
-    """Refuse a table without the columns that `kind` reads. Raises InputError with a list of the splits."""
+    """Refuse a table without the columns that `kind` reads. Raises InputError with the missing columns."""
     missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return

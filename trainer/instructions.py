@@ -1,6 +1,6 @@
-"""Processor instructions without a Numba function, for compiled loops.
+"""Processor instructions that Numba does not offer, for compiled loops.
 
-Numba's cache checks only the file of a loop: after a change here, touch the files that use it.
+Numba's cache checks only the file of a loop: after a change here, touch the files that import this module.
 """
 
 from collections.abc import Callable

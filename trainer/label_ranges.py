@@ -1,7 +1,7 @@
-"""Ranges of labels of ranks: contiguous, and of equal work if popular labels come first.
+"""Contiguous ranges of labels for the ranks, with about equal work even if popular labels come first.
 
-A label's work in a step is its share of the positives, of hard negatives (also roughly by frequency), and of random
-negatives (mostly independent of frequency).
+A label's work in a step is its number of positives, hard negatives and random negatives. Positives, and roughly hard
+negatives, are proportional to the label's frequency. Random negatives are mostly independent of frequency.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.methods.recipe import ClassifierRecipe, Recipe
 
-MOST_LABELS = 1.25  # maximum number of labels of a rank, over L/G: bounds its memory
-_EVEN = 1.05  # up to this ratio of a rank's maximum work to the mean, ranges stay equal in labels
-_STRIDE = 18  # log2 of the number of places with known work, besides frequent labels; in between, work is interpolated
-_FREQUENT = 14  # log2 of 1 / the share of points that makes a label frequent
+MOST_LABELS = 1.25  # maximum number of a rank's labels, as a multiple of L/G; bounds the rank's memory
+_EVEN = 1.05  # ranges have equal numbers of labels up to this ratio of the maximum work to the mean work
+_STRIDE = 18  # log2 of the number of places with exact work, without frequent labels; work in between is interpolated
+_FREQUENT = 14  # labels with more than 2 ** -_FREQUENT of the points are frequent
 
 
 def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | None:
@@ -37,9 +37,10 @@ def label_bounds(data: DataLayout, recipe: Recipe, ranks: int) -> list[int] | No
 
 
 def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return label ends [K] ascending, with 0 and L, and the sum of frequencies [K] before each end.
+    """Return ascending label ends [K], including 0 and L, and the sum of frequencies [K] before each end.
 
-    `groups` are frequencies [n] in order. Ends are at equal distances, and on both sides of frequent labels.
+    `groups` yields frequencies [n] in label order. Ends are evenly spaced, with further ends on both sides of frequent
+    labels.
     """
     stride, first, total = max(1, labels >> _STRIDE), 0, 0
     ends, sums = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
@@ -56,7 +57,7 @@ def cumulated(groups: Iterable[np.ndarray], labels: int) -> tuple[np.ndarray, np
 
 
 def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int] | None:
-    """Return bounds [G + 1] of the ranges with the least maximum work, with at most MOST_LABELS L/G labels each.
+    """Return bounds [G + 1] of ranges with the least maximum work, and at most MOST_LABELS L/G labels each.
 
     `work` [K] is the work of all labels before each of `ends` [K]. Returns None if there are fewer labels than ranks,
     or if ranges of equal numbers of labels are about as good.
@@ -69,7 +70,7 @@ def balanced_bounds(ends: np.ndarray, work: np.ndarray, ranks: int) -> list[int]
         return None
 
     def cut(most: float) -> list[int]:
-        """Cut ranges of work `most` from the first label on; the last range may end before L."""
+        """Cut ranges of work `most` each, starting at the first label; the last range may end before L."""
         bounds = [0]
         for left in range(ranks - 1, -1, -1):
             low = bounds[-1]

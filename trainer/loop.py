@@ -1,4 +1,4 @@
-"""The training loop: it starts or resumes a run, and runs its epochs one after another."""
+"""The training loop: start or resume a run, and run the epochs one after another."""
 
 import json
 from collections.abc import Generator
@@ -27,10 +27,10 @@ from trainer.tracking.tracker import Listener
 
 
 class Trainer:
-    """One rank of a run of a recipe on DATA, writing RUN. Build with `start` or `resume`, on every rank of `group`.
+    """One rank of a run, which trains a recipe on DATA and writes RUN. Every rank calls `start` or `resume`.
 
-    Rank 0 makes decisions, is the only rank that reports, and holds the `claim` on RUN, if there is one: without a
-    claim, no other process may write RUN.
+    Only rank 0 makes decisions and reports. Rank 0 also holds the `claim` on RUN, if there is a claim; without a claim,
+    no other process may write RUN.
     """
 
     def __init__(self, parts: Parts, progress: Progress | None = None, mix: list[list[Any]] | None = None) -> None:
@@ -43,7 +43,7 @@ class Trainer:
     def start(
         cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE, claim: Claim | None = None
     ) -> "Trainer":
-        """Start a new run. Raises InputError if RUN already holds a run, TableError if DATA is not finished."""
+        """Start a new run. Raises InputError if RUN already contains a run, TableError if DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: a run exists here already. Continue it with --resume, or choose another RUN.")
@@ -62,9 +62,9 @@ class Trainer:
     ) -> "Trainer":
         """Continue with the run at RUN from its newest checkpoint, on any number of ranks.
 
-        Without a checkpoint the run starts again, and may have a different recipe; with a checkpoint only the shares of
-        its sources may differ, from the next epoch on. Raises InputError if RUN was made from other data or with
-        another recipe, TableError.
+        Without a checkpoint the run starts again, and may have a different recipe. With a checkpoint only the shares of
+        the sources may differ; new shares apply from the next epoch on. Raises InputError if RUN was made from other
+        data or with another recipe; TableError.
         """
         layout = RunLayout(run)
         config = load_config(layout.config)
@@ -103,7 +103,7 @@ class Trainer:
         self.parts.tracker.watch(listener)
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
-        """Run the remaining epochs, each with a report; call `on_step(global step, total, loss)` after every step."""
+        """Run the remaining epochs, and yield a report of each; call `on_step(global step, total, loss)` every step."""
         writer, is_finished = self.parts.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:

@@ -46,9 +46,9 @@ class Model:
         bounds: Sequence[int] | None = None,
         dense: int = 0,
     ) -> "Model":
-        """Build a model from the recipe's seed: the encoder, and the vectors of a rank's labels. Raises InputError.
+        """Build a model with the recipe's seed: the encoder, and the vectors of a rank's labels. Raises InputError.
 
-        A head that encodes labels reads `texts`; without them it can only embed given inputs.
+        A head that encodes labels reads `texts`; without `texts` the head can only embed given inputs.
         """
 
         def encoder_of(seed: int) -> Encoder:
@@ -80,16 +80,16 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Columns of x and of the vectors: D, or D + 1 with a bias."""
+        """Number of columns of x and of the vectors: D, or D + 1 with a bias."""
         return self.encoder.dimension + int(self.head.bias)
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns to read of queries or labels."""
+        """Names of the columns to read from a table of queries or labels."""
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs, labels: bool = False) -> torch.Tensor:
-        """Embed B queries in the form that vectors are scored against, [B, D] (D + 1 with a bias), without a graph.
+        """Embed B queries as x [B, D] (D + 1 with a bias), which can be scored against vectors, without gradients.
 
         `labels`: embed labels, with their own encoder if `head.shared` is false.
         """
@@ -97,7 +97,7 @@ class Model:
         return self.head.extend(encoder.encode(encoder.prepare(inputs)))
 
     def embed_table(self, rows: pa.Table, batch: int = 1024, labels: bool = False) -> torch.Tensor:
-        """Embed a table's `columns`, queries or `labels`, in slices of `batch` rows."""
+        """Embed the rows of a table of queries, or of `labels`, in slices of `batch` rows."""
         rows = rows.select(self.columns)
         parts = [self.embed(Inputs.of(rows.slice(start, batch)), labels) for start in range(0, rows.num_rows, batch)]
         return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
@@ -128,7 +128,7 @@ class Model:
 
 @dataclass(frozen=True)
 class DataSizes:
-    """DATA's manifest, number of labels L, vocabulary, sparse features and length of a dense vector; 0: none."""
+    """DATA's manifest, and numbers of labels, tokens in the vocabulary, sparse and dense features; 0: none."""
 
     manifest: Manifest
     labels: int
@@ -138,7 +138,7 @@ class DataSizes:
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
-        """Read DATA's manifests. Raises TableError if DATA is unfinished, or a part is not the part that it names."""
+        """Read DATA's manifests. Raises TableError if DATA is unfinished, or if a part does not match the manifest."""
         table, parts = open_whole(data.root)
         manifest = table.manifest
         labels = parts.get("labels") or Table.open(data.labels, "labels")
@@ -152,8 +152,8 @@ def find_checkpoint(
 ) -> tuple[Recipe, Checkpoint]:
     """Open the recipe of a run that was made from DATA, and the checkpoint of `step`, as in `open_step`.
 
-    With `earlier` the run may be on a version before DATA. Raises InputError: no run, no checkpoint, other data;
-    TableError: not finished, damaged.
+    With `earlier`, the run may have used an earlier version of DATA. Raises InputError if there is no run or no
+    checkpoint, or if the run used other data; TableError if a table is unfinished or damaged.
     """
     config = load_config(run.config)
     require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
@@ -169,7 +169,7 @@ def find_checkpoint(
 def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
     """Open the recipe and checkpoint of a run on DATA or an earlier version; also return the parts added since.
 
-    Raises InputError: no run, no checkpoint, other data; TableError.
+    Raises InputError if there is no run or no checkpoint, or if the run used other data; TableError.
     """
     recipe, checkpoint = find_checkpoint(data, run, earlier=True)
     trained = str(trained_digest(load_config(run.config)))
@@ -186,8 +186,8 @@ def load_model(
 ) -> tuple[Recipe, Model, Checkpoint]:
     """Load the recipe, the model and its checkpoint to `device`; each rank loads the vectors of its labels.
 
-    With `earlier` the run may be on a version before DATA: vectors of labels from `trained_labels` on are initial
-    vectors. Raises as `find_checkpoint`.
+    With `earlier`, the run may have used an earlier version of DATA: vectors of labels from `trained_labels` on are
+    initial vectors. Raises the errors of `find_checkpoint`.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     sizes = DataSizes.of(data)
@@ -203,9 +203,9 @@ def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | str | None = None, device: torch.device = CPU) -> Model:
-    """Load the model of a checkpoint only to embed: without rows of labels, so memory does not grow with L.
+    """Load a checkpoint's model for embedding only, without rows of labels, so that memory does not grow with L.
 
-    Raises as `find_checkpoint`.
+    Raises the errors of `find_checkpoint`.
     """
     recipe, checkpoint = find_checkpoint(data, run, step)
     sizes = DataSizes.of(data)
@@ -220,7 +220,7 @@ def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
 
 
 def has_bias(recipe: Recipe) -> bool:
-    """Tell whether the vectors have a last column that is multiplied by a constant 1 in x."""
+    """Return whether the vectors have a bias: a last column that is multiplied by a constant 1 in x."""
     return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
 
 
@@ -238,6 +238,6 @@ def require_same_data(config: dict, manifest: Manifest, data: str, run: str, ear
     if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
             f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} (digest "
-            f"{manifest.digest[:12]}…){' or a version before it' if earlier else ''}. Give the data that the run was "
+            f"{manifest.digest[:12]}…){' and its earlier versions' if earlier else ''}. Give the data that the run was "
             "made from, or choose another RUN."
         )

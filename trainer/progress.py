@@ -1,4 +1,4 @@
-"""Progress of a run, a watch on its loss, and reports of its epochs."""
+"""Progress of a run, detection of jumps of the loss, and reports of epochs."""
 
 import math
 from collections import deque
@@ -10,9 +10,9 @@ from trainer.refresh.adoption import Adoption
 from trainer.schedule import Budget
 
 NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
-_WINDOW = 100  # previous steps to compare a loss with
-_JUMP = 3.0  # factor above their largest loss
-_IN_A_ROW = 3  # consecutive steps with such losses: a single step may have a row with hundreds of labels
+_WINDOW = 100  # number of previous steps to compare a loss with
+_JUMP = 3.0  # a loss has jumped if it exceeds this multiple of the largest previous loss
+_IN_A_ROW = 3  # consecutive steps that must have jumped: a single step may have a row with hundreds of labels
 
 
 @dataclass
@@ -25,15 +25,15 @@ class Progress:
     loss_sum: float = 0.0  # over the epoch's steps so far
     best_metric: float | None = None
     best_step: int | None = None
-    worse: int = 0  # validations since the best one
+    worse: int = 0  # validations since the best validation
     stopped: bool = False  # stopped early: no further epochs run
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
         """Return the state for a checkpoint.
 
-        The state has seconds only if they matter (`timed`), because they differ between runs, and validations since the
-        best only if they matter (`patient`).
+        The state includes seconds, which differ between runs, only if `timed`. The state includes the number of
+        validations since the best validation only if `patient`.
         """
         state = asdict(self)
         if not timed:
@@ -43,7 +43,7 @@ class Progress:
         return state
 
     def record_validation(self, metric: float, patience: int) -> None:
-        """Record a validation; stop the run after `patience` (0: never) validations in a row below the best."""
+        """Record a validation; stop the run after `patience` (0: never) validations in a row without a new best."""
         if self.best_metric is None or metric > self.best_metric:
             self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
             return
@@ -70,11 +70,11 @@ class EpochReport:
 
 
 class LossWatch:
-    """Notices a loss that jumps far above the largest of the last steps, which may have different sources."""
+    """Detects a loss far above the largest loss of the last steps, which may have rows of different sources."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
-        self._high = 0  # number of consecutive losses that are far above
+        self._high = 0  # number of consecutive losses that have jumped
 
     def jumped(self, loss: float) -> float | None:
         """Record the loss of a step; if it jumped and stayed high, return the earlier maximum and reset."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_WEIGHT = 1000  # maximum number of times that an epoch deals the rows of a source in a mix
+MOST_WEIGHT = 1000  # maximum number of times that an epoch repeats the rows of a source in a mix
 
 
 def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str = "cosine") -> float:
-    """Return the share of the full rate at global `step` in [0, steps).
+    """Return the learning rate at global `step` in [0, steps), as a share of the full rate.
 
-    Linear warm-up over the share `warmup` of the steps, then decay to `final`: by a cosine (ASTRA, section 5), or
-    linear (DEXML, appendix B.2).
+    Linear warm-up over the share `warmup` of the steps, then cosine decay (ASTRA, section 5) or linear decay (DEXML,
+    appendix B.2) to `final`.
     """
     rising = max(1.0, warmup * steps)
     if step < rising:
@@ -24,10 +24,10 @@ def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str =
 
 
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
-    """Return the epochs of a run of about so many `minutes` (0: `most`), given the `seconds` of each epoch so far.
+    """Return the number of epochs of a run of about `minutes` (0: `most`), given the `seconds` of each epoch so far.
 
-    The result includes the epochs that fit into the remaining minutes at the pace of the last epoch, with a tolerance
-    of a tenth of an epoch; at least the next epoch, at most `most`.
+    The number includes the epochs that fit into the remaining minutes at the pace of the last epoch, with a tolerance
+    of a tenth of an epoch. The number includes at least the next epoch, and is at most `most`.
     """
     if not minutes or not seconds:
         return most
@@ -37,7 +37,7 @@ def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
 
 @dataclass
 class Budget:
-    """`spent`: seconds of each epoch, so far for the current one. `plans`: [its first step, epochs] for each epoch."""
+    """Time budget of a run. `spent`: seconds of each epoch so far. `plans`: [first step, planned epochs] by epoch."""
 
     spent: list[float] = field(default_factory=list)
     plans: list[list[int]] = field(default_factory=list)
@@ -48,19 +48,19 @@ class Budget:
         self.spent.append(0.0)
 
     def spend(self, seconds: float) -> None:
-        """Add `seconds` to the current epoch; a run from before budgets existed has not begun this epoch."""
+        """Add `seconds` to the current epoch. `spent` is empty in a run that is older than budgets."""
         if not self.spent:
             self.spent.append(0.0)
         self.spent[-1] += seconds
 
     def epochs(self, step: int, most: int) -> int:
-        """Return the epochs of the run as planned at global `step`; `most` if there was no plan yet."""
+        """Return the number of epochs that was planned at global `step`; `most` if there was no plan yet."""
         number = bisect_right(self.plans, step, key=lambda plan: plan[0])
         return self.plans[max(0, number - 1)][1] if self.plans else most
 
 
 class ClusterSchedule(NamedTuple):
-    """Clusters of `first` rows in epoch 0, twice as many every `every` epochs (0: never); 1: single rows.
+    """Clusters of `first` rows in epoch 0 (1: single rows); their size doubles every `every` epochs (0: never).
 
     Easy negatives come first, then hard negatives (NGAME, section 3, "Curriculum Learning").
     """
@@ -69,7 +69,7 @@ class ClusterSchedule(NamedTuple):
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Return the rows of a cluster in `epoch`: doubled by the schedule, as long as this divides `most`."""
+        """Return the number of rows of a cluster in `epoch`; the number doubles only while it divides `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

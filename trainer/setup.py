@@ -1,4 +1,4 @@
-"""Setup of a run: it opens and builds the parts that the recipe requests, or refuses the recipe."""
+"""Setup of a run: open and build the parts that the recipe requests, or refuse the recipe."""
 
 import itertools
 import math
@@ -46,13 +46,13 @@ from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking.tracker import NoTracker, Tracker
 
-# Options that may change when a run is resumed: they say where, not what.
+# Options that may change when a run is resumed, because they do not change the training itself.
 _WHERE = {"name", "classifier.storage", "train.device", "train.graph", "logging.wandb", "logging.mlflow"}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of one rank's run."""
+    """All parts of a run on one rank."""
 
     recipe: Recipe
     data: DataLayout
@@ -66,7 +66,7 @@ class Parts:
     stream: JoinedStream
     batches: GlobalBatches  # batches of the stream
     step: StepContext
-    take: TakeStep  # makes a step of `step`
+    take: TakeStep  # takes a step with the context `step`
     refresher: Refresher
     validator: Validator
     writer: CheckpointWriter
@@ -82,7 +82,7 @@ def set_up(
 ) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError.
 
-    `threads`: number for torch, if the recipe states none; 0: one for each core.
+    `threads`: number of torch's threads, if the recipe sets no number; 0: one thread for each core.
     """
     say = say if group.first else lambda line: None
     keep_freed_memory()
@@ -108,14 +108,14 @@ def set_up(
     model = Model.build(recipe, *sizes, group, texts, device, bounds, facts.dense)
     planner = open_planner(recipe, data, facts.labels, group, say, device, bounds)
     sources = open_sources_of_negatives(recipe, model, group)
-    plans_ahead = not sources and model.head.has_rows  # else a plan needs the model
+    plans_ahead = not sources and model.head.has_rows  # otherwise planning needs the model
     clock = Clock()
     queries = open_queries(recipe, model, group, clock)
     reason = why_not(recipe, model, queries, sources, group.ranks)
     by_graph = model.encoder.pads = recipe.train.graph and not reason
     if recipe.train.graph and reason:
         say(f"train.graph: steps are not recorded as CUDA graphs, because {reason}")
-    # Several ranks plan for the global batch, which a stream does not have.
+    # Several ranks plan the global batch, but a stream has only this rank's part of the batch.
     plan = partial(plan_on, planner, device, by_graph) if plans_ahead and group.ranks == 1 else None
     stream = open_stream(recipe, tables, facts.labels, group, plan, queries.preparing())
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
@@ -156,7 +156,7 @@ def set_up(
 
 
 def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.device = CPU) -> None:
-    """Refuse, on all ranks, a rank of another release, a rank without memory for its share, and two ranks on one GPU.
+    """Refuse, on all ranks, different releases, a rank without memory for its share, and two ranks on one GPU.
 
     Raises InputError.
     """
@@ -187,11 +187,11 @@ def require_fleet(recipe: Recipe, facts: DataSizes, group: Group, device: torch.
 
 
 def require_whole_epochs(recipe: Recipe) -> None:
-    """Refuse tables with rows that an epoch leaves out, and clusters of a window. Raises InputError."""
+    """Refuse mined tables if epochs leave out rows, and clusters of only some parts. Raises InputError."""
     if not recipe.data.by_parts or not any(recipe.table_epochs()):  # the table of epoch 0 has all rows
         return
     if recipe.clusters:
-        raise InputError("order.cluster needs all rows of a split: leave out the keys that name or weigh parts.")
+        raise InputError("order.cluster needs all rows of a split: leave out the keys that select or weight parts.")
     if recipe.data.half_life or recipe.data.replay < 1:
         raise InputError(
             "data.half_life and data.replay leave rows out of an epoch, so the embeddings of the epoch cannot be "
@@ -201,12 +201,15 @@ def require_whole_epochs(recipe: Recipe) -> None:
 
 
 def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
-    """Return the rows to deal less often, from the run `train.start_from`. Raises InputError, TableError."""
+    """Return the parts that the run `train.start_from` was trained on, to be read less often.
+
+    Raises InputError, TableError.
+    """
     times, url = recipe.data.replay, recipe.train.start_from
     if times == 1:
         return None
     if not url:
-        raise InputError("data.replay needs an earlier run: name it with --from.")
+        raise InputError("data.replay needs an earlier run: name the run with --from.")
     _, _, new = find_earlier(data, RunLayout(url))
     parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
@@ -222,7 +225,7 @@ def open_planner(
     bounds: Sequence[int] = (),
 ) -> Planner:
     """Build a rank's planner; `bounds` [G + 1] of the labels of all ranks. Raises TableError."""
-    # If labels are encoded, a rank takes a share of the labels in the batch: it plans for all labels.
+    # If labels are encoded, a rank plans for all labels, because it takes a share of the labels in each batch.
     parts = () if group.ranks == 1 or recipe.encodes_labels else tuple(itertools.pairwise(bounds))
     weights = positive_weights(data, recipe.train, say, recipe.data)
     frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
@@ -242,7 +245,7 @@ def open_planner(
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
-    """Open the sources of negatives that need embeddings. Raises InputError if they do not support several ranks."""
+    """Open the sources of negatives that need embeddings. Raises InputError if a source cannot run on several ranks."""
     on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
     context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
     opened = NegativeSources(recipe.open_sources(context))
@@ -256,7 +259,7 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
 
 
 def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
-    """Choose the way in which queries are encoded in training."""
+    """Choose how queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
     if recipe.train.accumulate > 1 or recipe.encodes_labels:
@@ -272,7 +275,7 @@ def open_stream(
     plan: Callable[[Batch], Candidates | None] | None = None,
     prepare: Callable[[Batch], Any] | None = None,
 ) -> JoinedStream:
-    """Open the rank's stream over `tables`; `plan` gives batches candidates, `prepare` prepares them."""
+    """Open the rank's stream over `tables`; `plan` plans the candidates of a batch, `prepare` prepares a batch."""
     order, reading = recipe.order, recipe.storage
     return JoinedStream(
         tables,
@@ -325,7 +328,7 @@ def initialise_model(parts: Parts) -> None:
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
-    """Refuse tables that cannot be streamed, and waits that ranks would take for a lost rank. Raises InputError."""
+    """Refuse tables that cannot be streamed, and waits that look like a lost rank. Raises InputError."""
     waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
@@ -347,19 +350,19 @@ def require_same_recipe(saved: Mapping[str, Any], started: Recipe, recipe: Recip
             "with the version that its config.toml names, or choose another RUN."
         )
     before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
-    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # their shares may differ
+    same_sources = started.data.mix.keys() == recipe.data.mix.keys()  # shares of the same sources may differ
     after = {**{key: None for key in before if key.startswith("data.mix.")}, **after}
     differing = [
         f"{key} was {before.get(key)!r}, now {value!r}"
         for key, value in after.items()
         if value != before.get(key)
         and key not in _WHERE
-        and not key.startswith("storage.")  # how it is read, not what
+        and not key.startswith("storage.")  # how data are read, not which data
         and not (same_sources and key.startswith(("data.mix", "data.temperature")))
-        and (key, value) != ("train.threads", 0)  # the run keeps its number
+        and (key, value) != ("train.threads", 0)  # the run keeps its number of threads
     ]
     if differing:
         raise InputError(
             f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
-            "Resume with the recipe and --set of the start, or choose another RUN."
+            "Resume with the recipe and the --set options of the start, or choose another RUN."
         )

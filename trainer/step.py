@@ -3,7 +3,7 @@
 The encoder is data-parallel: a rank encodes its part of the batch, and sends x of its part to every rank. The head is
 model-parallel: a rank scores the global batch against its own labels. The gradients on x from all ranks' labels are
 summed over ranks and go back through the encoder. A single rank does the same alone. Global batches are gathered and
-planned ahead of the steps on them.
+planned before their steps.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from trainer.refresh.neighbours import Neighbours
 from trainer.rows.forms import Number
 from trainer.stream import Batch, JoinedStream
 
-_BATCHES_AHEAD = 1  # beyond the batches that threads plan
-# Gets the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
+_BATCHES_AHEAD = 1  # number of batches that are gathered in addition to the batches that threads plan
+# A hook gets the global batch, x [B, D] and the sampled negatives of the batch, before any parameter changes.
 StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 
 
@@ -35,10 +35,10 @@ StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 class GlobalBatches:
     """The batches of `stream` on all ranks of `group`.
 
-    With several ranks, each has a thread that gathers the batches, over a separate group, ahead of the steps, and
-    `threads` that plan them if `plans`; with 0 threads all work is in line. A caller that does not iterate to the end
-    closes the iterator after the same step on every rank. `is_stop_asked`: whether this rank is asked to stop; the next
-    gathered batch tells the other ranks.
+    With several ranks, a thread of each rank gathers batches ahead of the steps, over a separate group. If `plans`,
+    `threads` more threads plan the batches. With 0 threads, the caller's thread does all work. A caller that does not
+    iterate to the end closes the iterator after the same step on every rank. `is_stop_asked`: whether this rank is
+    asked to stop; the next gathered batch tells the other ranks.
     """
 
     stream: JoinedStream
@@ -56,7 +56,7 @@ class GlobalBatches:
                 yield self.planner.gather(part, self.group, self.is_stop_asked())
 
     def _prefetch(self) -> Generator[GlobalBatch, None, None]:
-        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting in it.
+        # Work that has begun is finished even if the iterator is closed: other ranks may be waiting for the batch.
         with (
             contextlib.closing(iter(self.stream)) as parts,
             ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
@@ -116,9 +116,9 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: mean loss of the global batch, its row ids [B], and x [B, D].
+    """Result of `step` of the epoch on every rank: mean loss, row ids [B] and x [B, D] of the global batch.
 
-    The loss is a tensor [] on the device, float64: reading it waits for the step.
+    The loss is a float64 tensor [] on the device; reading the loss waits for the step.
     """
 
     step: int
@@ -135,10 +135,11 @@ def take_step(
     hook: StepHook | None = None,
     update: bool = True,
 ) -> StepResult:
-    """Train on a global batch, or one of which `batch` is this rank's part, at step `number` of the run.
+    """Train on a global batch at step `number` of the run; `batch` is the global batch or this rank's part of it.
 
-    `factor` scales every rate. Without `update`, the head updates its rows, but the encoders keep their gradients, not
-    yet summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every learning rate. Without `update`, the head updates its rows, but the encoders only keep their
+    gradients, which are not yet summed over ranks. Raises RankLostError, or StorageError of a checkpoint that is being
+    written.
     """
     model, group, clock = context.model, context.group, context.clock
     gathered = context.planner.gather(batch, group) if isinstance(batch, Batch) else batch

@@ -1,4 +1,4 @@
-"""Shards as uncompressed Arrow IPC files: mapped on a local disk, read whole from other storage."""
+"""Shards as uncompressed Arrow IPC files, mapped on a local disk and read whole from other storage."""
 
 from collections.abc import Sequence
 

@@ -7,7 +7,7 @@ from trainer.tracking.watchers import RunFacts, Watcher
 
 
 class CsvLog(Watcher):
-    """Writes numbers to a file in the folder of the run; the option gives the file's name."""
+    """Writes numbers to the file that the option names, in the folder of the run."""
 
     def __init__(self, facts: RunFacts, name: str) -> None:
         self._place = facts.folder / name

@@ -17,7 +17,7 @@ from schemas import storage
 
 @dataclass(frozen=True)
 class CsvTable(keyed.Keyed):
-    """Label keys are separated by `;`. Without a column `key`, the key of a point is its split and row: `train-17`."""
+    """Label keys are separated by `;`. Without a column `key`, the key of a point is its row, such as `train-17`."""
 
     name: str = "csv"
     expects: str = "train.csv (text, labels), labels.csv (key, text), and optionally test.csv, val.csv"

@@ -1,4 +1,4 @@
-"""Focal loss (Lin et al., 2017): binary cross-entropy with less weight on scores that are already right."""
+"""Focal loss (Lin et al., 2017): binary cross-entropy in which correct scores count less."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ from trainer.methods.kinds import LossSection
 
 class FocalSection(LossSection):
     kind: Literal["focal"] = "focal"
-    gamma: float = Field(2.0, ge=0, description="how much less; 0: binary cross-entropy")
+    gamma: float = Field(2.0, ge=0, description="how much less correct scores count; 0: binary cross-entropy")
 
 
 class Focal(Loss):

@@ -1,4 +1,4 @@
-"""`extremis lengths`: counts the tokens of texts, to help choose --max-tokens."""
+"""`extremis lengths` counts the tokens of texts, to choose --max-tokens."""
 
 from os import fspath
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ def lengths(
 
     Options:
         split: A split of DATA.
-        share: Share of the queries that have at most the printed number of tokens.
+        share: Share of the queries with at most `tokens` tokens.
     """
     import numpy as np
     import pyarrow.compute as pc

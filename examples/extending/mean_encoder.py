@@ -1,4 +1,4 @@
-"""The mean of token vectors, as in fastText: for vocabularies that fit into one dense table."""
+"""The mean of token vectors, as in fastText, in one dense table, for vocabularies that fit into memory."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""MRR@k: the mean over points of 1 / r, where r is the rank of the first positive; 0 if r is above k."""
+"""MRR@k: mean of 1 / r over points, r the rank of the first positive; 0 for points without a positive in the top k."""
 
 import numpy as np
 

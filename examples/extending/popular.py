@@ -1,4 +1,4 @@
-"""Popular labels as negatives: the labels that have been positives most often so far."""
+"""Popular labels as negatives: the labels that were positives most often so far."""
 
 from __future__ import annotations
 

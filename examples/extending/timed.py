@@ -1,4 +1,4 @@
-"""Runs flows in this process, and prints the seconds of each stage: shows where a pipeline spends its time."""
+"""Runs flows in this process, and prints the seconds of each stage to standard error."""
 
 import sys
 import time
@@ -18,10 +18,10 @@ class TimedRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: there are no workers to end."""
+        """Do nothing: there are no workers."""
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Do nothing: there are no workers to ask."""
+        """Check nothing: this process reads the inputs itself."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
         made: dict[Output, Elements] = {}

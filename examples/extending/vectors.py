@@ -1,4 +1,4 @@
-"""`extremis vectors`: writes an export as one Parquet file of keys and vectors, for vector databases."""
+"""`extremis vectors` writes an export to one Parquet file of keys and vectors, for vector databases."""
 
 from os import fspath
 from typing import Any

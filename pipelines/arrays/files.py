@@ -1,4 +1,4 @@
-"""Files of vectors, keys and texts, read by ranges of rows: `.npy`, safetensors, Parquet, Arrow and Feather.
+"""Read files of vectors, keys and texts in ranges of rows: `.npy`, safetensors, Parquet, Arrow and Feather.
 
 Nothing is unpickled. Memory is bounded by a batch of rows, or by a record batch of an Arrow file.
 """
@@ -38,7 +38,7 @@ Places = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Names:
-    """Name of each field in files with columns. The name of the vectors also applies to tensors, and may be empty."""
+    """Names of the fields in files with columns. `vector` also names a tensor; empty: read no vectors."""
 
     key: str = KEY
     text: str = TEXT
@@ -47,9 +47,10 @@ class Names:
 
 @dataclass(frozen=True)
 class RowFile:
-    """File of `rows` rows: `columns` maps key, text and vector, if the file has them, to names among all `names`.
+    """File of `rows` rows. `columns` maps the fields key, text and vector that the file contains to names of columns.
 
-    `dtype` and `dimension` describe its vectors. `places`: (first row, byte) of a matrix, or of each Arrow batch.
+    `names`: all columns. `dtype` and `dimension` describe the vectors. `places`: (first row, byte) of a matrix, or of
+    each Arrow batch.
     """
 
     url: str
@@ -104,7 +105,7 @@ class RowFile:
                     yield first, _next_batch(stream, schema)
 
     def _column(self, role: str, first: int, values: Any, cosine: bool) -> pa.Array:
-        """Return the column of `values`, rows from `first` on, as stored. Raises InputError that names a row."""
+        """Return `values`, the rows from `first` on, as a column for a table. Raises InputError that names a row."""
         if role == VECTOR:
             return self._vectors(
                 first, values if isinstance(values, np.ndarray) else self._matrix(first, values), cosine
@@ -112,7 +113,7 @@ class RowFile:
         plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         is_text = pa.types.is_string(plain.type) or pa.types.is_large_string(plain.type)
         if not (is_text or pa.types.is_string_view(plain.type) or pa.types.is_integer(plain.type)):
-            raise InputError(f"{self.url}: the {role}s are of type {plain.type}. Write strings or whole numbers.")
+            raise InputError(f"{self.url}: the {role}s have the type {plain.type}. Write strings or whole numbers.")
         if role == KEY and plain.null_count:
             raise self.fault(first + plain.is_null().index(True).as_py(), "no key. Give every row a key.")
         return plain.cast(pa.string()).fill_null("")
@@ -120,10 +121,8 @@ class RowFile:
     def _matrix(self, first: int, lists: pa.Array) -> np.ndarray:
         sizes = pc.list_value_length(lists).fill_null(-1).to_numpy()
         for row in np.flatnonzero(sizes != self.dimension)[:1]:
-            had = f"{sizes[row]:,} numbers" if sizes[row] >= 0 else "nothing"
-            raise self.fault(
-                first + row, f"a vector of {had} numbers, expected {self.dimension:,} as in the other rows."
-            )
+            had = f"a vector of {sizes[row]:,} numbers" if sizes[row] >= 0 else "no vector"
+            raise self.fault(first + row, f"{had}, expected {self.dimension:,} numbers as in the other rows.")
         return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dimension)
 
     def _vectors(self, first: int, x: np.ndarray, cosine: bool) -> pa.Array:
@@ -131,13 +130,13 @@ class RowFile:
         with np.errstate(over="ignore"):
             kept = x.astype(stored)
         for row in np.flatnonzero(~np.isfinite(kept).all(axis=1))[:1]:
-            what = f"its vector is not finite in {stored} (NaN, infinite or too large)"
-            raise self.fault(first + row, f"{what}. Embed it again, or leave the row out.")
+            what = f"the vector is not finite in {stored} (NaN, infinite or too large)"
+            raise self.fault(first + row, f"{what}. Embed the row again, or leave the row out.")
         if cosine:
             x = x.astype(np.float64)
             norms = np.sqrt((x * x).sum(axis=1, keepdims=True))
             for row in np.flatnonzero(norms == 0)[:1]:
-                raise self.fault(first + row, "its vector is zero, which has no cosine. Leave the row out.")
+                raise self.fault(first + row, "the vector is zero, and has no cosine. Leave the row out.")
             kept = (x / norms).astype(stored)
         return matrix_array(kept, pa.from_numpy_dtype(stored))
 
@@ -191,7 +190,7 @@ class RowFiles:
 
 
 def urls_of(source: str) -> list[str]:
-    """List the files of vectors at `source` (a file, a prefix, or a pattern), which their name endings identify."""
+    """List the files of vectors at `source` (a file, a prefix, or a pattern), by the ends of the file names."""
     wild = "*" in source or "?" in source
     root, names = listing(source) if wild else (source, storage.list_names(source))
     urls = [join(root, name) for name in names if _SUFFIX.search(name) and name[0] not in "._"]
@@ -281,7 +280,7 @@ def _of_matrix(url: str, shape: tuple[int, ...], dtype: str, place: int, little:
 
 
 def _open_arrow(url: str, stream: IO[bytes], names: Names) -> RowFile:
-    """Find the places of the record batches in a file with a footer, or in a stream, which `datasets` saves."""
+    """Find the places of the record batches in a file with a footer, or in a stream, as `datasets` saves."""
     schema, places, rows, some = _open_stream(stream), list[tuple[int, int]](), 0, None
     while True:
         place = stream.tell()

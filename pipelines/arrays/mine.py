@@ -1,8 +1,9 @@
-"""`extremis mine QUERIES VECTORS`: hard negatives from vectors in files, of any model.
+"""`extremis mine QUERIES VECTORS`: mine hard negatives from vectors of any model in files.
 
     ranges of rows ─▶ read, check, write as tables ─▶ sum up ─▶ publish        (then the tables are mined)
 
-OUT/data is a data set whose queries and labels have no tokens; OUT/embeddings has their vectors, in the same order.
+OUT/data is a data set of queries and labels without tokens. OUT/embeddings contains the vectors of the queries and
+labels, in the same order.
 """
 
 import functools
@@ -42,14 +43,14 @@ WIDTH = 50  # default of K
 _GROUP_BYTES, _SHARD_BYTES = 8 << 20, 128 << 20  # size of the vectors; a text counts as _TEXT_BYTES
 _TEXT_BYTES = 256
 _STEP = "import vectors"
-_REMEDY = "Give another --out, or --overwrite to replace it."
+_REMEDY = "Give another --out, or --overwrite to replace OUT."
 
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, or the documents as `labels` (`of` labels): the files of their vectors, and of their keys and texts.
+    """Queries, or the documents as `labels`, with the files of vectors, and the files of keys and texts.
 
-    Below OUT, the rows are in `table` and their vectors in `embeddings`.
+    `of`: number of labels. Below OUT, the rows are in `table`, and the vectors are in `embeddings`.
     """
 
     name: str
@@ -67,12 +68,12 @@ class Side:
 
     @property
     def keyed(self) -> RowFiles:
-        """Files that have the keys and texts, if there are any."""
+        """Files of the keys and texts: `beside`, or else the files of the vectors."""
         return self.beside or self.vectors
 
     @property
     def schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        """Columns of the rows, and of their vectors."""
+        """Columns of the table of rows, and of the table of vectors."""
         shape = self.vectors.dimension, self.vectors.stored
         if self.name == "labels":
             types = {"label_id": pa.int64(), KEY: pa.string(), TEXT: pa.string(), "frequency": pa.int64()}
@@ -112,7 +113,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """Plan of one import, whose workers write below `url`."""
+    """Plan of one import. Workers write below `url`."""
 
     url: str
     sides: Sequence[Side]
@@ -127,11 +128,11 @@ def mine_arrays(
     beam_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Manifest]:
-    """Mine negatives of each vector at `queries` among `documents`. Returns the manifest of the table at OUT/queries.
+    """Mine negatives for each vector at `queries` among `documents`. Returns the manifest of the table at OUT/queries.
 
     Vectors are [N, D] and [L, D] of float16, float32 or float64, or bfloat16 in safetensors. A finished OUT with the
-    same content and options is returned; an interrupted run resumes. Raises InputError (bad input: file, row and
-    remedy; OUT contains something else; wrong options), StorageError; a table is complete or absent.
+    same content and options is returned; an interrupted run resumes. A table is complete or absent. Raises InputError
+    (bad input, with file, row and remedy; OUT contains something else; wrong options), StorageError.
     """
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     options, queries, documents = options.for_workers(place), place(queries), place(documents)
@@ -147,7 +148,7 @@ def mine_arrays(
     if len({*dimensions}) > 1:
         raise InputError(
             f"{queries}: vectors of {dimensions[0]} dimensions, but the vectors of {documents} have {dimensions[1]}. "
-            "Embed both with the same model."
+            "Embed queries and documents with the same model."
         )
     stated: dict[str, Any] = {
         side.name: _identity([file.url for some in (side.vectors, side.beside) if some for file in some.files])
@@ -164,13 +165,13 @@ def mine_arrays(
     if find() is not None:
         return go_on()
     with claimed(out, "mined", say):
-        if find() is None:  # else the previous owner of the claim has made it
+        if find() is None:  # else the previous owner of the claim has imported the vectors
             _import(out, sides, stated, options, beam_options, say)
         return go_on()
 
 
 def _open(source: str, texts: str | None, names: Names) -> tuple[RowFiles, RowFiles | None]:
-    """Open vectors, and separate files of keys and texts. Raises InputError: unequal rows, or a missing column."""
+    """Open vectors, and separate files of keys and texts. Raises InputError: row counts differ, or a missing column."""
     vectors = open_files(source, names)
     beside = open_files(texts, replace(names, vector="")) if texts else None
     if beside and beside.rows != vectors.rows:
@@ -206,7 +207,7 @@ def _import(
 ) -> None:
     """Make and publish the tables at OUT, the data set last. Raises InputError, StorageError."""
     if is_published(join(out, "queries")) and not options.overwrite:
-        raise InputError(f"{out}: holds hard negatives that were mined from other input. {_REMEDY}")
+        raise InputError(f"{out}: contains hard negatives that were mined from other input. {_REMEDY}")
     for side in sides:
         has = [f"{role}s" for role in (KEY, TEXT) if side.keyed.has(role)] or ["row numbers as keys"]
         shape = f"{side.vectors.rows:,} × {side.vectors.dimension} {side.vectors.files[0].dtype}"

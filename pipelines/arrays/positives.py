@@ -1,6 +1,7 @@
-"""Read positives as pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
+"""Read positives, which are pairs of a query and a document: CSV or TSV, Parquet, and qrels of TREC and BEIR.
 
-A pair names its rows by key, or by row number if that key does not exist. Keys and pairs are 64-bit numbers in memory.
+A pair names rows by key, or by row number if the names in a file are not keys. In memory, keys and pairs are 64-bit
+numbers.
 """
 
 import csv
@@ -37,7 +38,7 @@ _ROW = r"^(0|[1-9]\d{0,17})$"
 
 @dataclass(frozen=True)
 class Keys:
-    """Look-up of rows by hash of key: `hashes` uint64 [N] ascending, and their rows `order` int64 [N]; or by number."""
+    """Look-up of rows by the hash of a key, or by number. `hashes` uint64 [N] ascend; `order` int64 [N]: their rows."""
 
     files: RowFiles
     hashes: np.ndarray | None = None
@@ -59,7 +60,7 @@ class Keys:
                 return cls.of(files, seed + 1)
             (other, there), (file, row) = map(files.place, rows)
             raise file.fault(
-                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row a key of its own."
+                row, f"the key {a!r} is also the key of row {there:,} of {other.url}. Give each row its own key."
             )
         return cls(files, hashes, order, seed)
 
@@ -74,7 +75,7 @@ class Keys:
         return np.where(self.hashes[nearest] == sought, self.order[nearest], -1)
 
     def for_names(self, named: pa.Array) -> "Keys":
-        """Return these keys, or a look-up by row number if no string in `named` is a key and all are numbers."""
+        """Return these keys, or a look-up by row number if the strings in `named` are not keys but row numbers."""
         numbers = replace(self, hashes=None)
         return numbers if (self.find(named) < 0).all() and (numbers.find(named) >= 0).all() else self
 

@@ -1,1 +1,1 @@
-"""Queries in clusters of equal size, whose in-batch negatives are hard (NGAME)."""
+"""Put queries into clusters of equal size, so that in-batch negatives are hard (NGAME)."""

@@ -1,12 +1,12 @@
 """Balanced hierarchical k-means: halve the points repeatedly, into clusters of equal size (NGAME, appendix C).
 
-All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so it costs
-O(N D log(N / C)). No sum depends on the number of threads.
+All parts of one level are halved together, in a few passes over the points. There are log2(N / C) levels, so the
+cost is O(N D log(N / C)). No sum depends on the number of threads.
 
-More points than fit into memory are divided into parts first, by a tree that is grown on a sample. The part of a point
-depends only on the point, so workers divide the shards in any order. Parts are equal in the sample and about equal in
-all rows. The clusters of a part are still equal within one, because any number of points n >= C (C - 1) is a sum of
-terms C and C - 1.
+If the points do not fit into memory, a tree that is grown on a sample first divides the points into parts. The part of
+a point depends only on the point, so workers can divide the shards in any order. Parts have equal sizes in the sample,
+and about equal sizes in all rows. The sizes of a part's clusters still differ by at most one, because any number of
+points n >= C (C - 1) is a sum of terms C and C - 1.
 """
 
 import itertools
@@ -16,15 +16,15 @@ import numpy as np
 
 from schemas.randomness import Purpose, generator
 
-_ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer
+_ROUNDS = 8  # rounds of 2-means per level; most parts converge in fewer rounds
 _ROWS = 1 << 15  # points whose scores are computed at a time
 
 
 def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
-    """Return the cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
+    """Return the cluster of each vector in `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
 
-    Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: adjacent numbers are near in space.
-    The result depends on (vectors, size, seed) only. Raises ValueError for a size below 1.
+    Clusters have floor(N / K) or ceil(N / K) points. Cluster numbers follow the tree: clusters with adjacent numbers
+    are near in space. The result depends only on (vectors, size, seed). Raises ValueError for a size below 1.
     """
     order, starts = balanced_order(vectors, size, size, seed, rounds)
     clusters = np.empty(len(vectors), np.int64)
@@ -37,19 +37,20 @@ def balanced_order(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the points ordered by cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
 
-    Clusters of ceil(N / K) points come before smaller clusters. Within each, halves are laid out as the tree would
-    divide it further, down to `smallest` points: part i of m equal parts is [i n // m, (i + 1) n // m) of its n points.
+    Clusters of ceil(N / K) points come before smaller clusters. Within each cluster, points are ordered as if the
+    tree divided the cluster further, down to `smallest` points. In a cluster of n points, part i of m equal parts is
+    [i n // m, (i + 1) n // m).
     """
     if size < 1 or smallest < 1:
         raise ValueError(f"clusters of {size} points, and parts of {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
     order = np.arange(count)  # points, ordered by part
-    # The start of each part, and the number of clusters that it is divided into.
+    # The start of each part, and the number of clusters that the part is divided into.
     starts, clusters = np.array([0, count]), np.array([-(-count // size)])
     while clusters.max(initial=0) > 1:
         left = (clusters + 1) // 2
-        base, larger = np.divmod(np.diff(starts), clusters)  # all leaves of a part are equal within one point
+        base, larger = np.divmod(np.diff(starts), clusters)  # sizes of a part's leaves differ by at most one
         sizes = base * left + np.minimum(larger, left)
         order = order[halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
@@ -73,15 +74,15 @@ def halved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the order [N] that puts each part's left half before its right half: balanced 2-means within every part.
 
-    `vectors` [N, D] are ordered by part. A point's rank along the line through both centroids decides: this is the best
-    assignment with these sizes: the sum of squared distances to c1 or c2 is least where x.(c1 - c2) is largest.
-    Also returns these lines [P, D].
+    `vectors` [N, D] are ordered by part. The rank of a point x along the line through both centroids decides the half
+    of x. This assignment is the best for halves of these sizes: the sum of squared distances to the centroids c1 and
+    c2 is least if the points with the largest x.(c1 - c2) go to c1. Also returns the lines [P, D].
     """
     sizes = np.diff(starts)
     part = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(part)) - starts[:-1][part]
     goes_left = within < left[part]
-    # The difference of two points drawn from a part is the first line.
+    # The first line of a part is the difference of two points that are drawn from the part.
     draw = generator(seed, Purpose.CLUSTER_LINES, len(sizes))
     two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
     two = np.minimum(two, max(0, len(part) - 1))  # for a part without points
@@ -120,7 +121,7 @@ class PartTree:
     """A binary tree of `depth` levels with 2**depth parts.
 
     `lines` [2**depth - 1, D] float32 and `thresholds` [2**depth - 1] float32 list the nodes level by level: a point
-    goes left where its product with the node's line is above the threshold.
+    goes left if its product with the node's line is above the threshold.
     """
 
     lines: np.ndarray
@@ -159,9 +160,9 @@ def grow_parts(sample: np.ndarray, parts: int, seed: int) -> PartTree:
 
 
 def parts_of(tree: PartTree, vectors: np.ndarray, first: int) -> np.ndarray:
-    """Return the part [0, parts) of each vector of `vectors` [n, D], int64 [n]. They are points [first, first + n).
+    """Return the part [0, parts), int64 [n], of each of `vectors` [n, D], which are points [first, first + n).
 
-    On the border, a bit of the point's number decides, so equal points are distributed over the parts.
+    For a point on a border, a bit of the point's number decides, so that equal points are distributed over the parts.
     """
     vectors = np.ascontiguousarray(vectors, np.float32)
     node = np.zeros(len(vectors), np.int64)

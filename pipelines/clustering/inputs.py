@@ -1,4 +1,4 @@
-"""Inputs of one clustering: query embeddings, and the table of queries that they belong to, in any order."""
+"""Inputs of one clustering: query embeddings, and the table of the embedded queries, in DATA's or in cluster order."""
 
 from dataclasses import dataclass
 
@@ -38,16 +38,16 @@ class ClusterInputs:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the parents; `order` is the table in an earlier cluster order, if the rows come from it."""
+        """Digests of the parents; `order` is the table in an earlier cluster order, if it is the source of the rows."""
         rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
         return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
 
 def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOptions) -> ClusterInputs:
-    """Open the dump of `epoch` (the newest by default), or the options' embeddings, with the rows that they embed.
+    """Open the dump of `epoch` (the newest by default), or the embeddings in `options`, and the table of the queries.
 
     Raises InputError: no dump, or no place to publish; TableError: unfinished, damaged, made from other data, or not
-    aligned with its queries.
+    aligned with the queries.
     """
     layout, queries, out = RunLayout(run), options.queries, options.out
     if queries is not None and epoch is not None:
@@ -63,7 +63,7 @@ def open_clustering(data: str, run: str, epoch: int | None, options: ClusterOpti
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
-        raise InputError("--queries needs the place of the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries needs a place for the table: give --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
     return ClusterInputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
@@ -92,9 +92,9 @@ def _newest(run: str) -> int:
 
 
 def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
-    """Return the table of the `embeddings`' rows, DATA's or the run's in cluster order; and the digest of DATA's table.
+    """Return the table of the embedded rows, DATA's or the run's in cluster order, and the digest of DATA's table.
 
-    Raises TableError if they belong to neither table.
+    Raises TableError if the embeddings belong to neither table.
     """
     rows = Table.open(DataLayout(data).queries(str(embeddings.parameters.get("split", "train"))), "queries")
     embedded = embeddings.parents.get("queries")

@@ -1,9 +1,9 @@
-"""Plan of one clustering and place of every row. The launching process makes it once, so that all workers agree.
+"""Plan of one clustering and place of every row. The launching process makes one plan, so that all workers agree.
 
 The layout is pure arithmetic. Clusters are shuffled, because a row group of near clusters would be one large cluster.
-Every row group holds whole clusters of one size. Clusters of C rows fill row groups of a multiple of C rows. Clusters
-of C - 1 rows (fewer than C per part) fill shards of one row group at the end, with fewer than C clusters each. So the
-number of rows of a row group gives its number of clusters: ceil(rows / C).
+Every row group contains whole clusters of one size. Clusters of C rows fill row groups of a multiple of C rows. A part
+has fewer than C clusters of C - 1 rows. These clusters fill shards at the end; each shard is one row group with fewer
+than C clusters. So the number of rows of a row group gives its number of clusters: ceil(rows / C).
 """
 
 import functools
@@ -27,14 +27,15 @@ from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
 from schemas.table import Table
 
-_GROUP_CLUSTERS = 16  # in a row group, at least
+_GROUP_CLUSTERS = 16  # fewest clusters in a row group
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a table: `rows` is C of a full cluster; numbers of clusters of C and C - 1 rows by part, both [parts].
+    """Layout of a table. `rows` is C, the number of rows of a full cluster.
 
-    Row groups have `row_group_rows` rows, shards of full clusters `shard_rows`, both multiples of C.
+    `full` and `short`: numbers of clusters of C and of C - 1 rows, [parts]. Row groups have `row_group_rows` rows, and
+    shards of full clusters have `shard_rows` rows. Both numbers are multiples of C.
     """
 
     rows: int
@@ -74,9 +75,9 @@ class Layout:
 
 
 def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
-    """Lay out parts of `points` points each in clusters of at most `size` points, equal within one over all parts.
+    """Lay out parts of `points` points in clusters of at most `size` points, equal within one over all parts.
 
-    `row_group_rows` and `shard_rows` describe the old table; the new table has about the same. Raises InputError
+    `row_group_rows` and `shard_rows` describe the old table; the new table has about the same sizes. Raises InputError
     if a part has too few points for clusters of C and C - 1 points.
     """
     counts = [-(-count // size) for count in points]
@@ -99,11 +100,11 @@ def _runs(starts: np.ndarray, length: int) -> np.ndarray:
 
 
 ROW, VECTOR = "row", "vector"
-_PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
+_PROCESS = 280 << 20  # bytes of a process with Python, Beam and Arrow at work
 _UNPACKED = 8  # bytes of a row in memory and in transfer, per byte in the shard
-_SPARE = 1.25  # parts are not quite equal
+_SPARE = 1.25  # because parts are not quite equal
 _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
-_FEW = 8  # queries: smaller clusters are not halved, unless the options request it
+_FEW = 8  # queries; halving ends at this size, unless the options request smaller clusters
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ClusterPlan:
 
     @property
     def queries(self) -> Table:
-        """Rows to be reordered."""
+        """Table of the rows to reorder."""
         return self.inputs.source.queries
 
     def first_row(self, shard: int) -> int:
@@ -145,7 +146,7 @@ class ClusterPlan:
         return find_reusable(
             self.inputs.out,
             Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
-            "Give the same options, another place with --out, or --overwrite to replace it.",
+            "Give the same options, another place with --out, or --overwrite to replace the table.",
             overwrite=options.overwrite,
             # The trainer has rewritten the dump since then.
             is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
@@ -155,7 +156,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class Settled:
-    """A plan with counted parts: the place of every cluster, and the columns of its rows."""
+    """A plan whose parts are counted: the place of every cluster, and the columns of the rows."""
 
     plan: ClusterPlan
     layout: Layout
@@ -187,12 +188,12 @@ def make_plan(inputs: ClusterInputs, options: ClusterOptions) -> ClusterPlan:
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
-    """Estimate the bytes of `memory` that a worker needs for `queries` of `stored` bytes each, in parts if needed."""
+    """Estimate the bytes of a worker for `queries` queries of `stored` bytes each, in parts that fit into `memory`."""
     return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """Estimate the bytes of a query: its vector as read, as ordered, and in float64 for means; and the row itself."""
+    """Estimate the bytes of a query: the vector as read, as ordered and in float64 for means, and the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 
@@ -203,14 +204,14 @@ def _halved(size: int) -> int:
 
 
 def _fit(inputs: ClusterInputs, memory: int) -> int:
-    """Return the number of queries of a part that fit into `memory`."""
+    """Return the number of queries of a part that fits into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
     each = _bytes_a_query(inputs.source.embeddings.dimension, stored)
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         raise InputError(
-            f"--memory {say_bytes(memory)}: a worker needs {say_bytes(_PROCESS)} and {each:,.0f} bytes for each query. "
+            f"--memory {say_bytes(memory)}: a worker needs {say_bytes(_PROCESS)} plus {each:,.0f} bytes per query. "
             f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
         )
     return rows

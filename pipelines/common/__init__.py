@@ -1,1 +1,1 @@
-"""Parts that several pipelines share: claims, exchange of bulk data, aligned tables, progress."""
+"""Parts that several pipelines share: dumps, flows, exchange of bulk data, vectors of tables, progress, summaries."""

@@ -12,8 +12,8 @@ from schemas.owners.claim import ClaimedError
 from schemas.storage import join
 from schemas.waits import waiting
 
-RETRIES = 5  # attempts after the work on a dump fails; wrong input is not retried
-_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
+RETRIES = 5  # further attempts if the work on a dump fails; work on wrong input is not retried
+_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between two checks for a dump
 
 
 def watch_dumps(
@@ -21,10 +21,10 @@ def watch_dumps(
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 
-    `make` returns whether it made a table; the result is the number of tables. If the trainer withdraws a dump (it
-    resumed from an earlier checkpoint), the function waits for the new dump; it skips dumps that another process works
-    on. If storage fails or is full, it waits; if the work on a dump fails, it retries up to RETRIES times in a row.
-    Raises the errors of `make`.
+    `make` returns whether it made a table; the result is the number of tables. A trainer that resumes from an earlier
+    checkpoint withdraws dumps; the function then waits for the new dumps. Dumps that another process works on are
+    skipped. If storage fails or is full, or the work on a dump fails, the function waits and retries, up to RETRIES
+    times in a row. Raises the errors of `make`.
     """
     pause = _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
@@ -62,7 +62,10 @@ def watch_dumps(
 
 
 def require_unused(run: str, url: str, manifest: Manifest) -> None:
-    """Raise InputError if a trainer reads this table: until it adopts the next table, and again when it resumes."""
+    """Raise InputError if an unfinished run trains on this table.
+
+    A trainer reads a table until it adopts the next table, and again when it resumes.
+    """
     layout = RunLayout(run)
     if storage.exists(layout.finished):
         return

@@ -1,10 +1,10 @@
-"""Exchange of bulk data between two stages, so that a runner groups small references, not rows.
+"""Exchange of bulk data between two stages, so that a runner groups small references instead of rows.
 
-The local runner keeps everything that it groups in the launching process, and on Flink and Spark a group is one element
-in memory. On these runners a worker writes its messages for all destinations to one file in staging, and sends the
-place of each message. Dataflow has its own shuffle service and gets the messages themselves. A message is an Arrow IPC
-stream of one record batch; its CRC-32 is sent with its place, so a reader decodes exactly this message. On every
-runner, data for the next flow and the places of this data are in files.
+The local runner keeps all groups in the launching process. On Flink and Spark, a group is one element in memory. On
+these runners, a worker writes its messages for all destinations to one file in staging, and sends the place of each
+message. Dataflow has its own shuffle service and gets the messages themselves. A message is an Arrow IPC stream of one
+record batch. The CRC-32 of a message is sent with its place, so a reader decodes exactly this message. On every runner,
+data for the next flow and the places of this data are in files.
 """
 
 import uuid
@@ -32,7 +32,7 @@ K = TypeVar("K")
 
 
 def size_of(packet: Packet) -> int:
-    """Return the bytes of a packet."""
+    """Return the size of a packet in bytes."""
     return len(packet) if isinstance(packet, bytes) else packet[2]
 
 
@@ -43,7 +43,7 @@ class Files:
     prefix: str
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """Turn (destination, batch) into (destination, packet), which any worker can `receive`. Raises StorageError."""
+        """Turn (destination, batch) into (destination, packet), for any worker to `receive`. Raises StorageError."""
         out = pa.BufferOutputStream()
         places: list[tuple[K, int, int]] = []
         for destination, batch in parts:
@@ -74,7 +74,7 @@ Exchange = Files | Shuffle  # of record batches between workers
 
 
 def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-    """Buffer pairs (destination, batch) and send few long messages instead of many short messages.
+    """Buffer pairs (destination, batch) and send a few long messages instead of many short messages.
 
     Raises StorageError.
     """
@@ -84,7 +84,7 @@ def send_together(exchange: Exchange, parts: Iterable[tuple[K, pa.RecordBatch]])
 
 
 def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
-    """Return the exchange called `name`, or else the default: it depends on whether the runner `shuffles`."""
+    """Return the exchange called `name`; the default depends on whether the runner `shuffles` data."""
     return Shuffle() if (name == "shuffle" if name else shuffles) else Files(prefix)
 
 
@@ -145,8 +145,8 @@ def _read(url: str, start: int, size: int, checksum: int) -> bytes:
         return storage.read_range(url, start, start + size, checksum=checksum)
     except FileNotFoundError:
         raise StorageError(
-            f"{url}: these temporary files are missing; perhaps another command removed them. Run the same command "
-            "again."
+            f"{url}: this temporary file is missing; perhaps another command removed the file. Run the same "
+            "command again."
         ) from None
 
 

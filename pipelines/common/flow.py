@@ -1,11 +1,12 @@
-"""A flow: stages as plain functions, and the collections that pass between them. A runner executes the flow.
+"""A flow of stages, which are plain functions, and collections between the stages. A runner executes the flow.
 
     flow = Flow()
     raw = flow.create("Parts", range(3)).flat_map("Read", read_part, plan)
     parsed = raw.group("By block").map("Parse", parse_block, plan)
 
-Workers receive a function by name, so it is defined at the top level of a module. Its results are small elements, such
-as places of bulk data (`pipelines.common.exchange`), not rows. The operator `+` joins collections.
+Workers receive a function by name, so a function must be defined at the top level of a module. The results of a
+function are small elements, such as places of bulk data (`pipelines.common.exchange`), not rows. The operator `+` joins
+collections.
 """
 
 from collections import defaultdict
@@ -36,9 +37,10 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A function over elements, called with each element (`map`: returns one, `flat_map`: yields some) or all (`over`).
+    """A function over elements. `map` and `flat_map` call the function with each element, `over` with all elements.
 
-    arguments: further arguments, after the element.
+    With `map`, the function returns one element; with `flat_map` and `over`, the function yields elements. arguments:
+    further arguments, after the element.
     """
 
     way: Way
@@ -60,10 +62,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a flow: given elements, a function over the elements of `reads`, or a grouping of them by key.
+    """A stage of a flow: given elements, or a function over the elements of `reads`, or these elements grouped by key.
 
-    sides: positions among the work's arguments, and outputs of pairs (key, value), which become dictionaries at these
-    positions.
+    sides: maps positions among the work's arguments to outputs of pairs (key, value). The pairs become dictionaries at
+    these positions.
     """
 
     name: str
@@ -86,7 +88,7 @@ class Stage:
 
 
 class Flow:
-    """Stages in an order in which they can run."""
+    """Stages in an order in which a runner can execute the stages."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
@@ -101,14 +103,14 @@ class Flow:
         return {tag: Collection(self, (Output(len(self.stages) - 1, tag),)) for tag in stage.tags}
 
     def join(self, name: str, sides: "Mapping[str, Collection]") -> "Collection":
-        """Group several collections of (key, value) by key: (key, {name of the collection: its values})."""
+        """Group several collections of (key, value) by key into (key, {name of a collection: values})."""
         tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
         return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Elements that stages of a flow produce, in no order."""
+    """Elements that stages of a flow produce, in no particular order."""
 
     flow: Flow
     outputs: tuple[Output, ...]
@@ -117,7 +119,7 @@ class Collection:
         return Collection(self.flow, self.outputs + other.outputs)
 
     def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(element, *arguments)`, which returns one element; a Collection is passed as a dictionary."""
+        """Call `function(element, *arguments)`, which returns one element. Collections become dictionaries."""
         return self._add(name, "map", function, arguments)[MAIN]
 
     def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
@@ -125,17 +127,17 @@ class Collection:
         return self._add(name, "flat_map", function, arguments)[MAIN]
 
     def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
-        """Call `function(elements, *arguments)`, which yields elements, with the elements of one worker at a time."""
+        """Call `function(elements, *arguments)`, which yields elements, for the elements of one worker at a time."""
         return self._add(name, "over", function, arguments)[MAIN]
 
     def split(
         self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any, over: bool = False
     ) -> "dict[str, Collection]":
-        """Like `flat_map` or `over`, but `function` yields `Tagged` elements; return collections `tags` and MAIN."""
+        """Like `flat_map` or `over`, but `function` yields `Tagged` elements. Returns collections `tags` and MAIN."""
         return self._add(name, "over" if over else "flat_map", function, arguments, tags)
 
     def group(self, name: str) -> "Collection":
-        """Group pairs (key, value) to (key, values)."""
+        """Group pairs (key, value) into (key, values)."""
         return self.flow.add(Stage(name, self.outputs))[MAIN]
 
     def _add(
@@ -147,7 +149,7 @@ class Collection:
 
 
 def sum_of(collections: Sequence[Collection]) -> Collection:
-    """Return all elements of `collections`, one or more."""
+    """Join one or more collections into one collection."""
     return Collection(collections[0].flow, tuple(output for each in collections for output in each.outputs))
 
 
@@ -163,7 +165,7 @@ def by_tag(made: Iterable[Any], tags: Iterable[str]) -> Outputs:
 
 
 def group_by_key(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Elements]]:
-    """Group pairs (key, value) to (key, values), in the order of arrival."""
+    """Group pairs (key, value) into (key, values), in the order of arrival."""
     groups: defaultdict[Any, Elements] = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)

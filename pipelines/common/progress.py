@@ -1,4 +1,4 @@
-"""Progress of a pipeline: workers count rows and bytes by step, and the launching process shows them.
+"""Progress of a pipeline: workers count rows and bytes by step, and the launching process shows the counts.
 
 A worker writes its counts to a file in staging from time to time, because the job servers of Flink and Spark report
 Beam's metrics only at the end of a job. The final counts come from the runner: from its workers' answers, or from
@@ -22,7 +22,7 @@ from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count
 from schemas.storage import join
 
-_LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file, and between looks at the files
+_LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file, and two reads of all files
 _LOCK = threading.Lock()
 _TOLD: list[Callable[[str, int, int, float], None]] = []  # (step, rows, bytes, seconds): other counters, such as Beam's
 also_tell = _TOLD.append
@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 
 class Count(NamedTuple):
-    """Work on one step: from the second `first` to the second `last` of the meter's clock."""
+    """Work on one step, from second `first` to second `last` of the meter's clock."""
 
     rows: int = 0
     bytes: int = 0
@@ -57,7 +57,7 @@ _COUNTS: dict[str, _Counts] = {}  # by the meter's URL
 
 @dataclass(frozen=True)
 class Meter:
-    """Counter of the steps of one command; its files are below `url`. `began`: start, seconds since 1970.
+    """Counter for the steps of one command, with files below `url`. `began`: start, in seconds since 1970.
 
     Without a URL nothing is counted.
     """
@@ -67,7 +67,7 @@ class Meter:
 
     @classmethod
     def here(cls, url: str) -> "Meter":
-        """Return a meter for the process that will `read` it, which writes no file itself."""
+        """Return a meter for the launching process, which reads the files of workers and writes no file itself."""
         _COUNTS[url] = _Counts(float("inf"))
         return cls(url, time.time())
 
@@ -96,7 +96,7 @@ class Meter:
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
     def count_bytes(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
-        """Yield the packets that `step` sends, and count their bytes once at the end: packets may be thousands."""
+        """Yield the packets that `step` sends, and count the bytes of all packets once, at the end, for speed."""
         size = 0
         for key, packet in sent:
             size += size_of(packet)
@@ -128,7 +128,7 @@ def sum_counts(many: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
 
 
 def counted_here() -> dict[str, Count]:
-    """Return all that this process has counted."""
+    """Return all counts of this process, by step."""
     with _LOCK:
         return sum_counts(counts.steps for counts in _COUNTS.values())
 
@@ -150,7 +150,7 @@ def say_use(use_from: int | None) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """State of a step that has begun: rows done of `total` (None: unknown), the number of processes, and the time."""
+    """State of a step that has begun: rows done of `total` (None: unknown), number of processes, and time."""
 
     name: str
     rows: int
@@ -185,10 +185,11 @@ def say_seconds(seconds: float) -> str:
 
 
 class Watch:
-    """Display of the steps of one command's flows, whose workers count with `meter`.
+    """Display of the steps of one command's flows. Workers count with `meter`.
 
-    `progress` gets a line from time to time. If it has `display()`, a context manager that returns a function, this
-    function gets the steps that have begun, twice a second, and returns whether it shows them: then no lines are sent.
+    `progress` gets a line from time to time. If `progress` has `display()`, a context manager that returns a function,
+    this function regularly gets the steps that have begun. If the function returns True, it shows the steps, and no
+    lines are sent.
     """
 
     def __init__(self, staging: str, progress: Progress) -> None:
@@ -202,9 +203,9 @@ class Watch:
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
-        """Set the steps of the next flow in their order, and the approximate rows of each; None: unknown.
+        """Set the steps of the next flow, in order, and the approximate rows of each step; None: unknown.
 
-        A step of the same name in an earlier flow continues: its rows are summed over all flows.
+        If an earlier flow has a step of the same name, that step continues: its rows are summed over all flows.
         """
         self._totals |= totals
         self._over = {name: count for name, count in self._over.items() if name not in totals}

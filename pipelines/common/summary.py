@@ -1,4 +1,4 @@
-"""Reports of the workers to the launching process, which can be merged in any order."""
+"""Reports of the workers to the launching process; reports can be merged in any order."""
 
 import heapq
 from collections import Counter
@@ -19,13 +19,13 @@ from schemas.reuse import Request
 from schemas.shard_files.parquet import open_shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
-INPUT, REJECTED = "input/", "rejected/"  # prefixes of input tables' counters: of rows, of reasons
+INPUT, REJECTED = "input/", "rejected/"  # prefixes of the counters of an input table: of rows, and of rejects by reason
 SHOWN = 5  # number of rejects that a message shows
 
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """Rows of one raw block in staging: `sampled` holds the candidates for a sample, `rest` the other rows.
+    """Rows of one raw block in staging: `sampled` contains the candidates for a sample, `rest` the other rows.
 
     mentions: the distinct label keys of the block's points (formats with keys only).
     """
@@ -38,14 +38,14 @@ class Block:
     mentions: Packet | None = None
 
     def read(self) -> pa.RecordBatch:
-        """Read all rows, with the column `part`."""
+        """Read all rows, and add a column `part`."""
         rows = pa.concat_batches(list(receive([self.sampled, self.rest])))
         return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
 
 
 @dataclass(frozen=True)
 class Patched:
-    """A patch over shard `number` (in the view) of the earlier labels or points, and the shard's row groups."""
+    """A patch to shard `number` (in the view) of the earlier labels or points, and the shard's row groups."""
 
     table: str
     number: int
@@ -58,9 +58,9 @@ class Patched:
 class Summary:
     """Shards and counters by table, the first rejects, and the contents of staging.
 
-    blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
+    blocks: parsed rows in staging. rejected: (input table, packet) of rejected rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: changes to rows
-    of earlier versions. kept: by collection and key, the places of packets for a later flow. label_sizes: number of
+    of earlier versions. kept: places of packets for a later flow, by collection and key. label_sizes: number of
     labels of each shard.
     """
 
@@ -77,7 +77,7 @@ class Summary:
 
     @classmethod
     def sum_of(cls, summaries: Iterable["Summary"]) -> "Summary":
-        """Merge the summaries into one; the result does not depend on order and grouping."""
+        """Merge the summaries into one; the result does not depend on the order or the grouping."""
         many = list(summaries)
         kept: dict[str, dict[int, Packet]] = {}
         shards: dict[str, tuple[Shard, ...]] = {}
@@ -127,7 +127,7 @@ _AS_JSON = TypeAdapter(Summary)
 
 
 def write_sum(summaries: Collection, url: str) -> None:
-    """End a flow: write one small file at `url`, which the launching process reads from any worker."""
+    """End a flow: write the sum to one small file at `url`, which the launching process reads."""
     summaries.over("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
 
 
@@ -156,9 +156,9 @@ def describe(
     table: str = "",
     **more: Any,
 ) -> Manifest:
-    """Return the manifest of the table of `request`; `summary` has shards and counters under `table` or its kind.
+    """Return the manifest of the table of `request`, from the shards and counters in `summary`.
 
-    more: other fields of the manifest.
+    table: name of the table in `summary`; default: the request's kind. more: other fields of the manifest.
     """
     shards = summary.shards_of(table or request.kind)
     facts = {
@@ -174,6 +174,6 @@ def describe(
 
 
 def written_schema(out: str, summary: Summary, table: str) -> pa.Schema:
-    """Return the columns of the first shard of `table` at `out`; only the workers know the dimension."""
+    """Return the columns of the first shard of `table` at `out`, because only workers find out the dimension."""
     with open_shard(out, summary.shards_of(table)[0]) as first:
         return first.schema_arrow

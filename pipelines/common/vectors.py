@@ -1,4 +1,4 @@
-"""Read vectors of tables for search: blocks of labels, and points with their embeddings.
+"""Read vectors from tables for search: blocks of labels, and points with their embeddings.
 
 A block is a range of labels [start, stop) in [0, L). Each block is indexed, searched and discarded as a unit.
 """
@@ -36,7 +36,7 @@ class Source:
     name: str
     queries: Table
     embeddings: Table
-    ids_of: str = "labels"  # the ids that are searched; a point of "points" does not find itself
+    ids_of: str = "labels"  # kind of the ids to search; among "points", a point does not find itself
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows (the last may be shorter), padded with zeros to `dimension`.
@@ -54,7 +54,7 @@ class Source:
             within += table.num_rows
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
-        """Read about `rows` embeddings float32 [S, D] from a few row groups, which depend only on the seed."""
+        """Read about `rows` embeddings float32 [S, D] from a few row groups; the choice depends only on the seed."""
         picked = sample_rows(len(self.embeddings.groups), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
@@ -74,12 +74,12 @@ class Source:
 
 
 def open_source(name: str, queries: Table, embeddings: Table) -> Source:
-    """Return `embeddings` with their rows. Raises TableError: they come from other data, or are not aligned."""
+    """Pair `queries` with `embeddings`. Raises TableError: embeddings of other data, or not aligned."""
     embeddings.require_aligned(queries, "Make the embeddings again.")
     return Source(name, queries, embeddings)
 
 
-_READERS = 2  # threads: each holds a row group, before the index and queries are in memory
+_READERS = 2  # threads; each has a row group in memory, before the index and the queries are loaded
 
 
 def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
@@ -98,8 +98,8 @@ def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[i
 def read_block(table: Table, start: int, stop: int, dimension: int, drop_bias: bool = False) -> np.ndarray:
     """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], two row groups at a time.
 
-    Columns after the table's D are zeros; with `drop_bias` also its last column, which is multiplied by a constant 1.
-    Raises TableError: damaged, or vectors that are not finite.
+    Columns after the table's D are zeros. With `drop_bias`, the table's last column is also zero: the bias, which is
+    multiplied by a constant 1. Raises TableError: damaged, or vectors that are not finite.
     """
     block = np.zeros((stop - start, dimension), np.float32)
     begin = int(table.groups.of_rows(np.array(start)))

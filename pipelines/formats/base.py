@@ -1,7 +1,7 @@
-"""Interface of every input format: its files, raw blocks of their rows, and normalised columns with rejects.
+"""Interface of every input format: files, raw blocks of rows, and normalised columns with rejects.
 
-Parsers never raise an error for a bad row: it becomes a Reject. They raise InputError only if a file is unusable.
-The order of rejects does not depend on the workers.
+A parser never raises an error for a bad row: the row becomes a Reject. A parser raises InputError only if a file is
+unusable. The order of rejects does not depend on the workers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ class Reason(str, Enum):
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
     NOT_UNICODE = "not_unicode"
-    MALFORMED = "malformed"  # a text line that does not have the form of its format
+    MALFORMED = "malformed"  # a text line that does not match its format
     LABEL_OUT_OF_RANGE = "label_out_of_range"
     FEATURE_OUT_OF_RANGE = "feature_out_of_range"
     NO_LABELS = "no_labels"
@@ -35,7 +35,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class Reject:
-    """One rejected row: file, line (from 1), reason, and its content."""
+    """One rejected row: file, line (from 1), reason, and detail."""
 
     file: str
     line: int
@@ -59,16 +59,16 @@ def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
 
 SPLITS = ("train", "val", "test")
 LABELS = "labels"
-PAIRS = "pairs/"  # a table `pairs/train` holds (query_key, label_key) of the split `train`
+PAIRS = "pairs/"  # a table `pairs/train` contains (query_key, label_key) of the split `train`
 
 
 @dataclass(frozen=True)
 class Holds:
     """Content of the rows of a part with string keys.
 
-    keys: a row has a key, else the key is a hash of its text. labels: a row has labels, else a file of pairs has them.
-    single: a row names one label. derived: for a part of labels, its labels come from the points. dense: length of a
-    row's vector; 0: no vector.
+    keys: rows have keys; if not, the key of a row is a hash of the text. labels: rows have labels; if not, a file of
+    pairs has the labels. single: a row names one label. derived: the labels of a part of labels come from the points.
+    dense: length of a row's vector; 0: no vector.
     """
 
     features: bool = False
@@ -81,10 +81,10 @@ class Holds:
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are read together, line n of each file with line n of the others; `files` maps a role to a URL.
+    """Files that are read together, line by line; `files` maps a role to a URL.
 
     A table (a split, `labels`, `pairs/<split>`) may have many parts. `name` is the name in messages and rejects.
-    `rows` is the number of rows of a part without files, which only a header states.
+    `rows` is the number of rows that a header states for a part without files.
     """
 
     table: str
@@ -98,10 +98,10 @@ class Part:
 class Inputs:
     """Files of one data set at a source.
 
-    keyed: string keys name labels and the pipeline makes the ids; else a label's id is its 0-based line, as in XC.
-    shared_points: the splits share their files of points, and a point without a pair belongs to another split. labels,
-    features: their numbers if a header states them; None: labels are counted, or there are no features. filters: by
-    split, URL of a file of pairs `row label` (0-based lines of the split's only part).
+    keyed: string keys name labels, and the pipeline makes the ids; if not, a label's id is its 0-based line, as in XC.
+    shared_points: the splits share files of points, and a point without a pair belongs to another split. labels,
+    features: numbers of labels and features that a header states; None: labels are counted, or there are no features.
+    filters: by split, the URL of a file of pairs `row label` (0-based lines of the split's only part).
     """
 
     format: str
@@ -124,7 +124,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Good rows, with the columns of `*_schema` below; rejects; and the number of pairs left out for their weight."""
+    """Good rows with the columns of a `*_schema` below, rejects, and the number of pairs left out because of weight."""
 
     batch: pa.RecordBatch
     rejects: list[Reject]
@@ -132,7 +132,7 @@ class Parsed:
 
 
 class RawRows:
-    """Rows of a raw block while they are parsed to columns; each rejected row is recorded with its first reason."""
+    """Rows of a raw block during parsing into columns. Each rejected row is recorded with its first reason."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         self.raw, self.first_row, self.file = raw, first_row, file
@@ -145,7 +145,7 @@ class RawRows:
         return [reject for _, reject in sorted(self._left_out.items()) if reject is not None]
 
     def reject(self, row: int, reason: Reason, detail: str, file: str = "", header: int = 0) -> None:
-        """Reject the 0-based `row` of the block, because of `file`, whose header has `header` lines."""
+        """Reject the 0-based `row` of the block, because of `file`. `header`: number of header lines of `file`."""
         self._left_out.setdefault(row, Reject(file or self.file, self.first_row + row + header + 1, reason, detail))
 
     def skip(self, rows: np.ndarray) -> None:
@@ -173,24 +173,24 @@ class Format(Protocol):
 
     @property
     def expects(self) -> str:
-        """Line for messages: the files of this format."""
+        """Text for messages that lists the files of this format."""
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        """Return whether the `names` under `source` match this format; opens a file only if names do not decide it."""
+        """Return whether the `names` under `source` match this format; opens a file only if names do not suffice."""
 
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield raw blocks of exactly `block_rows` rows (the last may be shorter); cheap, as a part has one reader.
+        """Yield raw blocks of exactly `block_rows` rows (the last may be shorter).
 
-        Raises InputError (unusable file), StorageError.
+        Reading must be cheap, because a part has one reader. Raises InputError (unusable file), StorageError.
         """
 
     def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
-        """Parse a raw block that starts at 0-based row `first_row` of its part, to points, labels or pairs.
+        """Parse a raw block that starts at 0-based row `first_row` of its part into points, labels or pairs.
 
-        In a format without keys every label must be valid, or the data set is refused; such a format has no pairs.
+        A format without keys has no pairs, and an invalid label makes the whole data set unusable.
         """
 
 
@@ -198,8 +198,8 @@ def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Sche
     """Return the columns of normalised points.
 
     row: 0-based row in the part. key: unique within the data set if rows are not duplicates. text: empty if the format
-    has no texts. labels is `label_ids` (>= 0; the upper bound is checked later, when the labels are counted) or
-    `label_keys`, both sorted and unique, or None: labels come from pairs. merged: number of labels that the point
+    has no texts. labels: `label_ids` or `label_keys`, both sorted and unique; None: labels come from pairs. Ids are
+    >= 0; the upper bound is checked later, when the labels are counted. merged: number of labels that the point
     repeats. features: feature_ids sorted and unique, with feature_values. dense: length of the vectors, or 0.
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
@@ -208,7 +208,7 @@ def points_schema(labels: str | None, features: bool, dense: int = 0) -> pa.Sche
 
 
 def labels_schema(features: bool, dense: int = 0) -> pa.Schema:
-    """Return the columns of normalised labels, which mean the same as in `points_schema`."""
+    """Return the columns of normalised labels, with the same meanings as in `points_schema`."""
     kinds = {"row": pa.int64(), "key": pa.string(), "text": pa.string()}
     if features:
         kinds |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}

@@ -1,6 +1,7 @@
 """Read files of columns as record batches: CSV and TSV, Parquet, and Arrow streams that Hugging Face `datasets` saves.
 
-CSV and TSV have a header and one row per record; quoted fields may contain line ends. All their columns are text.
+CSV and TSV have a header and one row per record; quoted fields may contain line ends. All columns of CSV and TSV
+are text.
 """
 
 import codecs
@@ -30,7 +31,7 @@ csv.field_size_limit(lines.MAX_LINE_BYTES)
 
 
 def column_names(url: str) -> list[str] | None:
-    """Return the column names of a file, or None if its name does not end like a format with columns.
+    """Return the column names of a file, or None if the file name does not end like a format with columns.
 
     Raises InputError: not a file of this format, or a duplicate column in a header; StorageError.
     """
@@ -44,7 +45,7 @@ def column_names(url: str) -> list[str] | None:
 
 
 def check_columns(url: str, *required: Sequence[str], example: str = "key=id,text=query") -> None:
-    """Raise InputError if a file lacks all columns of one of the groups `required`; types are checked later.
+    """Raise InputError if a file has no column of one of the groups in `required`; types are checked later.
 
     example: a value of --fields, for the message.
     """
@@ -54,7 +55,7 @@ def check_columns(url: str, *required: Sequence[str], example: str = "key=id,tex
             present = ", ".join(records.shown(name) for name in names[:20])
             raise InputError(
                 f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If the column has another name, "
-                f"give it with --fields, as in --fields {example}."
+                f"give that name with --fields, as in --fields {example}."
             )
 
 
@@ -125,7 +126,7 @@ def read_parquet(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[
 
 @contextlib.contextmanager
 def open_parquet(url: str, buffer_size: int = 0) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; with a `buffer_size`, no whole column chunk is in memory.
+    """Open a Parquet file. With a `buffer_size`, column chunks are read in parts, and are never in memory as a whole.
 
     Raises InputError, also within the block: a missing or damaged file; StorageError.
     """
@@ -150,25 +151,25 @@ def too_large(url: str, rows: int) -> InputError:
 
 
 def _in_blocks(batches: Iterator[pa.RecordBatch], block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows again in batches of exactly `block_rows` rows (the last may be shorter)."""
+    """Cut the rows again into batches of exactly `block_rows` rows (the last may be shorter)."""
     for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), block_rows):
         (block,) = table.to_batches()
         yield block
 
 
 def is_csv(url: str) -> bool:
-    """Return whether the file name ends like a CSV or TSV."""
+    """Return whether the file name ends like the name of a CSV or TSV file."""
     return re.search(rf"\.{CSV}$", url) is not None
 
 
 def read_csv(url: str, block_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield blocks of `block_rows` rows (the last may be shorter): columns of strings by name, and COUNT.
 
-    Raises InputError: not CSV in UTF-8, cut off; StorageError.
+    Raises InputError: not CSV in UTF-8, or incomplete; StorageError.
     """
     records = _records(url)
     names = _header(url, records)
-    pending: list[list[str]] = [[]]  # the header is an empty row, so that row numbers agree with lines
+    pending: list[list[str]] = [[]]  # the header counts as an empty row, so that row numbers agree with lines
     while True:
         rows = [*pending, *islice(records, block_rows - len(pending))]
         if not rows:

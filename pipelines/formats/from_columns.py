@@ -17,7 +17,7 @@ _MOST_TEXT = (1 << 31) - 1  # bytes in a column of one batch
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    """Parse a raw block to points with the columns of `shape`."""
+    """Parse a raw block into points with the columns of `shape`."""
     rows = _Rows(raw, first_row, file)
     text = rows.text(shape)
     key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(shape.fields.key)
@@ -34,7 +34,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Parse a raw block to pairs; pairs with a weight of 0 or less are left out."""
+    """Parse a raw block into pairs; pairs with a weight of 0 or less are left out."""
     rows = _Rows(raw, first_row, file)
     columns = [rows.numbers, rows.key(fields.query_key), rows.key(fields.label_key)]
     if fields.weight not in raw.schema.names:
@@ -46,7 +46,7 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
 
 
 class _Rows(RawRows):
-    """Rows of one file. Rows of a CSV with another number of fields than its header are rejects, except empty rows."""
+    """Rows of one file. A CSV row with more or fewer fields than the header is a reject, unless the row is empty."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
         super().__init__(raw, first_row, file)
@@ -183,7 +183,7 @@ class _Rows(RawRows):
         integer = pa.types.is_integer(column.type)
         if not (integer or (not whole and pa.types.is_floating(column.type))):
             kind = "whole numbers" if whole else "numbers"
-            raise InputError(f"{self.file}: the column {name!r} holds {column.type}; expected {kind}.")
+            raise InputError(f"{self.file}: the column {name!r} contains {column.type}; expected {kind}.")
         if not whole:
             return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()

@@ -1,7 +1,8 @@
 """Parse points, labels and pairs from lines: one JSON object per line, or tab-separated pairs. Blank lines are ignored.
 
-Arrow reads points of the simplest shape, several times as fast as a loop over records. Any other line (another type, a
-missing field, two objects in a line, bytes that are not text) is read by itself, so that its reject explains the fault.
+Arrow reads blocks of points of the simplest shape, several times as fast as a loop over records. If a block has any
+other line (another type, a missing field, two objects in a line, bytes that are not text), every line of the block is
+read by itself, so that a reject explains the fault.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from pipelines.formats.sparse import MOST_HALF, NOT_HALF, WRONG_LENGTH, feature_
 from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files.parquet import string_bytes
 
-_ROW = "\x01row"  # added to each object: Arrow alone would accept an object that ends in another line
+_ROW = "\x01row"  # added to each object, because Arrow alone would accept an object that ends in another line
 # First fields of a header: Extremis's, BEIR's, and other usual names.
 _HEADERS = (b"query_key", b"query-id", b"query_id", b"qid")
 _NUMBER = r"^[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$"
@@ -29,7 +30,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
-    """Parse raw lines to points with the columns of `shape`."""
+    """Parse raw lines into points with the columns of `shape`."""
     lines, fields = raw["line"].to_pylist(), shape.fields
     plainest = shape.labels and shape.needs_text and not (shape.keyless or shape.single)
     if plainest and (plain := _read_plainest(lines, first_row, fields)) is not None:
@@ -62,7 +63,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Parse raw lines to pairs; pairs with a weight of 0 or less are left out."""
+    """Parse raw lines into pairs; pairs with a weight of 0 or less are left out."""
 
     def read(record: Record, row: int) -> tuple[str, str, bool]:
         weight = record.get(fields.weight, 1)
@@ -134,7 +135,7 @@ def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
 
 
 def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Parse raw lines [B] to points that have only key, text and labels; None unless every line is valid."""
+    """Parse raw lines [B] into points that have only key, text and labels; None unless every line is valid."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
@@ -167,7 +168,7 @@ def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa
 
 
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
-    """Parse raw lines to pairs; pairs with a weight of 0 or less and blank lines are left out."""
+    """Parse raw lines into pairs; pairs with a weight of 0 or less and blank lines are left out."""
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:
@@ -184,7 +185,7 @@ def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed
         blank[0] = True
     good = ~blank
     for row in np.flatnonzero(good & (count != 2) & (count != 3)).tolist():
-        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] between tabs, got ")
+        reject(row, Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got ")
         good[row] = False
     for row in np.flatnonzero(good)[~(full[first[good]] & full[first[good] + 1])].tolist():
         reject(row, Reason.MALFORMED, "an empty key: ")
@@ -215,6 +216,6 @@ def _numbers(fields: pa.LargeBinaryArray) -> np.ndarray:
     places = good.to_numpy(zero_copy_only=False)
     try:
         values[places] = numbers.cast(pa.float64()).to_numpy()
-    except pa.ArrowInvalid:  # Python reads numbers that Arrow may refuse: with a plus sign, or beyond the largest
+    except pa.ArrowInvalid:  # Python reads numbers that Arrow may refuse: with a plus sign, or too large
         values[places] = [float(number) for number in numbers.to_pylist()]
     return values

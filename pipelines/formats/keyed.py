@@ -1,8 +1,8 @@
-"""Formats with string keys: which files at a source contain which table, how they are read and become points.
+"""Formats with string keys: find the files of each table at a source, read the files, and parse rows into points.
 
-The end of a file's name chooses its reader, which yields blocks of lines or columns (`lines`, `column_files`). Names of
-fields tell how a block becomes points, labels or pairs (`from_lines`, `from_columns`). The formats differ only in
-the kind of their files, and in whether labels may come from the points.
+The end of a file name chooses the reader, which yields blocks of lines or columns (`lines`, `column_files`). The names
+of the fields determine how a block becomes points, labels or pairs (`from_lines`, `from_columns`). The formats differ
+only in the kind of files, and in whether labels may come from the points.
 """
 
 import re
@@ -23,7 +23,7 @@ from schemas.manifest import MOST_DENSE
 from schemas.storage import join
 
 ROWS = "rows"  # the role of a part's only file
-_FIRST_ROWS = 1 << 10  # rows that show the length of vectors
+_FIRST_ROWS = 1 << 10  # first rows, which show the length of vectors
 JSONL, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", rf"tsv{lines.CODEC}"
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
@@ -31,7 +31,7 @@ _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 @dataclass(frozen=True)
 class Keyed:
-    """Reader of parts of one file each, chosen by the end of the file's name; `fields` are the names of its fields."""
+    """Reader of parts of one file each, chosen by the end of the file name. `fields`: names of the fields."""
 
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # names in the table of labels; None: the same names
@@ -43,7 +43,7 @@ class Keyed:
         return (own and self.label_fields) or self.fields
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield blocks with a column `line`; for files of columns, unchanged blocks."""
+        """Yield blocks with a column `line`, or for files of columns, blocks with the columns of the file."""
         (url,), fields = part.files.values(), self.fields_of(part)
         names = [name for name in vars(fields).values() if part.holds.dense or name != fields.vector]
         if is_csv(url) and not part.table.startswith(PAIRS):
@@ -61,7 +61,7 @@ class Keyed:
             if re.search(rf"\.{TSV}$", url):
                 return from_lines.parse_tabbed_pairs(raw, first_row, part.name)
             return parser.parse_pairs(raw, first_row, part.name, fields)
-        # Labels are points without labels.
+        # Labels are parsed like points without labels.
         labels = part.table == LABELS
         named = holds.labels and (holds.derived or not labels)
         shape = Shape(fields, text, holds.features, named, not holds.keys, holds.single, holds.dense)
@@ -78,12 +78,12 @@ class Keyed:
 
 @dataclass(frozen=True)
 class KeyedFiles(Keyed):
-    """Format of files called `train`, `test`, `val`, `labels` that end in `kind`; each may be many files
-    (`train-00000-of-00016.parquet`, `train/*.parquet`), and a data set may be a single file.
+    """Format of files called `train`, `test`, `val` and `labels`, with names that end in `kind`.
 
-    Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
-    `queries` file. derives: without a file of labels, labels come from the points. alone: names of train files in a
-    folder without splits. not_beside: a name that indicates another format.
+    A table may have many files (`train-00000-of-00016.parquet`, `train/*.parquet`), and a data set may be a single
+    file. Pairs may be in separate files (`pairs_train.jsonl`, `.tsv`, `.parquet`), with the points of all splits in one
+    `queries` file. derives: without a file of labels, labels come from the points. alone: pattern of the names of train
+    files in a folder without splits. not_beside: a name that indicates another format.
     """
 
     name: str = ""
@@ -131,7 +131,7 @@ class KeyedFiles(Keyed):
             of_split = files or (shared if split in paired else [])
             if split in paired and not of_split:
                 pairs = _pairs(names, split)[0]
-                raise InputError(f"{source}: {pairs} has no points. Expected {self.expects}.")
+                raise InputError(f"{source}: no points for {pairs} here. Expected {self.expects}.")
             required = [fields.key] if split in paired else [fields.key, fields.labels]
             parts += _parts(root, split, of_split, fields, required, split not in paired)
             parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
@@ -145,7 +145,7 @@ class KeyedFiles(Keyed):
         return Inputs(self.name, _of_one_length(parts), keyed=True, shared_points=bool(shared and paired))
 
     def _whole(self, root: str, files: Mapping[str, Sequence[str]], of_labels: Sequence[str] = ()) -> Inputs:
-        """Find a data set in `files` by split; its labels come from `of_labels`, or from the points.
+        """Find a data set in `files` (by split). Labels come from `of_labels`, or from the points.
 
         Raises InputError: missing columns.
         """
@@ -212,14 +212,14 @@ PARQUET_FILES = KeyedFiles(
     expects="train.parquet (key, text, labels) and labels.parquet (key, text), and optionally other splits",
     kind=PARQUET,
 )
-# CSV and TSV: `text`, and `label` (a row names one) or `labels` (with | or ; between them); `key` is optional.
+# CSV and TSV: `text`, and `label` (one per row) or `labels` (separated by | or ;); `key` is optional.
 CSV_FILES = KeyedFiles(
     name="csv",
-    expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or one such file",
+    expects="train.csv (text, label), and optionally test.csv, labels.csv (key, text); or a single file",
     kind=CSV,
     derives=True,
 )
-# A data set of Hugging Face `datasets`, as `save_to_disk` writes it; the columns of CSV, class labels as their names.
+# A data set of Hugging Face `datasets`, from `save_to_disk`. Columns are as in CSV; class labels are read as names.
 DATASETS = KeyedFiles(
     name="datasets",
     expects="dataset_dict.json and train/data-00000-of-00001.arrow (text, label or labels), as save_to_disk writes",
@@ -246,7 +246,7 @@ def features_in(urls: Sequence[str], fields: Fields) -> bool:
 
 
 def vector_length(urls: Sequence[str], fields: Fields) -> int:
-    """Return the length of the first vector in the first rows of files; 0 if they have no vector. Raises InputError."""
+    """Return the length of the first vector in the first rows of files; 0 without vectors. Raises InputError."""
     name = fields.vector
     for url in urls:
         if is_csv(url) or name not in field_names(url):
@@ -268,7 +268,7 @@ def vector_length(urls: Sequence[str], fields: Fields) -> int:
 
 
 def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts, which expect vectors of the same length as the first vector."""
+    """Return the parts, changed to expect vectors of the same length as the first vector."""
     dense = next((part.holds.dense for part in parts if part.holds.dense), 0)
     return tuple(replace(part, holds=replace(part.holds, dense=dense if part.holds.dense else 0)) for part in parts)
 
@@ -276,7 +276,8 @@ def _of_one_length(parts: Sequence[Part]) -> tuple[Part, ...]:
 def field_names(url: str) -> Sequence[str]:
     """Return the field names of a file; for JSON lines, the field names of its first records.
 
-    First records are those in the first MiB, or the first record after it. Raises InputError, StorageError.
+    The first records are the records of the first MiB, or the first record after the first MiB. Raises InputError,
+    StorageError.
     """
     columns = column_files.column_names(url)
     if columns is not None:
@@ -307,8 +308,8 @@ def _require_points(url: str, fields: Fields) -> Holds:
         ]
         example = ",".join(stated)
         raise InputError(
-            f"{url}: {' and '.join(problems)} in it; found: {shown}. Expected a header, and rows with a text and one "
-            f"label or a list of labels. If the columns have other names, give them, as in --fields {example[:100]}"
+            f"{url}: {' and '.join(problems)}; found: {shown}. Expected a header, and rows with a text and one "
+            f"label or a list of labels. If the columns have other names, name them, as in --fields {example[:100]}"
             f"{'' if has_labels else ' (labels=… for lists)'}."
         )
     return Holds(features=featured, keys=fields.key in names, single=fields.labels not in names, dense=dense)

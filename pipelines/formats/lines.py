@@ -16,7 +16,7 @@ from schemas import storage
 from schemas.errors import InputError, StorageError
 
 MAX_LINE_BYTES = 1 << 26  # a longer line is not a record, and would not fit into memory next to other lines
-MAX_RATIO = 500  # content to compressed bytes, beyond _UNSUSPECTED bytes: no text compresses so well
+MAX_RATIO = 500  # largest ratio of content to compressed bytes, beyond _UNSUSPECTED bytes; no text compresses better
 _UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
 # By the end of the file name: the name of the format, and the function that opens a file for one pass.
@@ -35,8 +35,8 @@ class Blocks:
     """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) or byte order mark.
 
     Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out. After reading,
-    `ended` is whether the last line had a line end; incomplete files usually lack it. Raises InputError (wrong format
-    for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
+    `ended` is whether the last line had a line end, which incomplete files usually lack. Raises InputError (wrong
+    format for the suffix, incomplete, no lines, a line longer than MAX_LINE_BYTES), StorageError.
     """
 
     def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
@@ -106,13 +106,13 @@ def _split(url: str) -> Iterator[tuple[list[bytes], bool]]:
     if pending:
         yield [pending.removesuffix(b"\r")], False
     elif empty:
-        raise InputError(f"{url}: the file is empty. Copy it again, or remove it.")
+        raise InputError(f"{url}: the file is empty. Copy the file again, or remove the file.")
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
     """Return the first line of a file without the UTF-8 byte order mark."""
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`.")
+        raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert the file with `iconv -f UTF-16 -t UTF-8`.")
     return line.removeprefix(codecs.BOM_UTF8)
 
 
@@ -130,7 +130,7 @@ def content(url: str) -> Iterator[bytes]:
                 if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.tell()):
                     raise InputError(
                         f"{url}: {file.tell():,} bytes unpack to more than {unpacked:,}, which is unusual for text. "
-                        f"Expected at most {MAX_RATIO} times as many. If this is intended, unpack the file first."
+                        f"Expected at most {MAX_RATIO} times the bytes. If the size is right, unpack the file first."
                     )
                 yield chunk
         except EOFError:
@@ -156,6 +156,6 @@ def _cut_off(url: str, name: str, after: int) -> InputError:
 
 def _damaged(url: str, name: str, error: Exception) -> InputError:
     return InputError(
-        f"{url}: not a {name} file, or damaged ({error}). The name of the file says {name}: compress a plain file with "
+        f"{url}: not a {name} file, or damaged ({error}). The file name means {name}: compress a plain file with "
         f"`{name}`, and copy a damaged file again."
     )

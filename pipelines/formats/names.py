@@ -28,7 +28,7 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Return the one `usual` name at `source`, or None. Raises InputError: there are two, or none though `required`."""
+    """Return the `usual` name at `source`, or None. Raises InputError: two names, or no name if `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(
@@ -62,10 +62,10 @@ def single_file(source: str, kind: str) -> bool:
 
 
 def listing(source: str) -> tuple[str, list[str]]:
-    """Return (prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
+    """Return (prefix, sorted names below the prefix) of `source`, a prefix or a pattern with `*` and `?`.
 
-    A prefix gives the names directly under it and in its folders, as `folder/name`. A pattern gives the matching names,
-    relative to its fixed folders.
+    A prefix gives the names directly under the prefix, and names in its folders, as `folder/name`. A pattern gives the
+    matching names, relative to the fixed folders of the pattern.
     """
     parts = source.split("/")
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -91,10 +91,11 @@ _OF_PAIRS = ("query_key", "label_key", "weight")  # all other fields belong to p
 
 @dataclass(frozen=True)
 class Fields:
-    """Name of each field in the data. A point has key, text, and labels or one `label`; a label key and text; a pair
-    has the last three fields.
+    """Name of each field in the data.
 
-    If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are optional.
+    A point has a key, a text, and `labels` or one `label`. A label has a key and a text. A pair has the last three
+    fields. If a record has `title`, the text is the title followed by `text` or `content`. Features and a vector are
+    optional.
     """
 
     key: str = "key"
@@ -117,7 +118,7 @@ class Fields:
 
     @property
     def body(self) -> str:
-        """Field that contains the text if there is no other."""
+        """Field that contains the text if no other field does."""
         return self.text if self.text != ABSENT else self.title
 
 
@@ -130,7 +131,7 @@ def in_use(*names: str) -> list[str]:
 
 
 class Shape(NamedTuple):
-    """Shape of points: names of fields, parts of a text, whether there are features and labels, and d of vectors."""
+    """Shape of points: names of fields, parts of a text, whether there are features and labels, length of vectors."""
 
     fields: Fields
     text: Text
@@ -152,9 +153,10 @@ def text_key(text: str) -> str:
 
 
 def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Named | None]:  # type: ignore[assignment]
-    """Parse `key=id,labels.key=code`: names of fields in points and pairs, and names in the table of labels.
+    """Parse `key=id,labels.key=code` into names of fields in points and pairs, and names in the table of labels.
 
-    Entries `labels.` change only the second; None: both are the same. Raises the errors of `parse_fields`.
+    Entries `labels.` change only the names in the table of labels; None: the names are the same. Raises the errors of
+    `parse_fields`.
     """
     items = [item.strip() for item in text.split(",") if item.strip()]
     of_labels = [item.removeprefix(OF_LABELS) for item in items if item.startswith(OF_LABELS)]
@@ -163,10 +165,10 @@ def parse_fields_by_table(text: str, usual: Named = Fields()) -> tuple[Named, Na
 
 
 def parse_fields(text: str, usual: Named = Fields()) -> Named:  # type: ignore[assignment]
-    """Parse `key=id,text=query`: names of fields that differ from the usual names.
+    """Parse `key=id,text=query`, which names the fields that differ from the usual names.
 
-    A column belongs to one field: a stated name is no longer used for the field that usually has this name. Only a key
-    may also be the text. Raises InputError: no such field or name, or one name for two fields.
+    A column belongs to one field: if an entry names a column, the field that usually has this name is absent. Only a
+    key may also be the text. Raises InputError: no such field or name, or one name for two fields.
     """
     names = [field.name for field in dataclasses.fields(usual)]
     changes = dict[str, str]()

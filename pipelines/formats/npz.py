@@ -1,4 +1,4 @@
-"""Read a sparse matrix from SciPy's `save_npz` block by block, as three streams, never the whole matrix.
+"""Read a sparse matrix from SciPy's `save_npz` block by block, as three streams, but never as a whole.
 
 Nothing is unpickled. Only rows in CSR order can be streamed, so other orders are refused.
 """
@@ -19,9 +19,9 @@ from schemas.errors import InputError, StorageError
 from schemas.ragged import SparseRows
 
 _MEMBERS = ("format", "shape", "indptr", "indices", "data")
-_MOST_ENTRIES = 1 << 28  # entries of a block of rows, which is held in memory
+_MOST_ENTRIES = 1 << 28  # most entries of a block of rows, because a block is in memory
 _SMALL = 1 << 10  # entries of `format` and `shape`; a longer array is invalid
-_REMEDY = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
+_REMEDY = "Write the matrix with scipy.sparse.save_npz(path, matrix.tocsr())."
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
 
 
@@ -32,7 +32,7 @@ def read_shape(url: str) -> tuple[int, int]:
 
 
 def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
-    """Yield rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
+    """Yield rows of the matrix at `url`, `block_rows` at a time (fewer at the end), entries in the file's order.
 
     Values out of the range of a 32-bit float become infinities or NaN. Raises InputError, StorageError.
     """
@@ -112,7 +112,7 @@ class _Array:
 def _open(url: str) -> Iterator[dict[str, _Array]]:
     with contextlib.ExitStack() as stack:
         arrays = {}
-        for name in _MEMBERS:  # each array opens the file separately, so that it reads ahead independently
+        for name in _MEMBERS:  # each array opens the file separately, so that the arrays read ahead independently
             file = stack.enter_context(lines.open_file(url))
             with _naming_damage(url):
                 zipped = stack.enter_context(zipfile.ZipFile(file))
@@ -145,9 +145,9 @@ def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
 
 
 def read_header(stream: IO[bytes], most: int = 10_000) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Read (dtype, shape, whether it is in column order) from a `.npy` stream with a header of at most `most` bytes.
+    """Read (dtype, shape, whether the order is by column) from a `.npy` stream with a header of at most `most` bytes.
 
-    Raises ValueError with a text that follows the array's name.
+    Raises ValueError; its text continues a sentence that starts with the array's name.
     """
     magic = stream.read(8)
     width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
@@ -188,4 +188,4 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def _damaged(url: str, fault: str) -> InputError:
-    return InputError(f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy the file again. {_REMEDY}")
+    return InputError(f"{url}: not a NumPy .npz file, or damaged: {fault}. Copy or make the file again. {_REMEDY}")

@@ -1,4 +1,4 @@
-"""Read JSON records, one per line: each becomes a tuple of columns or a reject with a reason, never an exception."""
+"""Read JSON records, one per line. A record becomes a tuple of columns, or a reject with a reason, never an error."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def each(
 
 
 def field_names(line: bytes) -> list[str]:
-    """Return the field names of a raw line; empty if it is not a record, or contains a number like NaN."""
+    """Return the field names of a raw line; empty if the line is not a record."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -71,7 +71,7 @@ def required(record: Record, name: str) -> Any:
 
 
 def string(value: Any, name: str) -> str:
-    """Return `value` if it is text that UTF-8 can hold. Raises Bad."""
+    """Return `value` if it is text that UTF-8 can encode. Raises Bad."""
     if not isinstance(value, str):
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string, got {shown(value)}")
     if not value.isascii():
@@ -88,7 +88,7 @@ def key(value: Any, name: str) -> str:
         return string(value, name)
     if type(value) is float or not -(1 << 63) <= value < 1 << 64:
         bits = value.bit_length() if isinstance(value, int) else 0
-        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no huge number
+        got = f"a number of {bits:,} bits" if bits > 4 * _SHOWN else shown(value)  # Python prints no huge numbers
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {got}")
     return str(value)
 
@@ -101,7 +101,7 @@ def whole_numbers(value: Any, name: str) -> list[int]:
 
 
 def shown(value: Any) -> str:
-    """Show `value` as JSON does, cut to a line's length and safe to print."""
+    """Return `value` as text that is cut to the length of a line and safe to print."""
     try:
         text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
     except RecursionError:

@@ -1,7 +1,7 @@
-"""Parse sparse text, lines of `index:value` fields or of indices only, to ragged arrays without a loop over lines.
+"""Parse sparse text, lines of `index:value` fields or of indices only, into ragged arrays without a loop over lines.
 
-If a block has a malformed line, a careful pass names the line and the fast pass reads the rest. So the arrays of a good
-line do not depend on the other lines of its block.
+If a block has a malformed line, a slow pass finds the line, and the fast pass reads the other lines. So the arrays of a
+good line do not depend on the other lines of the block.
 """
 
 import re
@@ -24,7 +24,7 @@ _INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Parse lines [B] of fields `index:value` separated by spaces or tabs: (rows [B], the fault of each bad line).
+    """Parse lines [B] of fields `index:value` separated by spaces or tabs into (rows [B], the fault of each bad line).
 
     A bad line becomes an empty row. Order and repetitions within a row are kept.
     """
@@ -34,12 +34,12 @@ def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]
 
 
 def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Parse lines [B] of comma-separated indices: (rows [B] with every value 1, the fault of each bad line)."""
+    """Parse lines [B] of comma-separated indices into (rows [B] with every value 1, the fault of each bad line)."""
     return _parse(lines, _indices, _wrong_index)
 
 
 def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
-    """Replace rows that have a non-finite value by empty rows: (the rows, the fault of each bad row)."""
+    """Replace rows with a non-finite value by empty rows. Returns (rows, the fault of each bad row)."""
     finite = np.isfinite(ragged.values)
     if finite.all():
         return ragged, {}
@@ -138,7 +138,7 @@ def _parse(
     for row in wrong:
         each[row] = b""
     ragged = fast(*parquet.string_bytes(pa.array(each, pa.large_binary())))
-    assert ragged is not None, "what the careful pass accepts, the fast one reads"
+    assert ragged is not None, "the fast pass reads every line that the slow pass accepts"
     return ragged, wrong
 
 
@@ -155,9 +155,11 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 
 @dataclass(frozen=True)
 class _Fields:
-    """Runs of field bytes: `text` [F] strings; `start` [F] and `lengths` [F] in the data; `first` int64 [B + 1] is the
-    first run of each line; `kind` [F] is the class of the byte before each run (0 at the start of a line); `marks` is
-    the number of colons or commas.
+    """Fields of lines, which are runs of field bytes.
+
+    `text` [F]: fields as strings. `start` [F] and `lengths` [F]: places in the data. `first` int64 [B + 1]: first field
+    of each line. `kind` [F]: class of the byte before each field (0 at the start of a line). `marks`: number of colons
+    or commas.
     """
 
     text: pa.StringArray
@@ -174,7 +176,7 @@ def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fiel
     if kinds.max(initial=0) == _OTHER:
         return None
     breaks = np.flatnonzero(kinds)
-    # Fields lie between breaks: separators in the text, which are one byte wide, and starts of lines, zero bytes wide.
+    # Fields are between breaks. A break is a separator in the text (one byte), or the start of a line (zero bytes).
     places = np.searchsorted(breaks, offsets[:-1])
     before = np.insert(breaks, places, offsets[:-1])
     start = np.insert(breaks + 1, places, offsets[:-1])
@@ -237,7 +239,7 @@ def _wrong_index(line: bytes) -> str | None:
 
 
 def whole_numbers(line: bytes) -> list[int]:
-    """Parse the space-separated whole numbers in `line`; empty if it contains anything else."""
+    """Parse the space-separated whole numbers in `line`; empty if `line` contains anything else."""
     fields = line.split()
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 

@@ -33,7 +33,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files. `form` is the format, None: by file name. `title_only`: as in `extremis shard --text title`."""
+    """Rows from files. `form`: format; None: from the file name. `title_only`: as in `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -73,11 +73,11 @@ class Texts:
             raise InputError(f"{self.source}: the input has no rows.")
 
     def places(self) -> list[str]:
-        """List the URLs of all files; standard input as its file descriptor. Raises InputError like `files`."""
+        """List the URLs of all files; for standard input, its file descriptor. Raises InputError like `files`."""
         return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
 
     def files(self) -> list[tuple[str, str]]:
-        """List (URL, form) of every file, by name. Raises InputError: no files, or a file of unknown format."""
+        """List (URL, form) of every file, sorted by name. Raises InputError: no files, or a file of unknown format."""
         if storage.exists(self.source):
             return [(self.source, self._form_of(self.source))]
         root, names = listing(self.source)
@@ -117,9 +117,9 @@ class Texts:
         there[fields.vector] = not holds.dense or vector_length([url], fields) > 0
         for name in (name for name, is_there in there.items() if not is_there):
             raise InputError(
-                f"{url}: no column {name}, which this encoder needs. Add it, or give its name with --fields."
+                f"{url}: no column {name}, which this encoder needs. Add the column, or give its name with --fields."
             )
-        # Like a point whose labels are in pairs: only key, text, features and vector are read.
+        # As for a point with labels in pairs, only key, text, features and vector are read.
         part = Part("test", url, {ROWS: url}, holds=holds)
         first = 0
         for raw in keyed.read(part, rows):

@@ -1,4 +1,4 @@
-"""XC formats, whose label ids are 0-based lines: raw JSON, files aligned row by row, and the old single file."""
+"""XC formats: raw JSON, files aligned row by row, and the old single file. A label id is a 0-based line number."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _MATRICES = (LABELS, FEATURES, BOTH)
 _MAX_FEATURES = 1 << 31  # an id is an int32
 _MAX_LABELS = 1 << 31
 _LABELS_A_POINT = 1000
-_MISSING = 1000  # missing rows that are allowed at the end of a matrix in text with at least as many other rows
+_MISSING = 1000  # rows that may be missing at the end of a matrix in text, in addition to the number of its other rows
 _HEADERS = {"": ("two", "rows columns"), BOTH: ("three", "points features labels")}  # headers of matrices in text
 
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
@@ -67,7 +67,7 @@ def _targets(record: Record, key: str) -> tuple[list[int], int]:
 
 
 def _key(record: Record, row: int) -> str:
-    """Return the uid; a record without uid gets its row number, such as `#17`."""
+    """Return the uid; a record without a uid gets its row number, such as `#17`."""
     uid = record.get("uid")
     return f"#{row}" if uid is None else records.key(uid, "uid")
 
@@ -112,10 +112,10 @@ class Aligned:
             files = {role: join(source, file) for role, file in found if file}
             if table != LABELS:
                 if not files.keys() & {LABELS, self.required} and table != "train":
-                    continue  # texts alone are not a split, nor a test split of another format
+                    continue  # texts alone are no split, and files of another format are no split
                 needed = [self.required] if JSON in files else [LABELS, self.required]
                 for role in [role for role in needed if role in self.roles and role not in files]:
-                    one_of(source, names, _usual(table, role), f"{self.expects}, of each split", required=True)
+                    one_of(source, names, _usual(table, role), f"{self.expects}, for each split", required=True)
             if files:
                 first = next(files[role] for role in (LABELS, JSON, TEXT, FEATURES) if role in files)
                 parts.append(Part(table, first.rsplit("/", 1)[-1], files))
@@ -124,9 +124,9 @@ class Aligned:
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
-        A file of lines gives a column `<role>`; an npz matrix gives `<role>.indices` and `<role>.values`. The number of
-        columns that each matrix states is in the schema's metadata, by role. A part without files has only a number of
-        rows. Raises InputError, StorageError.
+        A file of lines gives a column `<role>`; an npz matrix gives `<role>.indices` and `<role>.values`. The schema's
+        metadata contains the number of columns that each matrix states, by role. A part without files has only a number
+        of rows. Raises InputError, StorageError.
         """
         if part.rows is not None:
             for first in range(0, part.rows, block_rows):
@@ -195,10 +195,11 @@ class Rows(RawRows):
         return int(role in _MATRICES and not self._part.files[role].endswith(".npz"))
 
     def records(self, text: Text) -> tuple[pa.Array, ...]:
-        """Return keys and texts [B]: from the JSON records, or from the lines with their row numbers as keys (`#17`).
+        """Return keys and texts [B]: from the JSON records, or from the lines, with row numbers as keys (`#17`).
 
-        A record has `title`, and optionally `uid` (else its row) and `content`. If only the records of points name
-        labels (lines of the labels' file, in `target_ind`), the result ends with the columns label_ids and merged.
+        A record has `title`, and optionally `uid` (default: the row number) and `content`. If the labels of points are
+        only in `target_ind` of the records (as lines of the labels' file), the result ends with the columns label_ids
+        and merged.
         """
         part, count = self._part, self.raw.num_rows
         if JSON not in part.files:
@@ -224,7 +225,7 @@ class Rows(RawRows):
         self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8")
 
     def matrix(self, role: str) -> SparseRows:
-        """Read the rows of the matrix in the file of `role`. Raises InputError: an index exceeds the columns."""
+        """Read the rows of the matrix in the file of `role`. Raises InputError: an index is too large."""
         if f"{role}.indices" in self.raw.schema.names:
             table = pa.Table.from_batches([self.raw])
             ids, values = (parquet.list_column(table, f"{role}.{part}") for part in ("indices", "values"))
@@ -232,7 +233,7 @@ class Rows(RawRows):
         return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
     def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
-        """Reject faulty rows of `ragged`, from the file of `role`, and compare indices with the header's `kind`."""
+        """Reject faulty rows of `ragged`, from the file of `role`, and check indices against the header's `kind`."""
         for row, detail in faults.items():
             self.reject_in(role, row, Reason.MALFORMED, detail)
         columns = int((self.raw.schema.metadata or {})[kind.encode()])
@@ -241,7 +242,7 @@ class Rows(RawRows):
             line = self.first_row + int(ragged.row_of()[beyond[0]]) + self._header(role) + 1
             raise InputError(
                 f"{self._part.files[role]}, line {line}: index {ragged.ids[beyond[0]]} is too large: the header states "
-                f"{columns} {kind} (indices start at 0). Fix the line, or the header; the header may state more than "
+                f"{columns} {kind} (indices start at 0). Fix the line or the header. The header may state more than "
                 "the lines use, but not fewer."
             )
         return ragged
@@ -259,7 +260,7 @@ class XcSingle(Aligned):
     """`train.txt`, and optionally `test.txt`, `val.txt` (also with a prefix, as `eurlex_train.txt`).
 
     The first line states the numbers of points, features and labels. A line that starts with a space has no labels. A
-    label has only a number.
+    label has a number, but no text.
     """
 
     name: str = "xc-single"
@@ -334,7 +335,7 @@ def _sized(source: str, form: Aligned, parts: list[Part], names: Sequence[str]) 
             )
         labels = rows
     else:
-        labels = None  # a line is a label: the lines are counted
+        labels = None  # each line is a label, so the lines are counted
     return Inputs(form.name, tuple(parts), False, filters_at(source, names), labels, features)
 
 
@@ -381,7 +382,7 @@ def _labels_by_number(labels: int, points: int, url: str) -> Part:
 
 
 def _stated(part: Part) -> tuple[int | None, dict[str, int]]:
-    """Return the rows in headers, or None without headers, and columns by role. Raises InputError: headers differ."""
+    """Return the rows in headers (None without headers), and the columns by role. Raises InputError: headers differ."""
     if BOTH in part.files:
         rows, features, labels = _read_header(part.files[BOTH], BOTH)
         return rows, {FEATURES: features, LABELS: labels}
@@ -405,10 +406,10 @@ def _npz_rows(role: str, url: str, block_rows: int) -> Iterator[dict[str, pa.Arr
 
 
 def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
-    """Yield blocks of exactly `block_rows` lines up to `rows`. Raises InputError: there are fewer, or more.
+    """Yield blocks of exactly `block_rows` lines up to `rows`. Raises InputError: too few lines, or too many.
 
-    A header may state more rows than a matrix has lines: these rows are empty. But a file that stops within a line, or
-    far before the stated end, is cut off.
+    A header may state more rows than a matrix has lines; the missing rows are empty. But a file that stops within a
+    line, or far before the stated end, is incomplete.
     """
     matrix = role in _MATRICES
     source = lines.Blocks(url, block_rows, skip=int(matrix))
@@ -440,6 +441,6 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
     for number, content in enumerate(beyond, start=line):
         if content.strip():
             raise InputError(
-                f"{url}, line {number}: the header states {rows:,} rows, but the file goes on: "
+                f"{url}, line {number}: the header states {rows:,} rows, but the file continues: "
                 f"{sparse.shown(content)}. Fix the header. Does the file belong to another split?"
             )

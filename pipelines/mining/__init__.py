@@ -1,1 +1,1 @@
-"""Mine hard-negative tables: index blocks of vectors, search them, merge and align the candidates."""
+"""Mine hard-negative tables: index blocks of vectors, search the blocks, merge and align the candidates."""

@@ -1,7 +1,8 @@
-"""Measurements of a mining run, kept with its tables.
+"""Measurements of a mining run, stored with its tables.
 
-A sample of rows gives recall against exact search, the hardness of the negatives, and the share of them that is also in
-the previous table, which shows how fast they become stale. Also seconds by stage, and peak memory.
+A sample of rows gives recall against exact search, the hardness of the negatives, and the share of negatives that the
+previous table also has. This share shows how fast negatives become stale. A profile gives seconds by stage, and peak
+memory.
 """
 
 import contextlib
@@ -32,8 +33,8 @@ _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 class Audit(NamedTuple):
     """Results of exact search for S sampled rows.
 
-    `exact` [S, F] are the best keys without positives and filtered labels; `positive_scores` float32 [V] belong to the
-    sampled rows `positive_rows` int64 [V] in [0, S).
+    `exact` [S, F] are the best keys without positives and filtered labels. `positive_scores` float32 [V] are the scores
+    of positives, and `positive_rows` int64 [V] in [0, S) are the sampled rows of these positives.
     """
 
     exact: np.ndarray
@@ -71,10 +72,10 @@ def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
 
 
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
-    """Return the quality of the rows `table` (keys [S, K]) against exact search, `audit.exact` [S, K].
+    """Measure the quality of the rows `table` (keys [S, K]) against exact search, `audit.exact` [S, K].
 
-    recall_at_k: share of exact search's negatives that the table contains. top1_above_weakest_positive: share of the
-    rows with positives whose hardest negative scores above their lowest positive.
+    recall_at_k: share of exact search's negatives that the table contains. top1_above_weakest_positive: among rows with
+    positives, the share of rows in which the hardest negative scores above the lowest positive.
     """
     label_ids, scores = unpack(table)
     hardest = scores.max(axis=1, initial=-np.inf)
@@ -114,7 +115,8 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Table | Non
 def overlaps(previous: Table, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
     """Return the share [S] of each row's negatives (keys [S, K]) in `previous`, for `rows` int64 [S] of the shard.
 
-    Rows without negatives are left out. None if the previous table is incomplete: it may be replaced at any time.
+    Rows without negatives are left out. Returns None if the previous table is incomplete: another process may replace
+    the table at any time.
     """
     label_ids, _ = unpack(keys)
     shares, first = [np.empty(0)], 0
@@ -141,7 +143,7 @@ class Profile:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure the time of the body of the `with` statement."""
+        """Measure the time and the peak memory of the `with` block."""
         started = time.perf_counter()
         try:
             yield

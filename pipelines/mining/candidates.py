@@ -1,17 +1,19 @@
-"""Candidates of rows: stored after the search of a group of blocks, until all groups are merged, and then filtered.
+"""Store the candidates of each group of blocks until all groups are merged; filter the merged candidates.
 
-A file holds the candidates of one group for one shard as consecutive chunks, one per query batch. A chunk has keys
-[R, n, F] of R label ranges of n rows, as byte planes that are compressed separately without loss: four planes of the
-label minus the group's first label, four of the half score minus the previous candidate's half score. Successive scores
-of a row are close, and all labels are in the group, so a plane has few bits of information. With a margin, float32 [n]
-follow: the lowest score among the row's positives in this group, or infinity without positives. Numbers are
-little-endian, as on every machine that Faiss supports.
+A file contains the candidates of one group for one shard, in consecutive chunks, one chunk per query batch. A chunk
+contains keys [R, n, F] of R label ranges and n rows. The keys are split into eight byte planes, which are compressed
+separately without loss: four planes of the label minus the group's first label, and four planes of the score's bits
+minus the bits of the previous candidate's score. Successive scores of a row are close, and all labels are in the group,
+so a plane has few bits of information. With a margin, the chunk ends with float32 [n]: the lowest score among the row's
+positives in this group, or infinity without positives. Numbers are little-endian, as on every machine that Faiss
+supports.
 
-Filters of false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos, TopK-PercPos):
-ranks [skip_top, window) are counted over all labels that are not excluded, best first. With a margin, a negative stays
-if its score < p - margin - relative_margin · |p|, where p is the lowest score among the row's positives; rows without
-positives keep all. Absolute bounds apply to every row, and are inclusive. A row keeps the best K passing candidates, or
-K drawn without replacement by softmax with Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
+Filters for false negatives (NV-Retriever, arXiv:2407.15831: Top-k shifted by N, TopK-Abs, TopK-MarginPos,
+TopK-PercPos): a row uses the ranks [skip_top, window), counted from the best over all labels that are not excluded.
+With a margin, a negative stays if its score < p - margin - relative_margin · |p|, where p is the lowest score among
+the row's positives; rows without positives keep all candidates. Absolute bounds apply to every row, and are inclusive.
+A row keeps the K best remaining candidates, or K candidates drawn without replacement: uniformly, or by softmax with
+Gumbel noise (Kool, van Hoof, Welling 2019, arXiv:1903.06059).
 """
 
 from collections import Counter
@@ -38,7 +40,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks of a file: shape [R, n, F] of the keys of each, first byte of each and the end, and CRC-32 of each."""
+    """Chunks of a file: `shapes` [R, n, F] of the keys, `edges` (byte offsets, and the end), and CRC-32 `checksums`."""
 
     shapes: tuple[tuple[int, int, int], ...]
     edges: tuple[int, ...]
@@ -46,7 +48,7 @@ class Chunks:
 
 
 def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) -> bytes:
-    """Pack keys uint64 [R, n, F], whose labels begin at `start`, and float32 [n] into few bytes for `unpack_chunk`."""
+    """Compress keys uint64 [R, n, F] and `weakest` float32 [n] for `unpack_chunk`; `start`: the group's first label."""
     labels = (keys & _LOW).astype("<u4") - np.uint32(start)  # modulo 2^32, like all the following arithmetic
     scores = (keys >> np.uint64(32)).astype("<u4")
     scores[..., 1:] -= scores[..., :-1].copy()
@@ -57,7 +59,7 @@ def pack_chunk(keys: np.ndarray, start: int, weakest: np.ndarray | None = None) 
 
 
 def unpack_chunk(data: bytes, shape: tuple[int, int, int], start: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the input of `pack_chunk`: keys uint64 of shape `shape`, and float32 [n] or None."""
+    """Return the input of `pack_chunk`: keys uint64 of shape `shape`, and `weakest` float32 [n] or None."""
     sizes = np.frombuffer(data, "<u4", _PLANES)
     edges = np.cumsum([sizes.nbytes, *sizes])
     count, view = int(np.prod(shape)), memoryview(data)
@@ -106,13 +108,13 @@ def has_margin(options: MarginOptions) -> bool:
 
 
 def fetched(options: MineOptions, width: int) -> int:
-    """Return how many candidates per label range a row needs to keep `width` of them, unless bounds drop more."""
+    """Return how many candidates per label range to fetch for a row, so that usually `width` pass the filters."""
     bounded = has_margin(options) or options.max_score is not None
     return options.window or options.skip_top + width * (2 if bounded else 1)
 
 
 def limits(options: MarginOptions, weakest: np.ndarray) -> np.ndarray:
-    """Return upper bounds of scores, float32 [B], from the weakest positive's score [B], infinity without positives."""
+    """Return upper bounds of scores, float32 [B], from the lowest positive scores [B]; infinity without positives."""
     some = np.isfinite(weakest)
     positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
     highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
@@ -127,10 +129,11 @@ def select(
     width: int,
     counts: Counter[str] | None = None,
 ) -> np.ndarray:
-    """Select `width` passing keys of each label range: G sorted arrays [B, F] and weakest [B] give [B, G · width].
+    """Select `width` keys that pass the filters from each of G label ranges: G arrays [B, F] give one [B, G · width].
 
-    The columns of each range are best first, with EMPTY at the end. The query ids `ids` int64 [B] seed the draw.
-    `counts` counts each dropped candidate under the first rule that drops it, and the kept candidates.
+    The columns of each range are sorted best first, with EMPTY at the end. `weakest` [B] is the lowest score among each
+    row's positives. The query ids `ids` int64 [B] seed the draw. `counts` counts each dropped candidate under the first
+    rule that drops the candidate, and the kept candidates.
     """
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
@@ -159,7 +162,7 @@ def select(
 
 
 def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) -> np.ndarray:
-    """Draw `width` keys of each row, marked in [B, F]; the draw depends only on seed, query and label."""
+    """Draw `width` keys of each row, and mark them in bool [B, F]; the draw depends only on seed, query and label."""
     label_ids, scores = unpack(keys)
     key = combine(np.array([options.seed % (1 << 64)], np.uint64), np.array([Purpose.MINED_RANKS], np.uint64))
     hashes = combine(combine(key, ids.astype(np.uint64))[:, None], label_ids.astype(np.uint64))
@@ -175,7 +178,7 @@ def _drawn(keys: np.ndarray, ids: np.ndarray, options: MineOptions, width: int) 
 
 
 def rows_of_table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema, *more: np.ndarray) -> pa.Table:
-    """Return rows of a table of negatives from the queries [B], their keys [B, K], and `more` scores [B, K]."""
+    """Return rows of a table of negatives from the query ids [B], their keys [B, K], and more scores `more` [B, K]."""
     label_ids, scores = unpack(keys)
     columns = [query_ids, matrix_array(label_ids, schema.field("label_ids").type.value_type)]
     for each in (scores, *more):

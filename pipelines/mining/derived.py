@@ -1,4 +1,4 @@
-"""Make tables of negatives from other tables of the same rows: shard by shard, one row group of each at a time."""
+"""Make tables of negatives from other tables for the same rows, shard by shard, one row group of each at a time."""
 
 import functools
 from collections import Counter
@@ -28,7 +28,7 @@ STEP = "write"
 
 @dataclass(frozen=True)
 class Derived:
-    """Plan of a table at `out`, aligned with `rows`, from `tables` of their negatives. `labels`: the labels table."""
+    """Plan of a table of negatives at `out`, made from `tables` for the same `rows`. `labels`: the labels table."""
 
     rows: Table
     tables: tuple[Table, ...]
@@ -44,7 +44,7 @@ class Derived:
 
     @property
     def aliases(self) -> str:
-        """URL of the labels with equal texts, if there are any."""
+        """URL of the file of labels with equal texts, if there are any."""
         return join(staging(self.out), "aliases")
 
 
@@ -95,9 +95,10 @@ Make = Callable[[pa.Table, pa.Array, list[np.ndarray], Counter[str]], pa.Table]
 
 
 def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make) -> Summary:
-    """Write shard `shard` of the table, one row group at a time, and return it with the counts of `make`.
+    """Write shard `shard` of the table, one row group at a time; return its manifest entry and the counts of `make`.
 
-    `make` gets those of `columns` that the rows have, their ids [B], the keys [B, K] of each table, and the counter.
+    `make` gets the rows (their ids, and the available `columns`), the ids [B], the keys [B, K] of each table, and the
+    counter.
     Raises TableError, StorageError.
     """
     plan.meter.start(STEP)
@@ -116,7 +117,7 @@ def write_derived(shard: int, plan: Derived, columns: Sequence[str], make: Make)
 
 
 def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray:
-    """Return the places [B, width] of the first `width` keys of each row, then of EMPTY; `counts` counts the rows."""
+    """Return the positions [B, width] of each row's first `width` keys, then positions of EMPTY; update `counts`."""
     gone = np.pad(keys == EMPTY, ((0, 0), (0, max(0, width - keys.shape[1]))), constant_values=True)
     places = np.argsort(gone, axis=1, kind="stable")[:, :width]
     left, kept = int((~gone).sum()), ~np.take_along_axis(gone, places, axis=1)
@@ -126,13 +127,13 @@ def keep_first(keys: np.ndarray, width: int, counts: Counter[str]) -> np.ndarray
 
 
 def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Table) -> np.ndarray:
-    """Return keys [B, K] of a row group. Raises TableError: impossible rows, labels or scores."""
+    """Return the keys [B, K] of a row group. Raises TableError if rows, labels or scores are impossible."""
     labels, scores = matrix_column(offer, "label_ids"), matrix_column(offer, "scores").astype(np.float32)
     fault = None
     if not ids.equals(offer.column("query_id").combine_chunks()):
-        fault = f"the column query_id differs from that of {plan.rows.place(shard)}"
+        fault = f"the column query_id differs from the ids in {plan.rows.place(shard)}"
     elif labels.max(initial=-1) >= plan.labels.rows or labels.min(initial=0) < -1:
-        fault = f"a label is outside of [0, {plan.labels.rows})"
+        fault = f"a label id is outside [0, {plan.labels.rows})"
     elif not np.isfinite(scores[labels >= 0]).all():
         fault = "the score of a label is not finite"
     if fault:
@@ -141,9 +142,9 @@ def _read(plan: Derived, table: Table, shard: int, ids: pa.Array, offer: pa.Tabl
 
 
 def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...], Table]:
-    """Open the rows of DATA to which all tables at `urls` belong, the tables, and the labels.
+    """Open the tables at `urls`; return the rows in DATA that the tables were made from, the tables, and the labels.
 
-    Raises TableError: other rows, other labels, points instead of labels, or label ranges.
+    Raises TableError if a table has other rows, other labels, points instead of labels, or label ranges.
     """
     layout, tables = DataLayout(data), tuple(Table.open(url, "negatives") for url in urls)
     labels = Table.open(layout.labels, "labels")
@@ -152,7 +153,8 @@ def open_tables(data: str, urls: Sequence[str]) -> tuple[Table, tuple[Table, ...
     rows = next((table for table in known if table.digest == tables[0].parents.get("queries")), None)
     if rows is None:
         raise TableError(
-            f"{tables[0].url}: this table was made from rows that are not in {data}. Give the DATA of the table."
+            f"{tables[0].url}: this table was made from rows that are not in {data}. Give the DATA that "
+            "the table was made from."
         )
     for table in tables:
         table.require_ids_of("labels")

@@ -1,4 +1,4 @@
-"""Inputs of one mining run with checked lineage: a training run's dump, tables of `extremis embed`, or both."""
+"""Inputs of one mining run, with checked lineage: a training run's dump, tables from `extremis embed`, or both."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,18 +12,18 @@ from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.table import Table
 
-_FIRST = -2  # the dump that a run makes from the previous run, for epoch 0
+_FIRST = -2  # the dump for epoch 0, which a run makes from the previous run
 _UNLISTED = 8  # number of epochs to check after the last listed dump
 
 
 @dataclass(frozen=True)
 class MineInputs:
-    """Points and vectors of one run. `epoch`: epoch of the dump, or None. `root`: URL of the tables of all sources.
+    """Points and vectors of one mining run. `epoch`: epoch of the dump, or None. `root`: URL of the folder of tables.
 
-    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as in the queries. The column only
-    adds 1 to every score, so it is left out. `requested`: the trainer's request in the dump. `attempt`: name of the
-    folder in which all files are written before they are moved into place. `texts`: the labels table; None if points
-    are searched.
+    `drop_bias`: the vectors are label embeddings, and their last column is a constant 1, as in the queries. This column
+    only adds 1 to every score, so it is left out. `requested`: parameters of the dump, in which the trainer requests a
+    table width and an index. `attempt`: name of the folder in which all files are written before they are moved into
+    place. `texts`: the labels table; None if points are searched.
     """
 
     by: str
@@ -67,16 +67,16 @@ class MineInputs:
         return join(self.root, source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
-        """Return the parents of the table of `source`, by digest."""
+        """Return the digests of the parents of the table of `source`."""
         queries, embeddings = source.queries.digest, source.embeddings.digest
         return {"queries": queries, "embeddings": embeddings, "vectors": self.vectors.digest}
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> MineInputs:
-    """Open the dump of `epoch` (the newest by default), with the tables that `options` name instead of its own.
+    """Open the dump of `epoch` (by default the newest); tables that `options` name replace the tables of the dump.
 
-    Raises InputError: no dump, or no place to publish; TableError: unfinished, damaged, made from other data or by
-    another checkpoint, not aligned with its queries, or without some labels.
+    Raises InputError if there is no dump, or no place to publish. Raises TableError if a table is unfinished, damaged,
+    made from other data or by another checkpoint, not aligned with its queries, or without some labels.
     """
     layout = RunLayout(run)
     whole = options.queries is not None and options.vectors is not None
@@ -96,7 +96,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
-        raise InputError("--queries and --vectors need the place of the table: give --for-epoch E or --out URL.")
+        raise InputError("--queries and --vectors need a place for the table: give --for-epoch E or --out URL.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
@@ -107,10 +107,10 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
 
 
 def complete_dumps(run: str) -> dict[int, str]:
-    """Map the epoch to the digest of the vectors, for every complete dump of `run`, oldest first.
+    """Return the digest of the vectors of every complete dump of `run`, by epoch, oldest first.
 
-    A dump is complete when its vectors, which are written last, and all sources named in them are published. A store
-    may list new files late, so the next few epochs are also checked by name.
+    A dump is complete when its vectors and all sources that the vectors name are published; the vectors are written
+    last. An object store may list new files late, so the next few epochs are also checked by name.
     """
     layout = RunLayout(run)
     digests: dict[int, str] = {}
@@ -131,7 +131,7 @@ def newest(run: str) -> int:
     if not epochs:
         raise InputError(
             f"{RunLayout(run).dumps}: no complete dump to mine. The trainer writes the first dump two epochs before "
-            "its first epoch with hard negatives. Is the path of the run right?"
+            "its first epoch with hard negatives. Check the path of the run."
         )
     return max(epochs)
 
@@ -164,9 +164,10 @@ def _sources(
 
 
 def _rows_of(data: DataLayout, name: str) -> Table:
-    """Open the rows of the source `name` of the trainer.
+    """Open the rows of the trainer's source `name`.
 
-    The name is `queries`, `labels`, a part of either if rows are dealt by parts, or a split if splits are mixed.
+    The name is `queries` or `labels`, or the name of a part if the trainer deals rows by part, or the name of a split
+    if the trainer mixes splits.
     """
     whole = {"queries": (data.queries("train"), "queries"), LABEL_TEXTS: (data.labels, "labels")}
     for source, place in whole.items():
@@ -187,9 +188,9 @@ def _vectors(
         names = [] if dump is None else _source_names(dump)
         if options.queries is not None or options.vectors is not None or names != ["queries"] or epoch is None:
             raise InputError(
-                "--by points: points are searched among the points of the same dump, which needs the single source "
-                f"`queries`; got {', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or train on "
-                "a single split."
+                "--by points: points are searched among the points of the same dump, so the dump must have the single "
+                f"source `queries`; got {', '.join(names) or 'no dump'}. Leave out --queries, --vectors or --by, or "
+                "train on a single split."
             )
         return open_vectors(layout.embeddings(epoch, "queries")), by
     if options.vectors is not None:
@@ -204,7 +205,7 @@ def _vectors(
         if vectors.rows != labels.rows or parent != labels.digest:
             raise TableError(
                 f"{options.vectors}: these embeddings were made from {vectors.rows} labels, but {labels.url} has "
-                f"{labels.rows} labels, or different ones. Make the embeddings again from this data."
+                f"{labels.rows} labels, or different labels. Make the embeddings again from this data."
             )
         return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
@@ -226,7 +227,7 @@ def _require_one_training(source: Source, vectors: Table, dump: Table | None) ->
     if got != expected:
         raise TableError(
             f"{source.embeddings.url}: embeddings of {got} dimensions, but the vectors at {vectors.url} have "
-            f"{expected}. The two come from different trainings: make both again from one training."
+            f"{expected}. The two tables come from different runs: make both tables again from one run."
         )
     marks = [
         (table.url, table.parameters.get("step", dump.parameters.get("step") if dump else None))
@@ -240,7 +241,8 @@ def _require_one_training(source: Source, vectors: Table, dump: Table | None) ->
         (first, first_step), (second, second_step) = marks
         raise TableError(
             f"{first} comes from step {first_step}, but {second} comes from step {second_step} or from another run, "
-            "and vectors of two models cannot be compared. Embed both with the same checkpoint (extremis embed --step)."
+            "and vectors of two models cannot be compared. Embed both tables with the same checkpoint (extremis embed "
+            "--step)."
         )
 
 

@@ -1,6 +1,6 @@
 """Indexes that are kept after the run, for serving: one Faiss file per block and a manifest of kind `index`.
 
-Position p in the file of block b is label start_b + p; the manifest's parameter `blocks` holds [start_b, stop_b).
+Vector p in the file of block b is label start_b + p; the manifest's parameter `blocks` lists all [start_b, stop_b).
 """
 
 import faiss
@@ -39,14 +39,14 @@ def _request(plan: MinePlan) -> Request:
 
 
 def find_index(plan: MinePlan, url: str) -> Manifest | None:
-    """Return the index at `url` if it belongs to the plan, or None. Raises InputError if a different table is there."""
+    """Return the index at `url` if it matches the plan, or None. Raises InputError if another table is at `url`."""
     return find_reusable(
         url, _request(plan), "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite
     )
 
 
 def describe_index(plan: MinePlan) -> Manifest:
-    """Describe the files of all blocks as one index, from the notes of the workers."""
+    """Describe the files of all blocks as one index, from the records of the workers."""
     request = _request(plan)
     notes = [read_record(plan.note(block)) for block in range(len(plan.bounds))]
     return Manifest(
@@ -60,9 +60,9 @@ def describe_index(plan: MinePlan) -> Manifest:
 
 
 class KeptIndex:
-    """A kept index, which is searched block by block: memory is bounded by the largest block.
+    """Kept index that is searched block by block, so that only one block is in memory at a time.
 
-    With `vectors_url`, the table of its vectors, candidates are scored exactly and refined as in mining.
+    With `vectors_url`, the table of the indexed vectors, candidates are scored exactly and refined as in mining.
     """
 
     def __init__(self, url: str, vectors_url: str | None = None) -> None:

@@ -1,7 +1,8 @@
-"""Fit blocks of labels, indexes and a batch of queries into the memory of one worker; estimate bytes on storage.
+"""Fit blocks of labels, indexes and a batch of queries into the memory of one worker; estimate bytes in storage.
 
-The estimate of memory is made before the run: one group of blocks, its indexes and one batch of queries, independent of
-N and L. Bytes on storage follow from the same sizes. The constants are measured (docs/mining.md), with a small reserve.
+Memory is estimated before the run. A worker needs memory for one group of blocks, the group's indexes and one batch of
+queries, independent of N and L. Bytes in storage are estimated from the same sizes. The constants were measured
+(docs/mining.md), and include a small reserve.
 """
 
 import math
@@ -18,14 +19,14 @@ from schemas.sizes import say_bytes
 from search.factory import AUTO, EXACT, Factory, choose
 from search.index import MOST_REFINE
 
-_PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
-_MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
+_PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and in use
+_MATRIX_PRODUCTS = 64 << 20  # Faiss's buffers: blocks of distances, and of vectors that are being added
 _PAIR_BYTES = 96  # bytes per candidate while it is fetched, scored, filtered and sorted
 LABELS_A_ROW = 64  # assumed positives and filtered labels per row; the manifest does not state their number
 LARGEST_BATCH = 4096
 SMALLEST_BATCH = 64
 SMALLEST_BLOCK = 4096
-# Bytes on storage of a score, without the bits of its label: 1.8 to 2.3 in a packed candidate, 1.3 to 1.9 in a table.
+# Stored bytes of a score, without the bits of its label: 1.8 to 2.3 in a packed candidate, 1.3 to 1.9 in a table.
 _PACKED_SCORE, _TABLE_SCORE = 2.4, 1.5
 
 
@@ -68,11 +69,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Division of [0, L) into blocks that fit a memory: `bounds` are P blocks [start, stop), ordered by label range.
+    """Division of [0, L) into blocks that fit into memory: `bounds` are P blocks [start, stop), ordered by label range.
 
-    `groups` are ranges [first, stop) of blocks in memory together. `range_of` is the label range of each block,
-    `block_rows` the most vectors in a block, `batch` the number of queries per search. `estimate` is for the largest
-    group. `by_cost`: the index was chosen by its estimated cost; a block uses it only if it saves time.
+    `groups` are ranges [first, stop) of blocks that are in memory together. `range_of` is the label range of each
+    block, `block_rows` the largest number of vectors in a block, `batch` the number of queries per search. `estimate`
+    is for the largest group. `by_cost`: the index was chosen by its estimated cost, and a block uses the index only if
+    this saves time.
     """
 
     factory: Factory
@@ -87,11 +89,11 @@ class Blocks:
 
     @property
     def sole(self) -> bool:
-        """Whether one group has all labels, so that its result is the table, without a merge."""
+        """Whether there is only one group, so that no merge is needed."""
         return len(self.groups) == 1
 
     def candidate_bytes(self, group: int) -> float:
-        """Estimate the bytes of one row's candidates from one group in storage."""
+        """Estimate the stored bytes of one row's candidates from one group."""
         first, stop = self.groups[group]
         labels = self.bounds[stop - 1][1] - self.bounds[first][0]
         kept = len({*self.range_of[first:stop]}) * min(self.sizes.fetch, labels)
@@ -99,7 +101,7 @@ class Blocks:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of one row's candidates from all groups in storage; 0 for a single group."""
+        """Stored bytes of one row's candidates from all groups; 0 for a single group."""
         return 0.0 if self.sole else sum(map(self.candidate_bytes, range(len(self.groups))))
 
     def table_bytes(self, rows: int) -> int:
@@ -107,17 +109,18 @@ class Blocks:
         return int(rows * self.sizes.columns * (math.log2(max(2, self.bounds[-1][1])) / 8 + _TABLE_SCORE))
 
     def index_bytes(self, flat: bool = False) -> int:
-        """Estimate the bytes of all blocks' indexes in storage; for exact search 0, or with `flat` the vectors."""
+        """Estimate the stored bytes of all blocks' indexes; for exact search 0, or the vectors' bytes with `flat`."""
         if self.factory.exact:
             return 4 * self.sizes.dimension * self.bounds[-1][1] * flat
         dimension = self.factory.dimension(self.sizes.dimension)
         return sum(self.factory.stored_bytes(stop - start, dimension) for start, stop in self.bounds)
 
     def pass_rows(self, rows: int) -> int:
-        """Return the most rows of a pass whose candidates and kept indexes take no more bytes than all tables.
+        """Return the most rows per pass with which candidates and kept indexes take no more bytes than all tables.
 
-        If the indexes alone take more than half of the tables' bytes, candidates may take half. Returns all `rows` if
-        they are few, or if their candidates take an eighth of the vectors' bytes, which each pass reads again.
+        If the indexes alone take more than half of the tables' bytes, the candidates may still take half. Returns all
+        `rows` if their candidates take no more bytes than the tables, or than an eighth of the vectors, because each
+        pass reads the vectors again.
         """
         each, tables = self.row_bytes, self.table_bytes(rows)
         vectors = 2 * self.sizes.dimension * self.bounds[-1][1]
@@ -126,7 +129,7 @@ class Blocks:
         return max(1, int(max(tables - self.index_bytes(), tables / 2) / each))
 
     def needs(self, rows: int, at_once: int | None = None) -> dict[str, int]:
-        """Estimate the bytes on storage, by use and without zeros, while the tables of `rows` rows are made.
+        """Estimate the bytes in storage, by use, while the tables of `rows` rows are made; leave out uses of 0 bytes.
 
         Uses: tables; candidates of a pass of `at_once` rows (None: the largest pass); indexes kept between passes.
         """
@@ -140,12 +143,12 @@ class Blocks:
 
 
 def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes, blocks: int = 1) -> Estimate:
-    """Estimate the peak of a worker that searches `blocks` blocks of `rows` vectors with `batch` queries at a time."""
+    """Estimate the peak memory of a worker with `blocks` blocks of `rows` vectors and `batch` queries at a time."""
     dimension = factory.dimension(sizes.dimension)
     trained = 0 if factory.exact else min(rows, factory.training_rows())
-    # A block is not copied for training if training uses all of it.
+    # A block is not copied for training if training uses the whole block.
     sample = trained if trained < rows else 0
-    # Faiss draws its own sample of these vectors, and as many residuals for a product quantizer.
+    # Faiss copies a sample of these vectors; a product quantizer needs as many residuals again.
     copies = 2 if factory.lossy else 1
     return Estimate(
         process=_PROCESS,
@@ -179,7 +182,7 @@ def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """Return the estimate of a plan. Raises InputError that states the necessary memory, if it exceeds `memory`."""
+    """Return the estimate of a plan. Raises InputError with the required memory if that exceeds `memory`."""
     need = estimate(factory, rows, batch, sizes)
     if need.total > memory:
         raise InputError(
@@ -192,7 +195,7 @@ def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Siz
 
 
 def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
-    """Return the memory with which the plan fits, including the larger batches that more memory implies."""
+    """Return enough memory for the plan, also for the larger batches that are chosen with more memory."""
     memory = estimate(factory, rows, batch, sizes).total
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
         memory = total
@@ -200,14 +203,14 @@ def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
 
 
 def group_bytes(table: Manifest, row_bytes: float) -> int:
-    """Estimate the bytes of one row group of `table`, which is about twice in memory while it is decoded."""
+    """Estimate the memory of one row group of `table` while it is decoded: about twice its bytes."""
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
     """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
 
-    Raises InputError: the memory is too small, or `spec` is not an index.
+    Raises InputError if the memory is too small, or `spec` is not an index.
     """
     most = min(options.block_rows or labels, -(-labels // options.ranges))
     largest = max(1, fit_rows(Factory(EXACT), most, SMALLEST_BATCH, options.memory, sizes))
@@ -244,7 +247,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
 def sizes_of(
     dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
 ) -> Sizes:
-    """Return the sizes of an estimate from the manifests of the tables."""
+    """Return the sizes for an estimate, from the manifests of the tables."""
     query_bytes = 8.0 + 8 * LABELS_A_ROW + 4 * dimension  # id, labels and embedding
     return Sizes(
         dimension=dimension,

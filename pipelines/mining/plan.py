@@ -1,4 +1,4 @@
-"""Plan of one mining run: every choice, made once in the launching process, so that all workers agree."""
+"""Plan of one mining run: the launching process makes every choice once, so that all workers agree."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ from search.index import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
-# Options that determine the content of a table; the options of a search also determine the content of a kept index.
+# Options that determine the content of a table; the search options also determine the content of a kept index.
 SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
 _RANK_OPTIONS = (
     *("skip_top", "window", "margin", "relative_margin", "max_score", "min_score", "temperature"),
@@ -41,7 +41,7 @@ _RANK_OPTIONS = (
 
 REMEDY = (
     "Free some space, remove tables of earlier epochs, mine fewer negatives (--width) or choose another place for RUN. "
-    "The same command resumes after the finished shards."
+    "The same command continues with the unfinished shards."
 )
 RECORD = "record"  # extension of the files that record finished work
 _INDEXES = "indexes"
@@ -52,10 +52,11 @@ Task = tuple[int, bool, Sequence[Place]]
 
 @dataclass(frozen=True)
 class MinePlan(Blocks):
-    """Plan of the search of one run, and of the places of its tables.
+    """Plan of one run: its search, and the places of its tables.
 
-    `width` is K of one range, `fetch` the number of candidates that a row needs from each block. `aliases` counts the
-    labels with shared texts. `index_url`: the place of a permanent copy of every block's index; None: no copy.
+    `width` is the number K of negatives per label range, `fetch` the number of candidates per row and block. `aliases`
+    is the number of labels with shared texts. `index_url`: URL for a permanent copy of every block's index; None: no
+    copy.
     """
 
     inputs: MineInputs
@@ -85,11 +86,11 @@ class MinePlan(Blocks):
         return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
     def without(self, finished: Container[str]) -> "MinePlan":
-        """Return the plan without the sources `finished`: a table does not depend on the other tables of its plan."""
+        """Return the plan without the sources `finished`; the tables of a plan do not depend on each other."""
         return replace(self, sources=tuple(source for source in self.sources if source.name not in finished))
 
     def below(self, attempt: str) -> "MinePlan":
-        """Return the plan of the attempt with this name."""
+        """Return the plan for the attempt with this name."""
         return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
     def audited(self, source: Source) -> int:
@@ -112,13 +113,13 @@ class MinePlan(Blocks):
         return join(phases(self.inputs.root), f"{self.work}-{self.inputs.attempt}")
 
     def candidates(self, place: Place, group: int) -> str:
-        """Return the URL of the candidates of one group of blocks, which are kept until the end of the pass."""
+        """Return the URL of the candidates of one group for one shard; the file is kept until the end of the pass."""
         folder = shard_name(group, len(self.groups), "group")
         return join(self.inputs.candidates, folder, self._named(place, "keys"))
 
     @property
     def alias_url(self) -> str:
-        """URL of the labels with equal texts, if there are any."""
+        """URL of the file of labels with equal texts, if there are any."""
         return join(self.inputs.scratch, "aliases")
 
     def _named(self, place: Place, extension: str) -> str:
@@ -143,7 +144,7 @@ class MinePlan(Blocks):
         return join(_INDEXES, shard_name(block, len(self.bounds), RECORD))
 
     def note(self, block: int) -> str:
-        """Return the URL of the record of a block's index; each attempt makes a permanent index again."""
+        """Return the URL of the record of a block's index. Each attempt builds permanent indexes again."""
         return join(self.inputs.scratch if self.index_url else self.finished, self.index_record(block))
 
     @property
@@ -161,7 +162,7 @@ class MinePlan(Blocks):
         return sum(self.sources[source].queries.shards[shard].rows for source, shard in places)
 
     def passes(self, places: Iterable[Place]) -> list[list[Place]]:
-        """Cut shards in order into the fewest passes whose candidates fit: see `pass_rows`."""
+        """Divide shards in order into passes, each with as many shards as fit: see `pass_rows`."""
         most, passes, held = self.pass_rows(self.rows(self.places)), list[list[Place]](), 0
         for place in places:
             held += self.rows([place])
@@ -172,9 +173,9 @@ class MinePlan(Blocks):
         return passes
 
     def tasks(self, places: Sequence[Place], keep: bool = False) -> list[Task]:
-        """List (group of blocks, whether to keep its indexes, shards); each group is paired with all of `places`.
+        """List tasks (group of blocks, whether to keep its indexes, shards); the tasks of a group cover all `places`.
 
-        A group has `tasks` work items, or fewer if there are fewer shards.
+        A group has `tasks_per_block` tasks, or fewer if there are fewer shards.
         """
         splits = max(1, min(self.options.tasks_per_block, len(places)))
         return [
@@ -188,7 +189,7 @@ class MinePlan(Blocks):
         options, inputs = self.options, self.inputs
         return {
             **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
-            # None for "top", as in tables from before other draws existed.
+            # None for "top", as in tables from versions without other draws.
             "sample": None if options.sample == "top" else options.sample,
             "by": inputs.by,
             "width": self.width,
@@ -201,7 +202,7 @@ class MinePlan(Blocks):
             "step": inputs.requested.get("step"),
             "use_from": inputs.use_from,
             "labels": inputs.labels,
-            # None if no texts are equal, as in tables from before texts were compared.
+            # None if no texts are equal, as in tables from versions that did not compare texts.
             "equal_texts": {"rule": options.equal_texts, "labels": inputs.texts.digest}
             if self.aliases and inputs.texts
             else None,
@@ -210,7 +211,7 @@ class MinePlan(Blocks):
     def needs_of(self, places: Sequence[Place], indexed: int = 0) -> dict[str, int]:
         """Estimate the bytes, by use, that mining these shards writes to the storage of the tables, like `needs`.
 
-        indexed: number of blocks whose indexes already exist. Permanent indexes are elsewhere.
+        indexed: number of blocks whose indexes already exist. Permanent indexes are elsewhere, and not counted.
         """
         rows = [self.rows(some) for some in self.passes(places)]
         needs = self.needs(sum(rows), max(rows, default=0))
@@ -218,9 +219,9 @@ class MinePlan(Blocks):
         return needs | {what: size * left // len(self.bounds) for what, size in needs.items() if what == "indexes"}
 
     def require_room(self, places: Sequence[Place], indexed: int = 0, here: bool = True) -> None:
-        """Refuse to mine these shards if there is not enough room for `needs_of`.
+        """Raise RoomError if there is not enough room to mine these shards: see `needs_of`.
 
-        here: workers run on this machine; its TMPDIR holds files before they go to other storage. Raises RoomError.
+        here: workers run on this machine, and write files to its TMPDIR before uploading to other storage.
         """
         require_room(self.inputs.root, self.needs_of(places, indexed), REMEDY)
         if here and not storage.is_local(self.inputs.root) and places:
@@ -229,10 +230,10 @@ class MinePlan(Blocks):
             require_room(tempfile.gettempdir(), {"a file for storage": largest}, "Set TMPDIR to a disk with more room.")
 
     def finished_tables(self, run: str) -> dict[str, Manifest]:
-        """Return the tables that need not be made, by source.
+        """Return the finished tables of this plan, by source.
 
         A table is made again if the trainer has rewritten its dump. A table that an epoch trains on is never replaced
-        while the run continues: see docs/decisions/0003. Raises InputError for any other table.
+        while the run continues: see docs/decisions/0003. Raises InputError if a different table is in the place.
         """
         options, inputs = self.options, self.inputs
         from_dump = inputs.epoch is not None and options.queries is None and options.vectors is None
@@ -268,8 +269,8 @@ class MinePlan(Blocks):
         )
         if self.aliases:
             yield (
-                f"{inputs.name}: {self.aliases:,} labels share their text with another label; they are not negatives "
-                "of a row that has a positive label of the same text (--equal-texts)"
+                f"{inputs.name}: {self.aliases:,} labels share their text with another label; these labels are not "
+                "negatives of a row with a positive of the same text (--equal-texts)"
             )
         needs, passes = self.needs_of(self.places), len(self.passes(self.places))
         scratch = [f"{say_bytes(size)} of {what}" for what, size in needs.items() if what != "tables"]
@@ -280,10 +281,10 @@ class MinePlan(Blocks):
 
 
 def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Table]) -> MinePlan:
-    """Plan a run: the user's options override the trainer's request in the dump; sizes determine the rest.
+    """Plan a run: the user's options override the trainer's request in the dump; table sizes decide what is left open.
 
-    Raises InputError: no width in options or dump, contradictory options, more labels than a candidate can name, or a
-    plan that does not fit into `memory`.
+    Raises InputError if neither options nor dump give a width, options contradict each other, there are too many
+    labels, or the plan does not fit into `memory`.
     """
     width = options.width or inputs.requested.get("table_width")
     if not width:
@@ -305,7 +306,7 @@ def make_plan(inputs: MineInputs, options: MineOptions, previous: dict[str, Tabl
     aliases = find_aliases(inputs.texts, options.equal_texts)
     sizes = sizes_of(inputs.dimension, inputs.vectors.manifest, queries, options, fetch, columns)
     sizes = replace(sizes, aliases=aliases.bytes if aliases else 0)
-    # Every source counts, also if its table exists: a table is the same after an interrupted attempt.
+    # Sources with finished tables count too, so that a resumed run makes the same plan and the same tables.
     rows = sum(manifest.rows for manifest in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
     index.require_sense(blocks.factory, fixed)

@@ -1,7 +1,7 @@
-"""Records of finished work (a shard of a table, a block's index), and the summary of a table from its records.
+"""Records of finished work (a table shard, or the index of a block); sum up a table from the records of its shards.
 
 A worker writes a record when its work is finished. The launching process makes the manifest from the records. A resumed
-attempt reuses the records of the same work, with their files.
+attempt reuses the records of the same work, and the files that the records describe.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _REMEDY = "The record is made again."
 
 
 class Record(NamedTuple):
-    """Record of finished work: the entry of its file if it has one, facts as JSON values, and arrays."""
+    """Record of finished work: the manifest entry of its file (None: no file), facts as JSON values, and arrays."""
 
     entry: Shard | None
     facts: dict[str, Any]
@@ -54,11 +54,11 @@ def read_record(url: str) -> Record:
         entry, facts = json.loads(arrays.pop("facts").tobytes())
         return Record(entry and Shard(**entry), facts, arrays)
     except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-        raise TableError(f"{url}: not a record of mining ({error}). {_REMEDY}") from None
+        raise TableError(f"{url}: not a mining record ({error}). {_REMEDY}") from None
 
 
 def find_left(plan: MinePlan) -> tuple[list[Place], int]:
-    """List the shards that no attempt at the plan's work has finished, and count the kept indexes. Reads no file."""
+    """List the shards that no attempt has finished yet, and count the kept indexes. Lists folders; reads no file."""
     root = phases(plan.inputs.root)
     folders = [join(root, name) for name in storage.list_names(root) if name.startswith(plan.work)]
     there = {join(kind, name) for at in folders for kind in plan.kinds for name in storage.list_names(join(at, kind))}
@@ -67,7 +67,7 @@ def find_left(plan: MinePlan) -> tuple[list[Place], int]:
 
 
 def take_over(plan: MinePlan) -> None:
-    """Move finished work of earlier attempts at the plan to this attempt; remove damaged files and other work.
+    """Move the finished work of earlier attempts into this attempt; remove damaged files and the files of other plans.
 
     Raises StorageError.
     """
@@ -81,7 +81,7 @@ def take_over(plan: MinePlan) -> None:
 
 
 def _move_whole(old: str, new: str) -> None:
-    """Move files of the size in their record, and then their records, so that a record always has a complete file."""
+    """Move the files that have the size in their record, then the records: each moved record has a complete file."""
     sizes, files, records = storage.list_sizes(old), list[str](), list[str]()
     for name in (name for name in sizes if name.endswith(RECORD)):
         with contextlib.suppress(FileNotFoundError, TableError):
@@ -94,7 +94,10 @@ def _move_whole(old: str, new: str) -> None:
 
 
 def summarize(plan: MinePlan, source: Source) -> dict[str, Any]:
-    """Return shards in order, counters, quality and profile of a source's table. Raises the errors of `read_record`."""
+    """Return the shards in order, counters, quality and profile of a source's table.
+
+    Raises the errors of `read_record`.
+    """
     urls = [join(plan.finished, plan.record(place)) for place in plan.places if plan.sources[place[0]] is source]
     with ThreadPoolExecutor(_READERS) as readers:
         entries, facts, arrays = zip(*readers.map(read_record, urls), strict=True)

@@ -1,7 +1,7 @@
-"""Steps of a worker: load a group of blocks, search a shard against the group, merge a shard and finish it.
+"""Steps of a worker: load a group of blocks, search a shard against the group, merge and finish a shard.
 
 Between search and merge, candidates are in storage, one file per group and shard, not in the runner's memory. A worker
-holds one group of blocks and one batch of queries, for any number of queries and labels.
+has one group of blocks and one batch of queries in memory, for any number of queries and labels.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from search.index import SearchParams, apply, build, read_index, tune, write_ind
 from search.nearest import CPU, find_device
 
 _TUNING_QUERIES = 512
-_PART = 512  # queries that a thread searches at a time: enough that they share the lists that they read
+_PART = 512  # queries that a thread searches at a time: enough queries that many use the same inverted lists
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = (
     *("positives_dropped", "filtered_dropped", "same_text_dropped", "skipped_top", "beyond_window"),
@@ -57,7 +57,7 @@ DROPS = (
 # Runners may give a worker process several threads; the planned memory suffices for one work item at a time.
 _ONE_ITEM = threading.Lock()
 T = TypeVar("T")
-Held = tuple[np.ndarray, Exclusions]  # of a batch's audited rows: queries, and labels to drop
+Held = tuple[np.ndarray, Exclusions]  # queries of a batch's audited rows, and the labels to drop
 Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
 
@@ -83,7 +83,8 @@ class WrittenShard(NamedTuple):
 class GroupCandidates:
     """Candidates of one group of blocks for one shard, and the audit of the shard's sampled rows by label range.
 
-    `content`: file of the candidates, or the finished shard of a single group. `params`: search parameters by block.
+    `content`: chunks of the candidates' file, or the finished shard if there is one group. `params`: search parameters
+    by block.
     """
 
     group: int
@@ -95,9 +96,10 @@ class GroupCandidates:
 
 
 def search_group(task: Task, plan: MinePlan) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Build or read indexes, search them for all shards of the task, discard them; yield ((source, shard), candidates).
+    """Build or read the indexes of a group, search all shards of the task; yield ((source, shard), candidates).
 
-    If there is only one group, it finishes its shards and yields nothing. Raises TableError, InputError, StorageError.
+    If there is only one group, this step finishes the shards and yields nothing. Raises TableError, InputError,
+    StorageError.
     """
     group, keep, places = task
     with _ONE_ITEM:
@@ -173,11 +175,11 @@ def _find_kept(plan: MinePlan, number: int, exact: Block, profile: Profile) -> L
 def search_shards(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], places: Iterable[Place], profile: Profile
 ) -> Iterator[tuple[Place, GroupCandidates]]:
-    """Search every row of each (source, shard) against the blocks; write candidates, or the table of a single group.
+    """Search every row of each (source, shard) against the blocks; write candidates, or a table if there is one group.
 
-    Each thread searches its own part of a batch, so the work before and after Faiss uses all processors, no thread
-    waits for another, and the parts in progress are at most one batch. A GPU searches a whole batch. Raises TableError,
-    StorageError.
+    Each thread searches its own part of a batch, so the work before and after Faiss also uses all processors, and no
+    thread waits for another thread. The parts in progress are at most one batch. A GPU searches a whole batch. Raises
+    TableError, StorageError.
     """
     with contextlib.ExitStack() as held:
         threads = faiss.omp_get_max_threads()
@@ -192,13 +194,13 @@ def search_shards(
             (place, _search_shard(plan, group, blocks, place, spent))
             for place, spent in zip(places, profiles, strict=False)
         )
-        # Audited rows are searched at the same time as the next shard.
+        # The exact search of a shard's audited rows runs during the search of the next shard.
         for place, wait in _one_ahead(searches):
             yield place, wait()
 
 
 def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates]) -> None:
-    """Write the best candidates of all groups for every row of the shard, aligned with its queries, and its record."""
+    """Write a shard of the table with the best candidates of all groups for every row, and the shard's record."""
     source, shard = plan.sources[place[0]], place[1]
     groups = sorted(candidates, key=lambda offer: offer.group)
     profile = reduce(Profile.add, (offer.profile for offer in groups), Profile())
@@ -225,7 +227,7 @@ def _finish(plan: MinePlan, place: Place, candidates: Iterable[GroupCandidates])
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
-    """Return the manifest's counters of candidates: `kept` is their number minus the numbers dropped by each rule."""
+    """Return the manifest's counters of candidates: `kept` is `candidates` minus all other counters."""
     drops = {name: counts[name] for name in DROPS}
     outranked = counts["candidates"] - sum(drops.values()) - counts["kept"]
     return {"candidates": counts["candidates"], **drops, "outranked": outranked, "kept": counts["kept"]}
@@ -245,7 +247,7 @@ def _tune(plan: MinePlan, block: Block) -> SearchParams:
 def _search_shard(
     plan: MinePlan, group: int, blocks: Sequence[LoadedBlock], place: Place, profile: Profile
 ) -> Callable[[], GroupCandidates]:
-    """Search the shard of (source, shard); the returned function waits for the audit and returns the result."""
+    """Search the shard `place`; the returned function waits for the audit and returns the candidates."""
     counts: Counter[str] = Counter()
     held: list[Held] = []
     rows = _search_batches(plan, blocks, place, counts, held)
@@ -259,7 +261,7 @@ def _search_shard(
             with with_room(url, "candidates", size, REMEDY):
                 content = write_chunks(url, blocks[0].block.start, packed)
             plan.meter.count(SEARCH, 0, content.edges[-1])
-    # Exact search of a few rows costs as much as of a hundred rows.
+    # Exact search costs as much for a few rows as for a hundred, so the audited rows are searched together.
     queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
     exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
     some_rows = np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch))
@@ -309,7 +311,7 @@ def _search_batches(
 
 
 def _batches(plan: MinePlan, place: Place) -> Iterator[Batch]:
-    """Read a shard in batches with the labels to drop, including labels with the text of a positive."""
+    """Read a shard in batches with the labels to drop, including labels that share their text with a positive."""
     for batch in plan.sources[place[0]].batches(place[1], plan.batch, plan.dimension):
         aliases = read_aliases(plan.alias_url) if plan.aliases else None
         yield batch._replace(exclusions=aliases.add_to(batch.exclusions)) if aliases else batch
@@ -321,7 +323,7 @@ def _merge_range(ranges: dict[int, np.ndarray], of: int, keys: np.ndarray, fetch
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield items in order, one item behind `items`, so that the next search already runs."""
+    """Yield items in order, each after the next item is read, so that the next search already runs."""
     held: deque[T] = deque()
     for item in items:
         held.append(item)
@@ -376,7 +378,7 @@ def _merge_chunk(
 
 
 def _exact_rows(plan: MinePlan, groups: list[GroupCandidates], ids: np.ndarray) -> Audit:
-    """Return the exact search results for the table's sampled rows, of queries `ids`: `exact` [S, columns]."""
+    """Return the exact search results for the table's sampled rows, which have the query ids `ids` [S]."""
     by_range = [
         merge_audits([offer.audits[of] for offer in groups if of in offer.audits], plan.fetch)
         for of in range(plan.options.ranges)

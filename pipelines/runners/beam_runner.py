@@ -1,4 +1,4 @@
-"""Run flows as Beam pipelines, on engines and services; restore the original error of a worker's failure."""
+"""Run flows as Beam pipelines on engines and services; restore the original error when a worker fails."""
 
 import contextlib
 import difflib
@@ -29,12 +29,12 @@ from schemas.errors import ExtremisError, InputError
 _NAMESPACE = "extremis"  # namespace of metrics
 _SHUFFLING = ("DataflowRunner",)  # runners with their own shuffle
 _LOGGERS = ("apache_beam", "")  # Beam's portable runners log the engine's messages to the root logger
-# Beam ends a worker's message with its step; the last line of the traceback names the error class.
+# Beam appends the name of the step to a worker's message; the last line of the traceback names the error class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 class BeamRunner(Runner):
-    """Runner that runs flows with Beam and these options. Raises InputError for an unknown runner or option."""
+    """Runner that runs flows with Beam and the options `flags`. Raises InputError for an unknown runner or option."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = options.PipelineOptions(list(flags))
@@ -76,7 +76,7 @@ class BeamRunner(Runner):
             pipeline = beam.Pipeline(runner=self._runner, options=self._options)
         except ValueError as error:  # a runner's own checks: an invalid bucket or project
             raise InputError(f"Beam options: {str(error).strip()}") from None
-        # For transforms in other languages, which are not used; Beam would not remove it.
+        # This folder is for transforms in other languages, which are not used. Beam would not remove the folder.
         os.rmdir(pipeline.local_tempdir)
         return pipeline
 
@@ -136,7 +136,7 @@ class _Step(beam.DoFn):
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at the first element. If setup failed instead, Java would wait three minutes and hide the reason."""
+        """Answer at the first element: if setup failed instead, Java would wait three minutes and hide the reason."""
         if self._question is not None:
             answer(self._question)
 
@@ -150,7 +150,7 @@ class _Each(_Step):
 
 
 class _Over(_Step):
-    """Work on all elements of a bundle at its end; the elements are small."""
+    """Work on all elements of a bundle, at the end of the bundle; the elements are small."""
 
     def start_bundle(self) -> None:
         self._elements: Elements = []
@@ -190,7 +190,7 @@ def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
 
 @also_tell
 def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
-    """Count in Beam's metrics. Beam workers import this module together with their DoFns."""
+    """Count rows, bytes and times in Beam's metrics. Beam workers import this module together with their DoFns."""
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
@@ -208,7 +208,7 @@ def unwrap(error: BaseException) -> ExtremisError | None:
         seen = seen.__cause__ or seen.__context__
     classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ExtremisError, *_subclasses(ExtremisError))}
     names = "|".join(re.escape(name) for name in classes)
-    # A chain of tracebacks repeats the message; the last copy is at the end, or before Java's trace or the step.
+    # A chain of tracebacks repeats the message, so the last match counts; `ends` is the text after a message.
     ends = r" \[while running '|^\n(?:During handling|The above)|^\s*\tat |\Z"
     matches = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
     if not matches:
@@ -232,7 +232,7 @@ def refuse_unknown(flags: tuple[str, ...]) -> None:
         return
     names = [name for action in parser._actions for name in action.option_strings]
     near = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1)
-    hint = f" Did you mean {near[0]}?" if near else " Everything after `--` goes to Beam; see its runner's page."
+    hint = f" Did you mean {near[0]}?" if near else " Options after `--` go to Beam; see the docs of the runner."
     raise InputError(f"unknown Beam option {unknown[0]!r}.{hint}")
 
 

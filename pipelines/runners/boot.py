@@ -1,14 +1,14 @@
-"""`extremis-worker`: boot program of a worker on a cluster, which replaces the program in Beam's container image.
+"""`extremis-worker`: boot program of a worker on a cluster, instead of the program in Beam's container image.
 
     engine ─▶ extremis-worker --id … (PROCESS, DOCKER) ─┐
     engine ─▶ extremis-worker --worker_pool (EXTERNAL) ─┼─▶ warm parent ─▶ worker
     engine ─▶ the launching process (LOOPBACK) ─────────┘
 
-The engine tells a worker its id and the endpoint of its provision service, which provides the rest. A warm parent has
-imported the worker's packages, and forks a worker in milliseconds; it uses no threads and no gRPC, because they do not
-survive a fork. The first request starts a warm parent for one program, set of modules and environment; it ends soon
-after its last worker. A worker ends when its requester ends. Nothing is installed: the environment must already contain
-the packages of `--requirements_file`.
+The engine gives a worker an id and the endpoint of the engine's provision service, which provides all other settings. A
+warm parent is a process that has imported the worker's packages, and can fork a worker in milliseconds. A warm parent
+uses no threads and no gRPC, because threads and gRPC do not survive a fork. The first request starts a warm parent for
+one program, one set of modules and one environment; the warm parent ends soon after its last worker. A worker ends when
+its requester ends. Nothing is installed: the environment must already contain the packages of `--requirements_file`.
 """
 
 import argparse
@@ -36,17 +36,17 @@ from typing import Any, NoReturn
 from schemas.processes import end_with_parent, python_command
 
 _PROVISION_SECONDS = 60.0  # timeout for the runner to describe this worker
-_IDLE_SECONDS = 10.0  # until a warm parent without workers ends
-_LOOK_SECONDS = 0.5  # between checks of a warm parent on its workers
+_IDLE_SECONDS = 10.0  # time until a warm parent without workers ends
+_LOOK_SECONDS = 0.5  # time between two checks of a warm parent on its workers
 _IMPORTED = (
     "apache_beam.runners.worker.sdk_worker_main",
     "pipelines.shard",
     "pipelines.mine",
     "pipelines.runners.check",
 )
-_PACKAGES = ("schemas", "search", "trainer", "pipelines")  # a change of these makes a warm parent stale
-_LONGEST = 60  # characters of a folder for sockets, whose paths have at most 107
-_CHUNK = 1 << 16  # bytes of an order
+_PACKAGES = ("schemas", "search", "trainer", "pipelines")  # a change in these packages makes a warm parent stale
+_LONGEST = 60  # characters of the path of a folder for sockets; the path of a socket has at most 107 characters
+_CHUNK = 1 << 16  # bytes of an order that are read at a time
 _FORKED = b"f"
 POOL_PORT = 50000  # the port of Beam's image
 
@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser, options = parse(words)
     if options.worker_pool:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a container's first process would ignore it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a container's first process ignores SIGTERM
         with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
             signal.pause()
     elif not options.id or not options.provision_endpoint:
-        parser.error("--id and --provision_endpoint are missing; the runner gives both. Did you mean --worker_pool?")
+        parser.error("--id and --provision_endpoint are missing; the runner gives them. Did you mean --worker_pool?")
     else:
         end_with_parent()
         sys.exit(_run_worker(words))
@@ -69,22 +69,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Return a parser of the command line, and the parsed `arguments`."""
     parser = argparse.ArgumentParser(
-        "extremis-worker", description="Boot program of Beam workers: PROCESS, EXTERNAL, DOCKER.", allow_abbrev=False
+        "extremis-worker", description="Boot program of Beam workers (PROCESS, EXTERNAL, DOCKER).", allow_abbrev=False
     )
-    parser.add_argument("--id", help="id of this worker, from the runner")
-    parser.add_argument("--provision_endpoint", help="endpoint of the runner, from the runner")
-    parser.add_argument("--control_endpoint", default="", help="of the runner; default: the provision service's")
-    parser.add_argument("--logging_endpoint", default="", help="of the runner; default: the provision service's")
-    parser.add_argument("--semi_persist_dir", default="/tmp", help="a folder for files of the worker")
+    parser.add_argument("--id", help="id of this worker; the runner gives it")
+    parser.add_argument("--provision_endpoint", help="endpoint of the runner's provision service")
+    parser.add_argument("--control_endpoint", default="", help="control endpoint; default: from the provision service")
+    parser.add_argument("--logging_endpoint", default="", help="logging endpoint; default: from the provision service")
+    parser.add_argument("--semi_persist_dir", default="/tmp", help="folder for the worker's files")
     parser.add_argument("--worker_pool", action="store_true", help="serve runners with EXTERNAL environments")
     parser.add_argument("--service_port", type=int, default=POOL_PORT, help="port of the pool")
     options, _ = parser.parse_known_args(arguments)  # runners pass more options, for Beam's own boot program
-    options.id = options.id and options.id.strip("'")  # Prism quotes it
+    options.id = options.id and options.id.strip("'")  # Prism puts the id in quotes
     return parser, options
 
 
 def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
-    """Ask the runner for the environment variables of this worker, and then of its sibling workers.
+    """Ask the runner for the environment variables of this worker (first) and of its sibling workers.
 
     Raises grpc.RpcError: the runner does not answer.
     """
@@ -116,7 +116,7 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _run_worker(words: Sequence[str]) -> int:
-    """Let a warm parent fork the worker, and return the status at its end. Without a parent, become the worker."""
+    """Let a warm parent fork the worker, and return the worker's exit status. Without a parent, become the worker."""
     forked = False
     with contextlib.suppress(OSError), _order_worker({"words": words}, (1, 2)) as worker:
         forked = worker.recv(1) == _FORKED
@@ -128,11 +128,11 @@ def _run_worker(words: Sequence[str]) -> int:
 
 
 def _work(order: Mapping[str, Any]) -> None:
-    """Serve the Beam runner that an order names until the runner ends, next to its other workers."""
+    """Work for the Beam runner that an order names until the runner ends; also start the sibling workers."""
     own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
-    beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # they end with this process
+    beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # the siblings end with this process
     os.environ.update(own)
-    # Beam logs to the runner; without another handler, its first message would open a handler on standard error.
+    # Beam logs to the runner. Without another handler, the first message would add a handler for standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
@@ -147,8 +147,8 @@ def _work(order: Mapping[str, Any]) -> None:
 def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
     """Serve runners with EXTERNAL environments from threads of this process until the block ends; yield the port.
 
-    Several runners may share the pool, and use the same names for their workers. The pool ignores requests to stop a
-    name, and each worker ends with its runner's connection. `silent`: the output of workers is dropped.
+    Several runners may share the pool, and use the same names for their workers. So the pool ignores requests to stop a
+    worker by name, and each worker ends with its runner's connection. `silent`: discard the output of workers.
     """
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(open(os.devnull, "w")) if silent else None
@@ -189,15 +189,15 @@ def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
 
 def _forget_when_ended(workers: set[socket.socket], worker: socket.socket) -> None:
     with contextlib.suppress(OSError), worker:
-        worker.recv(1)  # the status that the worker sends at its end
+        worker.recv(1)  # the status that the worker sends when it ends
     workers.discard(worker)
 
 
 def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
     """Order a worker from the warm parent, started if necessary; the worker lives while the returned socket is open.
 
-    It writes to the file descriptors `places`, sends _FORKED, and at the end its status. An empty order gives a process
-    that only waits. Raises OSError: this machine has no place for a socket.
+    The worker's output goes to the file descriptors `places`. The worker sends _FORKED through the socket, and at the
+    end its status. An empty order gives a process that only waits. Raises OSError if no socket can be made.
     """
     place, connection = _socket_place(), socket.socket(socket.AF_UNIX)
     with _locked(place.parent):
@@ -233,7 +233,7 @@ def _socket_place() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is open to others")
+        raise PermissionError(f"other users can access {folder}")
     return folder / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -249,7 +249,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def serve_warm(number: int) -> None:
-    """Run a warm parent, whose listening socket has the file descriptor `number`, until no process needs it."""
+    """Run a warm parent until no process needs it; `number` is the file descriptor of the listening socket."""
     listener = socket.socket(fileno=number)
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -273,7 +273,7 @@ def serve_warm(number: int) -> None:
 
 
 def _reap() -> bool:
-    """Remove the workers that have ended; return whether others remain."""
+    """Reap the workers that have ended; return whether any workers remain."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

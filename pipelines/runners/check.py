@@ -1,9 +1,9 @@
-"""Question to the workers of an engine with the first flow: their versions, can they read INPUT, can they write?
+"""Start-up check of an engine's workers: are their versions right, can they read INPUT, and can they write?
 
     launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
 
-A problem becomes one message with the worker and the remedy. Without the question, a flow would fail late or wait
-forever.
+The check runs with the first flow. A problem is reported in one message with the worker and the remedy. Without the
+check, a flow would fail late or wait forever.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from schemas.sizes import say_bytes
 from schemas.storage import join
 
 OPTION = "extremis_question"  # Beam option that gives a worker the question before its work
-_ANSWERED: set[str] = set()  # on a worker: questions that it has answered
+_ANSWERED: set[str] = set()  # on a worker: ids of the questions that the worker has answered
 _LAUNCHER = "launcher.json"
 
 
 def versions() -> str:
-    """Return the versions that must agree on launcher and workers: Extremis, Beam, and Python without the last part."""
+    """Return the versions that must agree on launcher and workers: of Extremis, of Beam, and of Python (as in 3.10)."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Extremis {code_version()}, Beam {apache_beam.version.__version__}, Python {python}"
 
@@ -59,7 +59,7 @@ class Question:
         return json.dumps(asdict(self))
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the workers' answers so far. Raises InputError: a worker reports what it lacks; StorageError."""
+        """Return the workers' answers so far. Raises InputError if a worker reports a problem; StorageError."""
         answers = []
         for name in storage.list_names(self.folder):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -69,12 +69,12 @@ class Question:
         return sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
 
     def summarize(self, say: Progress) -> None:
-        """Report which workers have answered. Raises InputError: no worker has, though the work is done."""
+        """Report which workers have answered. Raises InputError if the work is done, but no answer has arrived."""
         workers = self.answers()
         if not workers:
             raise InputError(
-                f"the workers answered, but their files are not in {self.folder}: on the workers this path is another "
-                "place. Use a shared file system or an object store for DATA, RUN and OUT."
+                f"the workers answered, but their files are not in {self.folder}: on the workers, this path is a "
+                "different folder. Use a shared file system or an object store for DATA, RUN and OUT."
             )
         machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
         last = max(each["seconds"] for each in workers)
@@ -83,9 +83,9 @@ class Question:
 
 
 def compare_versions(beam_options: Mapping[str, Any]) -> None:
-    """Compare the versions on a worker, from the options of the runner, before Beam does: Beam reports only in a log.
+    """Compare a worker's versions with the versions in the runner's options. Raises InputError.
 
-    Raises InputError.
+    This check comes before Beam's check, because Beam reports different versions only in a log.
     """
     asked = beam_options.get(f"beam:option:{OPTION}:v1")
     if asked:
@@ -93,7 +93,7 @@ def compare_versions(beam_options: Mapping[str, Any]) -> None:
 
 
 def answer(question: Question) -> None:
-    """Answer on a worker, once per process. Raises InputError that names this worker and what it lacks."""
+    """Answer the question on a worker, once per process. Raises InputError that names the worker and the problem."""
     if question.id not in _ANSWERED:
         _answer(question, write=True)
         _ANSWERED.add(question.id)
@@ -117,7 +117,7 @@ def _answer(question: Question, write: bool) -> None:
                 _require_readable(worker, read)
             storage.write_bytes(url, json.dumps(facts).encode(), durable=False)
     except InputError as error:
-        with contextlib.suppress(ExtremisError, OSError):  # the launcher may read it before the engine's error
+        with contextlib.suppress(ExtremisError, OSError):  # the launcher may read this before the engine's error
             storage.write_bytes(url, json.dumps({"lacks": str(error)}).encode(), durable=False)
         raise
     except (StorageError, OSError) as error:

@@ -1,6 +1,6 @@
-"""Run flows on Dask: stage by stage, as on this machine; each piece of a stage is a Dask task.
+"""Run flows on Dask, stage by stage, as the local runner does; each piece of a stage is a Dask task.
 
-Only the options come from Beam: Beam's own Dask runner runs only the last step, and mixes tagged outputs
+Only the options come from Beam: Beam's own Dask runner runs only the last step, and mixes up tagged outputs
 (docs/decisions/0006).
 """
 
@@ -31,17 +31,17 @@ _AT_WORK: Counter[str] = Counter()  # on a worker: number of running pieces, by 
 
 
 class DaskRunner(Runner):
-    """Runner of `--runner=DaskRunner`: uses the scheduler that `--dask_client_address` names, or starts own workers."""
+    """Runner for `--runner=DaskRunner`: uses the scheduler at `--dask_client_address`, or starts its own workers."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = PipelineOptions(list(flags)).view_as(DaskOptions)
         if self._options.partition_size:
-            raise InputError("--dask_partition_size has no effect. Give --dask_npartitions, or neither of the two.")
+            raise InputError("--dask_partition_size has no effect. Give --dask_npartitions, or neither option.")
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or they die.
+        """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or workers die.
 
-        When it raises, no task of the flow is running any more. The workers report the counts.
+        After an error, no task of the flow is still running. Returns no counts, because the workers report all counts.
         """
         with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
@@ -61,21 +61,21 @@ def work_on(run: str, piece: Piece) -> Outputs:
 
 def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]:
     """Execute the pieces of a stage, and return their outputs in order."""
-    # Not pure: Dask would name a task by its arguments, and return the result of an earlier task of the same name.
+    # With pure=True, Dask would return the result of an earlier task with the same arguments.
     futures = client.map(functools.partial(work_on, run), pieces, pure=False)
     try:
         made = dict(as_completed(futures, with_results=True))
         return [made[future] for future in futures]
     except BaseException as error:
         client.cancel(futures, force=True)
-        # A piece of `run` that continued would write into folders that are cleared or written again.
+        # A piece that is still running would write into folders that are cleared or written again.
         for _ in waiting("the Dask workers to finish their tasks", seconds=_DRAIN_SECONDS):
             if not any(client.run(stop, run, on_error="ignore").values()):
                 break
         if isinstance(error, KilledWorker):
             raise ExtremisError(
                 f"a Dask worker died several times in the same task: {error}. Most likely it ran out of memory: give "
-                "the workers more memory or fewer threads (the pages of the pipelines say what each step needs)."
+                "the workers more memory or fewer threads (the docs of the pipelines list what each step needs)."
             ) from error
         raise
 
@@ -98,7 +98,7 @@ def _connect(options: DaskOptions) -> Iterator[Client]:
         except RuntimeError as error:
             raise ExtremisError(
                 f"Dask cannot start workers here: {error} Check that /dev/shm is writable and has room (docker run "
-                "--shm-size=1g), or give the address of another scheduler (--dask_client_address)."
+                "--shm-size=1g), or give the address of a running scheduler (--dask_client_address)."
             ) from error
         with cluster, Client(cluster) as client:
             yield client

@@ -37,13 +37,14 @@ from schemas.waits import Wait, waiting
 
 START_SECONDS = 60.0  # timeout for the first answer of a worker
 _CONNECT_SECONDS = 5.0
-_SERVER_SECONDS = 120.0  # timeout for our own job server to listen
+_SERVER_SECONDS = 120.0  # timeout for our own job server to start listening
 _CANCEL_SECONDS = 10.0
-_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0  # between checks of a job, of local and remote answers
+# Time between checks: of a job, of answers in local storage, of answers in remote storage.
+_LOOK_SECONDS, _LOCAL_SECONDS, _REMOTE_SECONDS = 0.2, 0.5, 5.0
 # A stage reuses the worker of the previous stage. The time is shorter than Flink's wait before a retry (1 s), because
 # otherwise each retry would find a dead worker.
 _CACHE_MILLISECONDS = "500"
-_PASSED: set[tuple[str, ...]] = set()  # Beam options whose workers have already answered this process
+_PASSED: set[tuple[str, ...]] = set()  # Beam options for which workers have already answered this process
 # A job server ends with this process in every case, because the pipe on its standard input closes.
 _ENDS_WITH_US = 'exec 3<&0; "$@" 3<&- & server=$!; { cat <&3; kill $server; } > /dev/null 2>&1 & wait $server'
 _BINARIES = {
@@ -55,7 +56,7 @@ _BINARIES = {
 
 
 class StartOptions(options.PipelineOptions):
-    """Extremis's Beam options: `--start_timeout` in seconds, and the question, which is passed to workers with them."""
+    """Beam options of Extremis: `--start_timeout` in seconds, and the question, which reaches workers as an option."""
 
     @classmethod
     def _add_argparse_args(cls, parser: "options._BeamArgumentParser") -> None:
@@ -64,7 +65,7 @@ class StartOptions(options.PipelineOptions):
             "--start-timeout",
             type=float,
             default=START_SECONDS,
-            help="Seconds for the workers of an engine to answer. 0: do not ask.",
+            help="Seconds to wait for the first answer of an engine's workers. 0: skip this check.",
         )
         parser.add_argument(
             f"--{OPTION}", help="Internal: the start-up check that workers answer. Extremis sets this option itself."
@@ -97,7 +98,7 @@ class Engine:
         self.question: Question | None = None
 
     def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers to read `reads` and to write below `folder` when they begin with the first job.
+        """Ask the workers to read `reads` and to write below `folder` when the first job starts.
 
         Asks once per process, and not with `--start_timeout=0`. Raises ExtremisError: no job server, no slot.
         """
@@ -116,7 +117,7 @@ class Engine:
             return
         _silence_beam()
         try:
-            self._runner.default_environment(self._options)  # this states where LOOPBACK is the default
+            self._runner.default_environment(self._options)  # sets environment_type where LOOPBACK is the default
         except ValueError as error:
             raise InputError(f"Beam options: {error}") from None
         require_job_server(self._portable)
@@ -133,16 +134,16 @@ class Engine:
         self._stack.close()
 
     def name_job(self) -> str:
-        """Return the name of the next job, and put it into the options of all following pipelines."""
+        """Return a name for the next job, and put the name into the options of all following pipelines."""
         self.start()
         name = f"{self._name}-{secrets.token_hex(4)}"
         self._options.view_as(options.GoogleCloudOptions).job_name = name
         return name
 
     def run(self, pipeline: beam.Pipeline, name: str) -> Any:
-        """Run a pipeline to its end and return its metrics. Raises ExtremisError, RuntimeError; then the job ends, too.
+        """Run a pipeline to its end and return its metrics. Raises ExtremisError, RuntimeError.
 
-        If the job may continue, the message says so.
+        After an error, the job is cancelled. If the job may still run, the message says so.
         """
         result: PipelineResult | None = None
         with _ending(), contextlib.ExitStack() as waits:
@@ -160,7 +161,7 @@ class Engine:
                     return result.metrics() if ended or self._flink is None else self._flink.metrics(name)
             except BaseException as error:
                 # Beam raises RuntimeError for a failed job; an interrupt may come after a job has begun and before
-                # Beam reports it.
+                # Beam reports the job.
                 begun = result is not None or not isinstance(error, Exception)
                 remains = self._end(result, name) if begun and not isinstance(error, RuntimeError) else ""
                 if isinstance(error, ExtremisError):
@@ -173,7 +174,7 @@ class Engine:
         return None
 
     def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
-        """Check the workers' answers at intervals. Raises InputError: a worker lacks something, or none answers."""
+        """Check the workers' answers at intervals. Raises InputError if a worker reports a problem, or none answers."""
         began = time.monotonic()
         if self.question is None:
             while True:
@@ -199,8 +200,8 @@ class Engine:
         kind = stated.environment_type or ("LOOPBACK" if self._portable.environment_type == "EXTERNAL" else "DOCKER")
         remedies = {
             "PROCESS": (
-                f"On every machine of the engine, try {settings} with --help. It needs the same versions of Extremis "
-                "and Beam"
+                f"On every machine of the engine, try {settings} with --help. The environment of this program needs "
+                "the same versions of Extremis and Beam"
             ),
             "DOCKER": f"Every machine of the engine needs Docker and the image {settings or 'of Beam'}",
             "EXTERNAL": f"On each machine of the engine, `extremis-worker --worker_pool` has to listen at {settings}",
@@ -208,8 +209,8 @@ class Engine:
         }
         remedy = remedies.get(kind, f"See what the environment {kind} needs")
         return InputError(
-            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see its page. "
-            "--start-timeout sets how long to wait."
+            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see the web "
+            "page of the engine. --start-timeout sets how long to wait."
         )
 
     def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
@@ -217,13 +218,13 @@ class Engine:
         code = error.code() if isinstance(error, grpc.Call) else None
         what = str(engine_errors.explain(str(error)))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            what = f"{where} has ended, or cannot be reached. See its log."
+            what = f"{where} has ended, or cannot be reached. See the server's log."
         elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"{where} does not answer. See its log, and check that it reaches the engine."
+            what = f"{where} does not answer. See the server's log, and check that the server reaches the engine."
         return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
-        """Cancel a job. Returns "" if the job has ended, else a text that says what remains and how to end it."""
+        """Cancel a job. Returns "" if the job has ended, else a message about where the job may still run."""
 
         def ask() -> None:
             with contextlib.suppress(Exception):
@@ -236,13 +237,13 @@ class Engine:
             if self._flink.cancel(name, _CANCEL_SECONDS):
                 return ""
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
-            return f"The job {name} may stay on Flink and hold slots. End the job with: curl -X PATCH '{where}'."
+            return f"The job {name} may still run on Flink and hold slots. End the job with: curl -X PATCH '{where}'."
         thread.join(_CANCEL_SECONDS)
         if not self._theirs:
-            return ""  # it ends with its job server
+            return ""  # the job ends with its job server
         return (
             f"The job {name} is cancelled at the job server, but may still run on Flink and hold slots: see Flink's "
-            "page. With --flink_master=HOST:PORT Extremis also ends the job on Flink."
+            "page. With --flink_master=HOST:PORT, Extremis also ends the job on Flink."
         )
 
     def _start_job_server(self) -> None:
@@ -253,14 +254,14 @@ class Engine:
         own = self._options.view_as(options.JobServerOptions)
         own.job_port = own.job_port or port
         server = self._runner.default_job_server(copy.deepcopy(self._options))  # the call changes the options
-        # Beam would end it with a signal handler, which only the main thread may set.
+        # Beam would stop the server with a signal handler, which only the main thread may set.
         server = getattr(server, "_job_server", server)
-        if not isinstance(server, SubprocessJobServer):  # it lives in this process
+        if not isinstance(server, SubprocessJobServer):  # the server runs in this process
             return
         server._local_temp_root = folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="extremis-"))
         try:
             command, endpoint = server.subprocess_cmd_and_endpoint()
-        except Exception as error:  # any error: its download is not available
+        except Exception as error:  # any error, for example if Beam cannot download the server
             raise InputError(
                 f"cannot start a job server of {name}: {engine_errors.first_cause(str(error))}. {remedy}."
             ) from None
@@ -333,7 +334,7 @@ def require_job_server(portable: options.PortableOptions) -> None:
             except OSError as error:
                 raise InputError(
                     f"no job server at --{flag}={endpoint}: {error.strerror or error}. Start Beam's job server for "
-                    "your engine, or give its address."
+                    "your engine, or give the address of a running job server."
                 ) from None
 
 

@@ -1,4 +1,4 @@
-"""Turn failures of engines into messages: known failures name the setting, others show the first cause in one line."""
+"""Turn failures of engines into messages, with the setting to change if the failure is known, else with its cause."""
 
 import re
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _network_buffers(match: re.Match[str], text: str) -> str:
 
 def _direct_memory(match: re.Match[str], text: str) -> str:
     limit = re.search(r"limit: (\d+)", text)
-    now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in all)" if limit else ""
+    now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in total)" if limit else ""
     return (
         f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Use --exchange files, or set "
         "taskmanager.memory.task.off-heap.size to 512mb or more on each TaskManager."
@@ -43,14 +43,14 @@ def _direct_memory(match: re.Match[str], text: str) -> str:
 
 Messages = dict[str, str | Callable[[re.Match[str], str], str]]
 
-# Pattern of an engine's text: a message with the matched groups, or a function of match and text that makes it.
+# Each pattern of an engine's text has a message with the matched groups, or a function that makes the message.
 _MEMORY: Messages = {
     r"Cannot reserve (\d+) bytes of direct buffer memory": _direct_memory,
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
     r"OutOfMemoryError: Metaspace()": (
-        "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the folder lib of each "
-        "machine, so that jobs do not bring their own copy; or set taskmanager.memory.jvm-metaspace.size to 512mb or "
-        "more."
+        "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the engine's folder lib on "
+        "each machine, so that jobs do not bring their own copies; or set taskmanager.memory.jvm-metaspace.size to "
+        "512mb or more."
     ),
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
         "the engine ran out of heap ({0}). Use --exchange files, or give more heap: on Flink "
@@ -71,44 +71,45 @@ _SETUP: Messages = {
     ),
     r'Cannot run program "([^"]+)"[^\n]*?(No such file or directory|Permission denied)': (
         "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
-        "extra `pipelines` at the same path on every machine, and name its bin/extremis-worker."
+        "extra `pipelines` at the same path on every machine, and give the path of its bin/extremis-worker."
     ),
     r"IOException: error=\d+, ([^\n.]+)": (  # the remaining text if the engine reports only the innermost cause
-        "a machine of the engine cannot start its workers ({0}): with --environment_type=PROCESS the command of "
-        "--environment_config, bin/extremis-worker of an environment at the same path on every machine; with "
-        "DOCKER (the default) docker."
+        "a machine of the engine cannot start its workers ({0}). With --environment_type=PROCESS, every machine needs "
+        "the command of --environment_config: bin/extremis-worker of an environment at the same path. With DOCKER (the "
+        "default), every machine needs Docker."
     ),
     r"Process died with exit code (-?\d+)": (
         "a worker ended with status {0} before it answered. Try `extremis-worker --help` on a machine of the engine: "
-        "its environment needs the same versions of Extremis and Beam. The engine's log has more."
+        "its environment needs the same versions of Extremis and Beam. The engine's log has details."
     ),
     r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)": (
         "the engine lacks the class {0}: Beam's job server was built for another version of the engine."
     ),
     r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)": (
-        "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start it, or give an "
-        "address that the engine's machines can reach."
+        "nothing listens on localhost:{0}, where the engine expects its master or a worker pool. Start this server, or "
+        "give an address that the engine's machines can reach."
     ),
     r"ConnectException|Connection refused": (
         "the job server cannot reach the master of its engine at the address in its options. Start the master, or "
-        "start the job server with another address. With --flink_master=HOST:PORT Extremis asks Flink first."
+        "start the job server with another address. With --flink_master=HOST:PORT, Extremis checks Flink first."
     ),
     r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)": (
-        "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
-        "machines can read and write, and --artifact_endpoint the address that it listens on."
+        "the engine refused the job's artifacts. Start the job server with an --artifacts-dir that the job server and "
+        "the engine's machines can read and write. Set --artifact_endpoint to the address that the job server listens "
+        "on."
     ),
 }
 _RUNNING: Messages = {
     r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out": (
-        "Flink lost the TaskManager {1}{0}; most likely it ran out of memory. Give it more memory, and let Flink retry "
-        "with restart-strategy.type: fixed-delay."
+        "Flink lost the TaskManager {1}{0}; most likely it ran out of memory. Give the TaskManager more memory, and "
+        "let Flink retry with restart-strategy.type: fixed-delay."
     ),
     r"Only one SparkContext should be running in this JVM()": (
         "Spark's job server runs one job at a time, and a job is running, perhaps from a command that was killed. Wait "
         "until that job has ended, or restart the job server."
     ),
     r"ExecutorLostFailure \(executor (\S+) exited": (
-        "Spark lost executor {0} repeatedly; most likely it ran out of memory. Give it more memory with "
+        "Spark lost executor {0} repeatedly; most likely it ran out of memory. Give executors more memory with "
         "spark.executor.memory, or fewer cores."
     ),
     r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)": (
@@ -124,11 +125,11 @@ def explain(text: str) -> ExtremisError:
         if match := re.search(pattern, text):
             said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
             return InputError(said) if pattern in _SETUP else ExtremisError(said)
-    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has more; -v shows more, too.")
+    return ExtremisError(f"the engine failed: {first_cause(text)}. The engine's log has details; -v shows more.")
 
 
 def failure(text: str, service: bool = False) -> Exception:
-    """Return the error in a message of an engine or service: a worker's ExtremisError, or the engine's failure."""
+    """Return the error that a message of an engine or service describes: a worker's error, or the engine's failure."""
     if versions := _OTHER_BEAM.search(text):
         return InputError(
             f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "

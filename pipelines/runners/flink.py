@@ -1,4 +1,4 @@
-"""Flink's REST interface, for facts that a job server reports late or not at all, and to cancel jobs."""
+"""Use Flink's REST interface to cancel jobs, and to get facts that a job server reports late or not at all."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from schemas.errors import ExtremisError, InputError
 from schemas.waits import waiting
 
 _ANSWER_SECONDS = 5.0
-_SLOT_SECONDS = 5.0  # until the slots of a job that has just ended are free
+_SLOT_SECONDS = 5.0  # time until the slots of a job that has just ended are free
 _ENDED = ("FINISHED", "FAILED", "CANCELED")
 _STARTS_MANAGERS = ("kubernetes.cluster-id", "yarn.application.id")  # settings of a JobManager that starts TaskManagers
 
@@ -42,7 +42,7 @@ class Flink:
             return json.load(answer)
 
     def require_slots(self, parallelism: int) -> None:
-        """Require a JobManager, and enough slots for a job. Raises ExtremisError; InputError: too few slots."""
+        """Require enough free slots for a job. Raises InputError: too few slots; ExtremisError: no JobManager."""
         counts: dict[str, Any] = {}
         try:
             for _ in waiting("free slots of Flink", seconds=_SLOT_SECONDS, every=0.5):
@@ -53,14 +53,14 @@ class Flink:
         except (OSError, ValueError, KeyError) as error:
             raise ExtremisError(
                 f"no JobManager of Flink answers at --flink_master={self.url}: {getattr(error, 'reason', error)}. "
-                "Start it, or give the address of its REST interface."
+                "Start the JobManager, or give the address of its REST interface."
             ) from None
         if settings.isdisjoint(_STARTS_MANAGERS):
             raise InputError(
-                f"Flink at {self.url} has no free slot for the job: {counts['slots-available']} of "
+                f"Flink at {self.url} has too few free slots for the job: {counts['slots-available']} of "
                 f"{counts['slots-total']} slots are free on {counts['taskmanagers']} TaskManagers, {parallelism} are "
-                f"needed, and {counts['jobs-running']} jobs run. Lower the parallelism, start TaskManagers, raise "
-                "taskmanager.numberOfTaskSlots, or end other jobs."
+                f"needed, and {counts['jobs-running']} jobs are running. Lower the parallelism, start TaskManagers, "
+                "raise taskmanager.numberOfTaskSlots, or end other jobs."
             )
 
     def find(self, name: str) -> tuple[str, str]:

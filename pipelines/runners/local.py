@@ -1,4 +1,4 @@
-"""Run flows on this machine: in this process, on its threads, or on worker processes. A worker's death ends the run."""
+"""Run flows on this machine: in this process, in threads, or in worker processes. If a worker dies, the run ends."""
 
 import logging
 import queue
@@ -84,7 +84,7 @@ def quiet(names: Sequence[str]) -> Iterator[None]:
 
 
 class LocalRunner(Runner):
-    """Runner of this machine. Worker processes serve all flows, and live until the `with` block ends."""
+    """Runner on this machine. Worker processes serve all flows, and live until the `with` block ends."""
 
     def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
         self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
@@ -130,7 +130,7 @@ class LocalRunner(Runner):
 
 
 def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
-    """Return the results in order. Raises the earliest error of any piece."""
+    """Return the results in order. Raises the first error as soon as a piece fails."""
     ended: queue.SimpleQueue[Future[Outputs]] = queue.SimpleQueue()
     for future in futures:
         future.add_done_callback(ended.put)
@@ -209,10 +209,10 @@ class Worker:
 def serve(place: int) -> None:
     """Do the pieces from the pipe with the file descriptor `place`, until the pipe closes.
 
-    Each answer has outputs, an error, and the counts of this process so far. The process ends with its parent.
+    Each answer contains the outputs, an error or None, and the counts so far. The process ends with its parent.
     """
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this process
     pipe = Connection(place)
     while True:
         try:

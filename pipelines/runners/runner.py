@@ -18,15 +18,15 @@ RUNNERS = {
 }
 # Names of Beam's own local runners; the local runner accepts their options.
 _LOCAL = ("", "DirectRunner", "SwitchingDirectRunner", "FnApiRunner")
-# Beam's runners that make the same bytes as this process.
+# Beam's runners that write the same bytes as the local runner.
 _ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "DataflowRunner")
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
-    """Return the runner that `beam_options` name (`--runner=...`), by default the runner in this process.
+    """Return the runner that `beam_options` name (`--runner=...`), by default the local runner; start nothing.
 
-    The default uses one worker process per core if the files at `urls` are large enough, and workers can reach them
-    (memory:// exists only in this process). Raises InputError for an unknown runner or option; does not start anything.
+    By default, the local runner uses one worker process per core if the files at `urls` are large, and if workers can
+    reach these files (memory:// exists only in this process). Raises InputError for an unknown runner or option.
     """
     name, mode, workers = _parsed(tuple(beam_options))
     if name in RUNNERS:
@@ -49,7 +49,7 @@ def is_local(beam_options: Sequence[str]) -> bool:
 
 
 def for_workers(beam_options: Sequence[str], url: str) -> str:
-    """Return `url` for workers of `beam_options`, which may not share this process's working directory."""
+    """Return `url` for the workers of `beam_options`: absolute, unless workers have this working directory."""
     return url if is_local(beam_options) else absolute_path(url)
 
 
@@ -60,8 +60,8 @@ def absolute_path(url: str) -> str:
 
 @functools.cache
 def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
-    """Return the runner's name, and the mode and workers of a local runner. Raises InputError: an unknown option."""
-    if not flags:  # avoid Beam, whose import takes as long as a good part of the work
+    """Return the runner's name, and the mode and number of workers of a local runner. Raises InputError: bad option."""
+    if not flags:  # do not import Beam: the import takes as long as much of the work
         return "", "in_memory", 1
     from apache_beam.options import pipeline_options as options
 
@@ -69,7 +69,7 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
     name = _known(options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or "")
     if name in RUNNERS:
-        _imported(name)  # the import declares its options
+        _imported(name)  # the import declares the runner's options
     elif name not in _LOCAL:
         return name, "in_memory", 1
     refuse_unknown(flags)
@@ -85,7 +85,7 @@ def _known(name: str) -> str:
         if each.lower().removesuffix("runner") == short:
             return each
     raise InputError(
-        f"cannot use the Beam runner {name!r}: tables made on it differ, or it was never tested. Use one of "
+        f"cannot use the Beam runner {name!r}: it makes different tables, or was never tested. Use one of "
         f"{', '.join(known[1:])}, or leave --runner out to run in this process."
     )
 
@@ -96,5 +96,5 @@ def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
     try:
         runner: Callable[[Sequence[str]], Runner] = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise MissingExtra(f"no {name} here ({error})", extra) from None
+        raise MissingExtra(f"{name} is not installed ({error})", extra) from None
     return runner

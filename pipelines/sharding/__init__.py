@@ -1,1 +1,1 @@
-"""Turn raw rows into shards: keys, tokens, shards, manifests."""
+"""Turn raw rows into shards: hash keys, tokenize texts, write shards and manifests."""

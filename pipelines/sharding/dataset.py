@@ -1,4 +1,4 @@
-"""The data set as a whole: existing files at DATA, rejects, and the manifests that make it visible, DATA's own last."""
+"""Publish a data set as a whole: check existing files at DATA, write rejects, and write manifests, DATA's own last."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,13 +37,13 @@ def open_finished(
 ) -> Manifest:
     """Open the data set at `data`, which must be made from `inputs` with `options`, as this `version`.
 
-    Raises InputError: made differently; TableError: damaged.
+    Raises InputError if the data set was made differently; TableError if a table is damaged.
     """
     manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
     assert manifest is not None
     made = manifest.parameters.get(VERSION, {}).get("choices")
     if made != (None if version is None else dict(version)):
-        raise InputError(f"{data}: holds a finished data set that was made with another --onto. {_REMEDY}")
+        raise InputError(f"{data}: this finished data set was made with another --onto. {_REMEDY}")
     for table, digest in manifest.parents.items():
         if Table.open(join(data, table)).digest != digest:
             raise TableError(f"{join(data, table)}: this table was replaced after {data} was published. {_REMEDY}")
@@ -51,28 +51,28 @@ def open_finished(
 
 
 def clear(data: str) -> None:
-    """Remove the data set at `data`, finished or not; make it invisible first."""
+    """Remove the data set at `data`, finished or not; unpublish the data set first."""
     manifests.unpublish(data)
     for name in DataLayout.FOLDERS:
         storage.remove(join(data, name), recursive=True)
 
 
 def place(build: Build, manifest: Manifest) -> Manifest:
-    """Move an attempt's data set into place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
+    """Move an attempt's data set into place: tables first, DATA's `manifest` last. Raises LostError, StorageError."""
     tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
         files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
         build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
-        with contextlib.suppress(LostError, StorageError):  # of two errors, the first is the cause
+        with contextlib.suppress(LostError, StorageError):  # the first error is the cause
             build.claim.require()
             clear(build.out)
         raise
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
-    """Write the tokenizer's files and the file for workers; return their manifest, which is published later."""
+    """Write the tokenizer's files and the file for workers; return the manifest, which is published later."""
     folder = DataLayout(data).tokenizer
     storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
@@ -81,10 +81,9 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[s
 
 
 def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
-    """Raise one InputError if too many rows of a table, or too many label mentions of its rows, are rejected.
+    """Raise an InputError if too many rows of a table, or too many label mentions in its rows, are rejected.
 
-    raw: the counts of the first flow. summary: the rejects up to now. In a format without keys, one rejected label is
-    too many.
+    raw: the counts of the first flow. summary: the rejects so far. In a format without keys, no label may be rejected.
     """
     over = []
     for table in dict.fromkeys(part.table for part in inputs.parts):
@@ -101,9 +100,9 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     if not over:
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects)
-    ids = "" if inputs.keyed else " (a label's line is its id, so no label may be rejected)"
+    ids = "" if inputs.keyed else " (a label's line number is its id, so no label may be rejected)"
     raise InputError(
-        f"rejected {'; '.join(over)}. The first are:{first}\n"
+        f"rejected {'; '.join(over)}. The first rejects are:{first}\n"
         f"Fix these rows, or raise --max-reject-share, which is {max_share:g}{ids}."
     )
 
@@ -117,7 +116,7 @@ def publish(
     rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
-    """Publish tokenizer, queries, labels and rejects, and last the data set with `parameters`, which refers to them.
+    """Publish tokenizer, queries, labels and rejects, and last the data set, with `parameters` and all their digests.
 
     Raises StorageError.
     """
@@ -152,9 +151,9 @@ def describe_table(
 
 
 def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Files) -> Manifest:
-    """Write the rejects, one shard per input table, ordered by file and line; return their unpublished manifest.
+    """Write the rejects, one shard per input table, ordered by file and line; return the unpublished manifest.
 
-    The rejects of a range of lines are grouped through `staged` and sorted, one range after the other.
+    Rejects are grouped by range of lines through `staged`, and sorted one range at a time.
     """
     by_table = dict(group_by_key(rejected))
     url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []

@@ -1,7 +1,7 @@
-"""64-bit hashes of strings, one column at a time, to place rows and to compare them.
+"""64-bit hashes of strings, one column at a time, to place and to compare rows.
 
 Each value is read as 8-byte words; the finaliser of SplitMix64 mixes in every word (Steele, Lea, Flood 2014).
-Equal hashes of different keys are possible, and only cost time: rows are ordered by (hash, key).
+Different keys may have equal hashes. This only costs time, because rows are ordered by (hash, key).
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from schemas.shard_files.parquet import matrix_column, string_bytes
 
-# A longer value is replaced by its BLAKE2b, so that its length does not decide the number of steps for a column.
+# A longer value is hashed with BLAKE2b, so that a long value does not add steps for the whole column.
 _LONG = 512
 
 
@@ -34,7 +34,7 @@ def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarra
         return np.zeros(0, np.uint64)
     starts, lengths = offsets[:-1], np.diff(offsets)
     low, high = int(offsets[0]), int(offsets[-1])
-    # Words are read from any byte, so the last word may extend beyond the content.
+    # A word may start at any byte, so the last word may extend beyond the content.
     padded = np.concatenate([content[low:high], np.zeros(8, np.uint8)])
     words_at = np.ndarray((high - low + 1,), "<u8", padded.data, strides=(1,))
     hashes = _mix(np.uint64(seed) ^ _mix(lengths.astype(np.uint64)))
@@ -55,18 +55,18 @@ def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarra
 
 
 def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Hash two hashes in this order: uint64 [B]."""
+    """Combine two columns of hashes, in this order, to one hash per row: uint64 [B]."""
     return _mix(_mix(first) ^ second)
 
 
 def in_share(hashes: np.ndarray, share: tuple[float, float]) -> np.ndarray:
-    """Return which hashes [B] fall into [low, high) of their range, by the high bits; the low bits choose the shard."""
+    """Return which hashes [B] are in the share [low, high) of all hashes, by high bits; low bits choose the shard."""
     position = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
     return (position >= share[0]) & (position < share[1])
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    # The increment prevents that 0 is mapped to itself.
+    # Without the increment, 0 would be mapped to itself.
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,9 +1,9 @@
-"""Order labels by id, look them up by the keys that points name, join them with training counts, and write them.
+"""Order labels by id, look up the labels that points name, count training points by label, and write the labels.
 
-No process holds all labels: each shard looks up the keys that it receives, and sends the ids back to the blocks. A
-label's id is its rank in its shard plus the number of labels in all earlier shards. Blocks form groups, so that there
-are at most _REFERENCES references in each direction, for any number of blocks and shards. If there are few shards,
-several places look up keys in one shard, each for different groups.
+No process has all labels in memory: each shard looks up the keys that it receives, and sends the ids back to the
+blocks. A label's id is its rank in its shard plus the number of labels in all earlier shards. Blocks form groups, so
+that there are at most _REFERENCES references in each direction, for any number of blocks and shards. If there are few
+shards, several places look up keys in the same shard, and each place serves different groups.
 """
 
 from collections import Counter
@@ -30,9 +30,9 @@ Blocks = tuple[Block, ...]
 KEYS = "keys"
 ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
 _REFERENCES = 1 << 17  # some runners keep references in the launching process
-_LOOKED_UP = 1 << 20  # keys at a time: Arrow rebuilds its hash table of the shard's keys in each call
+_LOOKED_UP = 1 << 20  # keys per call: Arrow builds the hash table of the shard's keys again in each call
 _PLACES = 16  # minimum number of places that look up keys
-SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
+SEND, FIND = "send keys of labels", "find labels"  # steps that count keys as rows
 
 
 Ordered = dict[str, Collection]  # labels by shard, by tag
@@ -80,7 +80,7 @@ def encode_block(block: Block, plan: LabelsPlan) -> Iterator[tuple[int, Packet]]
 
 
 def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts), and yield its rows, its keys, its size, and a summary."""
+    """Order the labels of (shard, parts), and yield the shard's rows, keys and size, and a summary."""
     shard, parts = element
     plan.meter.start(ORDER)
     table = gather(parts["rows"], plan.row_schema)
@@ -99,7 +99,7 @@ def order_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan) -> Iterat
 def send_ordered(
     shard: int, plan: LabelsPlan, table: pa.Table, keys: pa.Table, counters: Counter[str], rejects: list[Reject]
 ) -> Iterator[Tagged]:
-    """Send the labels of a shard in the order of their ids, their number, their `keys`, and a summary."""
+    """Send the labels of a shard in the order of their ids, the number of labels, the `keys`, and a summary."""
     number = plan.shards_before + shard
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
     yield Tagged(SUMMARY, reported(LABELS, rejects, plan.files[resume.REJECTS], counters={plan.name: counters}))
@@ -129,7 +129,7 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
 
 
 def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
-    """Return rejects for the ordered rows whose key another row has with different content."""
+    """Return rejects for rows that have the same key as a kept row, but different content."""
     rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
         place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
@@ -141,7 +141,7 @@ def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject
 def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Count `label_ids` [V]: yield (shard, columns `label_id` and `count`); shard s has ids [first[s], first[s + 1]).
 
-    first: int64 [shards + 1]. No worker holds counts of all labels.
+    first: int64 [shards + 1]. No worker has the counts of all labels in memory.
     """
     ids, counts = np.unique(label_ids, return_counts=True)
     batch = pa.record_batch({"label_id": pa.array(ids, pa.int64()), "count": pa.array(counts, pa.int64())})
@@ -186,7 +186,7 @@ def places_of_shard(shards: int) -> int:
 
 
 def resolve_labels(groups: Collection, ordered: Ordered, plan: LabelsPlan, seed: int) -> Collection:
-    """Join groups (number, blocks) with the labels to (number, packet in files with columns `index` and `label_id`).
+    """Look up the labels of groups (number, blocks): (number, packet in files with columns `index` and `label_id`).
 
     seed: seed of the hash that chooses a label's shard.
     """
@@ -243,7 +243,7 @@ def resolve_shard(
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
-    """Return the ids of a shard's labels: the column `label_id`, or else consecutive numbers from `first` on."""
+    """Return the ids of a shard's labels: the column `label_id`, or numbers from `first` on for new labels."""
     if "label_id" not in labels.schema.names:
         return pa.array(np.arange(first, first + labels.num_rows))
     new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
@@ -270,7 +270,7 @@ def look_up(
 
 
 def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """Return the id of each of a group's mentions, -1 for unknown labels: int64 [mentions]."""
+    """Return the label ids of a group's mentions, -1 for unknown labels: int64 [mentions]."""
     ids = np.full(mentions, -1, np.int64)
     for batch in batches:
         ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()

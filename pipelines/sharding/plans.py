@@ -1,4 +1,4 @@
-"""Plans of a sharding run: every choice, made once in the launching process from the counts of the first flow."""
+"""Plans of a sharding run: the launching process makes every choice once, from the counts of the first flow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -131,14 +131,14 @@ class LabelsPlan(TablePlan):
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Columns before writing: the table's columns without later counts, and columns for ordering."""
+        """Columns before writing: the table's columns without `label_id` and `frequency`, and columns for ordering."""
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
 
     @property
     def raw_schema(self) -> pa.Schema:
-        """Columns before tokens and vectors of texts are made."""
+        """Columns before texts are tokenized and embedded."""
         made = {"truncated", "input_ids", *(["dense"] if self.embedder else [])}
         return pa.schema([field for field in self.row_schema if field.name not in made])
 
@@ -148,7 +148,7 @@ def _place() -> list[pa.Field]:
     return [pa.field(name, kind) for name, kind in names.items()]
 
 
-# Bytes on storage per unit, measured on WordPiece ids, random keys and Zipfian labels; text counts before zstd.
+# Stored bytes per unit, measured on WordPiece ids, random keys and Zipfian labels; text counts bytes before zstd.
 _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "dense": 2.0, "text": 0.5}
 _BYTES_A_TOKEN = 4.5  # bytes of text
 
@@ -164,8 +164,8 @@ class Basis(NamedTuple):
     """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
 
     `dense`: vectors that a model makes. `tables`: URL of the tables, DATA or the part of a version.
-    `labels_before`, `shards_before`: numbers of earlier labels and shards. `bulk`, `files`, `meter`, `threads`: see
-    `TablePlan`.
+    `labels_before`, `shards_before`: how many labels and label shards the earlier version has. `bulk`, `files`,
+    `meter`, `threads`: see `TablePlan`.
     """
 
     inputs: Inputs
@@ -189,7 +189,7 @@ class Basis(NamedTuple):
         return max((part.holds.dense for part in self.inputs.of(table) if not part.holds.derived), default=0)
 
     def shared(self, table: str, *sources: str) -> dict[str, Any]:
-        """Return the facts of `TablePlan` for the input `table` and all its `sources`."""
+        """Return fields of `TablePlan` for the input `table` and all its `sources`."""
         rows, frozen, options = self.raw.count_input(table, "rows"), self.tokenizer, self.options
         dense, what = self.dense_of(table), "labels" if table == LABELS else "queries"
         return {
@@ -253,12 +253,12 @@ def check(inputs: Inputs, options: ShardOptions) -> None:
     for split, url in inputs.filters.items():
         if len(inputs.of(split)) != 1:
             raise InputError(
-                f"{url}: a filter names lines of a single file of {split}, but INPUT has several files, or none."
+                f"{url}: a filter refers to the lines of one file of {split}, but INPUT has several files or no file."
             )
 
 
 def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
-    """Check the filter files and write their pairs to staging. Returns their number by split. Raises InputError."""
+    """Check filter files and write their pairs to staging. Returns the number of pairs by split. Raises InputError."""
     counts = {}
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
@@ -269,9 +269,10 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
 
 
 def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
-    """Parse distinct pairs (row, label), sorted: int64 [F, 2] in [0, rows) × [0, labels).
+    """Parse a filter file to distinct, sorted pairs (row, label): int64 [F, 2] in [0, rows) × [0, labels).
 
-    `url` is for messages. Raises InputError that names the line: malformed, or no such point or label.
+    `url` is for messages. Raises InputError with the line number if a line is malformed, or its point or label does not
+    exist.
     """
     pairs: list[tuple[int, int]] = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -328,7 +329,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
 
 
 def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
-    """Estimate the bytes of a table on storage, with or without its `text`."""
+    """Estimate the bytes of a table in storage, with or without its `text`."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
     most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0

@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Group]]) -> Collection:
-    """Assemble one split. Returns Summary, whose `kept` has the places of each shard's rows and pairs.
+    """Assemble one split. Returns a Summary; `kept` has the places of the rows and pairs of each shard.
 
     groups: groups of blocks, by input table.
     """
@@ -50,7 +50,7 @@ def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Mapping[str, list[Gr
 
 
 def names_of(plan: QueriesPlan) -> tuple[str, str]:
-    """Return the names of the collections of the split's rows and pairs, by shard."""
+    """Return the names of the split's collections of rows by shard and of pairs by shard."""
     return f"rows of {plan.split}", f"pairs of {plan.split}"
 
 
@@ -87,7 +87,7 @@ def _assemble(
     finish: Callable[[pa.RecordBatch], pa.RecordBatch],
     count: Callable[[str, int], None],
 ) -> Iterator[Tagged]:
-    """Send the results of `finish` for rows with `label_ids`, many blocks at a time, and summaries of their rejects."""
+    """Add `label_ids` to rows, send the results of `finish`, many blocks at a time, and sum up rejects."""
     summaries: list[Summary] = []
 
     def parts() -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -152,8 +152,8 @@ def write_queries(flow: Flow, plan: QueriesPlan, assembled: Summary) -> dict[str
 def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) -> Iterator[Tagged]:
     """Order the rows of a shard, with the labels of its pairs. Yields places, size, label counts, and summaries.
 
-    Rows are not written again: each row sends only its place among the gathered rows, and its labels if they have
-    changed.
+    Rows are not written again: only the position of each row among the gathered rows is sent, and its labels if the
+    labels have changed.
     """
     plan.meter.start(ORDER)
     staged = plan.files[resume.REJECTS]
@@ -194,7 +194,7 @@ def order_shard(shard: Shard, plan: QueriesPlan, label_sizes: dict[int, int]) ->
 
 
 def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
-    """Write the file of (shard, places of its rows in order); `sizes` (rows of each shard) give its first id."""
+    """Write a shard from (shard, positions of its rows in order); `sizes` (rows of each shard) give its first id."""
     shard, packet = Shard(*element[0]), element[1]
     plan.meter.start(WRITE)
     (order,) = receive([packet])

@@ -1,4 +1,4 @@
-"""First flow: read every input file once; parse and count its rows, and write them to staging by block."""
+"""First flow: read every input file once, parse and count the rows, and write the rows to staging by block."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +21,11 @@ from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
 READ, PARSE = "read", "parse"  # steps
-# Rows are kept in two messages, so that a sample of large data is drawn only from the first.
+# The rows of a block are in two packets, so that a sample of large data reads only the first packet.
 SAMPLED_SHARE = 1 / 16
 _FEATURES = ("feature_ids", "feature_values")
 CONTENT = ("text", *_FEATURES, "dense")  # columns that must be equal in rows with the same key
-_LISTED = 5  # number of labels or features that are shown of a row
+_LISTED = 5  # how many labels or features of a row are shown
 _THREADS = 8  # readers mostly wait for storage
 
 
@@ -66,7 +66,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
 def describe_first(raw: Summary, inputs: Inputs, table: str) -> str | None:
     """Describe the first row of an input table as it was parsed.
 
-    None if no row is available, or the rows are labels that points name, or labels without a text.
+    Returns None if the table has no rows, or if the labels have no texts, or if only the points name the labels.
     """
     if table == LABELS and not (raw.count_input(LABELS, "text_bytes") and not inputs.of(LABELS)[0].holds.derived):
         return None
@@ -140,7 +140,7 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 
 
 def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Replace `label_keys` of points by `label_index`, positions in the second batch, which has the column key.
+    """Replace `label_keys` of points with `label_index`: positions in the second batch, which has the distinct keys.
 
     Points without keys are returned unchanged, with None.
     """
@@ -168,7 +168,7 @@ def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
-    """Draw about `size` texts from the `rows` rows in `blocks`, by the hashes of their keys (all of fewer rows).
+    """Draw about `size` of the `rows` texts in `blocks`, by the hashes of their keys; all texts if `rows` is smaller.
 
     Raises StorageError.
     """

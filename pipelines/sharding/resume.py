@@ -1,10 +1,10 @@
-"""Phases of a data set, so that a resumed run continues from the last finished phase.
+"""Phases of making a data set: a resumed run continues after the last finished phase.
 
     <kind>-<attempt>/    files of a phase, in folders that belong to one attempt
-    <phase>.json         record of a finished phase: the folders that later phases need, and their contents
+    <phase>.json         record of a finished phase: the folders that later phases need, with their contents
 
-Only the holder of the output's claim writes records and removes unnecessary files: the input of a phase is removed
-when the phase is done. Two runs do the same work if the digests of their input files are equal.
+Only the holder of the output's claim writes records, and removes files that are no longer needed: the input of a phase
+is removed when the phase is done. Two runs do the same work if the digests of their input files are equal.
 """
 
 import json
@@ -127,19 +127,19 @@ _AS_JSON = TypeAdapter(Finished)
 
 
 def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, Any] | None) -> str:
-    """Return the digest of everything that determines the work, except contents of files, which are compared apart."""
+    """Return the digest of all that determines the work, except contents of files, which are compared separately."""
     parts = [[part.table, part.name, dict(part.files), part.rows, vars(part.holds)] for part in inputs.parts]
     work = [code_version(), inputs.format, parts, dict(inputs.filters), dict(recorded), version and dict(version)]
     return storage.sha256(json.dumps(work, sort_keys=True).encode())
 
 
 def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
-    """Return the finished phases of an earlier run of this work; remove the rest. Raises LostError, StorageError."""
+    """Return the finished phases of an earlier run of this work; remove other files. Raises LostError, StorageError."""
     record = phases.find(*_DONE)
     if record is None:
         return None
     finished = _AS_JSON.validate_python(record[1])
-    say(f"{data}: an earlier run was interrupted; checking whether INPUT is the same")
+    say(f"{data}: an earlier run was interrupted; checking whether INPUT has changed")
     if finished.raw.files != read_files(inputs):
         say(f"{data}: INPUT has changed; starting from the beginning")
         phases.find()
@@ -149,7 +149,7 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
 
 
 def keep(phases: Phases, finished: Finished) -> None:
-    """Record a finished phase and its output; remove its input, unless it is needed again.
+    """Record a finished phase and its output; remove its input, unless a later phase needs this input.
 
     Raises LostError, StorageError.
     """

@@ -1,7 +1,8 @@
-"""Pure functions that order rows finally, with each key once, and give points the ids of their labels, and rejects.
+"""Pure functions that put rows into their final order, merge duplicates, attach label ids to points, and reject rows.
 
 The rule for duplicates does not depend on files or lines. Rows with equal key and content become one row with all their
-labels. If contents differ for one key, the row with the smallest content hash stays, and the others are rejected.
+labels. If rows with equal keys differ in content, the row with the smallest content hash stays, and the other rows are
+rejected.
 """
 
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ from pipelines.sharding.plans import QueriesPlan
 from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
-LISTS = ("label_ids", "filter_label_ids")  # lists that merged rows unite
+LISTS = ("label_ids", "filter_label_ids")  # list columns that are united when rows are merged
 
 
 class Ordered(NamedTuple):
-    """rows: ordered by (hash, key), each key once. merged: number of rows that were merged into other rows.
+    """Ordered rows: by (hash, key), with each key once. merged: number of rows that were merged into other rows.
 
     rejected, kept: the place (columns part, row, key) of each rejected row, and of the row that stays instead.
     """
@@ -32,7 +33,7 @@ class Ordered(NamedTuple):
 
 
 def order(rows: pa.Table) -> Ordered:
-    """Put rows [N] with hash, key, content, part, row into their final order; merged rows unite the lists LISTS."""
+    """Put rows [N] with hash, key, content, part, row into their final order; unite the LISTS of merged rows."""
     rows = _sort(rows)
     place = rows.select(["part", "row", "key"])
     count = rows.num_rows
@@ -68,7 +69,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows. Also return which keys lack a row, bool [P]."""
+    """Add the labels `ids` [P] of the queries `keys` [P] to ordered rows; return rows, and missing keys bool [P]."""
     column = rows["key"].combine_chunks()
     places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")
@@ -92,7 +93,7 @@ def _sort(rows: pa.Table) -> pa.Table:
 
 
 def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ordered rows whose hash equals the hash of the next row, and which of them also have an equal key."""
+    """Return the rows with the same hash as the next row, and which of these rows also have the same key."""
     hashes, keys = rows["hash"].to_numpy(), rows["key"]
     tied = np.flatnonzero(hashes[1:] == hashes[:-1])
     same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
@@ -107,8 +108,8 @@ def attach_labels(
 ) -> tuple[pa.RecordBatch, list[Reject]]:
     """Return points with `label_ids` of the table's type, and rejects; points without a label are left out.
 
-    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels; `keys` are their names. Points of a format
-    without keys already have `label_ids`, which must be below `plan.labels`.
+    ids int64 [mentions]: the ids for `label_index`, -1 for unknown labels. keys: the keys of these labels. Points of a
+    format without keys already have `label_ids`, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
     if "label_ids" in batch.schema.names:

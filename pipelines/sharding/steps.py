@@ -32,7 +32,7 @@ def _open_encoder(url: str, name: str) -> Encoder:
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
-    """Return parsed rows with `input_ids` (if they have texts), `truncated`, and `dense` if a model makes it."""
+    """Add `truncated` to parsed rows, `input_ids` if rows have texts, and `dense` if a model makes the vectors."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
@@ -55,7 +55,7 @@ def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.Recor
 
 
 def keep(packets: Collection, name: str, files: Files) -> Collection:
-    """Keep (key, packet in files) for a later flow as the collection `name`; return a Summary of their places."""
+    """Keep (key, packet in files) for a later flow as the collection `name`; return a Summary of the places."""
     return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
 
 
@@ -76,12 +76,12 @@ def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
-    """Return first, int64 [shards + 1], from the sizes of the shards: shard s has the ids [first[s], first[s + 1])."""
+    """Return first int64 [shards + 1] from the sizes of the shards: shard s has the ids [first[s], first[s + 1])."""
     return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
-    """Write `rejects` of the input table to staging through `exchange`, and return a Summary with them."""
+    """Write `rejects` of the input table to staging through `exchange`, and return a Summary of the rejects."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     counts = {**fields.pop("counters", {}), REJECTED + table: Counter(reject.reason.value for reject in rejects)}
     return Summary(counters=counts, rejects=tuple(sorted(rejects)[:SHOWN]), rejected=tuple(packets), **fields)

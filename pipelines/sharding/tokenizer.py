@@ -1,4 +1,4 @@
-"""Tokenizer of a data set, from a directory, the hub or the data's own texts, frozen to files; it encodes texts.
+"""Load a data set's tokenizer from a directory or the hub, or train a tokenizer on the data's texts; encode texts.
 
 A tokenizer like BERT's never looks across a space: it normalises one character at a time, splits words at white space
 and punctuation, and cuts each word into pieces separately. So the tokens of a text are the tokens of the parts between
@@ -35,7 +35,7 @@ _PROBE = "a"
 
 
 class Words(NamedTuple):
-    """Words of texts [B]: the distinct words, the index of each word among them, int [W], and offsets int [B + 1]."""
+    """Words of texts [B]: the distinct words, the indices of all words int [W], and offsets int [B + 1]."""
 
     different: pa.StringArray
     places: np.ndarray
@@ -51,12 +51,12 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encoder of text columns with `tokenizer`, which nothing else may use from now on; errors contain `name`."""
+    """Encoder of text columns with `tokenizer`; nothing else may use the tokenizer then. Errors contain `name`."""
 
     def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
         self._around: tuple[list[int], list[int]] | None = None
-        self._limit: int | None = None  # tokens of a text, without special tokens
+        self._limit: int | None = None  # token limit of a text, without special tokens
         if not _ends_at_spaces(tokenizer):
             return
         cut = tokenizer.truncation
@@ -99,14 +99,14 @@ class Encoder:
 
 
 def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
-    """Encode each text of `texts` separately; `special` adds the tokenizer's special tokens around it.
+    """Encode each text of `texts` separately; `special` adds the tokenizer's special tokens around each text.
 
     Raises InputError with the tokenizer's `name` if it cannot encode a text.
     """
     values: list[np.ndarray] = []
     lengths: list[int] = []
     truncated: list[bool] = []
-    # An encoding holds far more than its ids, so few are made at a time: memory does not grow with the block.
+    # An encoding has far more than its ids. Few encodings are made at a time, so memory does not grow with the block.
     for start in range(0, len(texts), _BATCH_TEXTS):
         try:
             encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
@@ -150,7 +150,7 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def cut_words(texts: pa.StringArray) -> Iterator[Words]:
-    """Cut texts into words at spaces, in order, for slices of _SLICE_BYTES or for single longer texts."""
+    """Cut texts into words at spaces, in slices of at most _SLICE_BYTES; a longer text is a slice of its own."""
     import pyarrow.compute as pc  # serving does not need it
 
     ends = offsets_of(pc.binary_length(texts).to_numpy())
@@ -168,9 +168,9 @@ CONFIG = "tokenizer_config.json"
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET = 1000  # characters in the vocabulary; a word with a rarer character becomes [UNK]
 MAX_WORD = 100  # characters of a word; a longer word becomes [UNK], so training ignores it
-MIN_FREQUENCY = 2  # training cannot use a piece that occurs once
+MIN_FREQUENCY = 2  # training cannot use a piece that occurs only once
 _PREFIX = "##"
-LEAST, MOST = 128, 512  # tokens: the limit for a text of any data, and the usual limit of encoders with positions
+LEAST, MOST = 128, 512  # tokens: the smallest limit for texts, and the usual limit of encoders with positions
 SAMPLED = 4096  # number of texts per table
 _COVERED = 0.99  # share of the sampled texts that are not cut
 _STEP = 32
@@ -189,7 +189,7 @@ SPECIAL = {
 class FrozenTokenizer:
     """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
 
-    The tokenizer cuts texts at `max_tokens`. `kept`: the unchanged files.
+    The tokenizer cuts texts at `max_tokens`. `kept`: the files that are kept as in the source.
     """
 
     files: Mapping[str, Base64Bytes]
@@ -209,14 +209,14 @@ class FrozenTokenizer:
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
-        """Return the same tokenizer, which cuts texts at `max_tokens`."""
+        """Return the same tokenizer with texts cut at `max_tokens`."""
         if max_tokens == self.max_tokens:
             return self
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
 
 
 def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
-    """Load the tokenizer of a local directory; None if there is no directory. Raises InputError: not loadable."""
+    """Load the tokenizer of a local directory; None if `name` is not a directory. Raises InputError: not loadable."""
     if not os.path.isdir(name):
         return None
     place, config = find_tokenizer(Path(name)), os.path.join(name, CONFIG)
@@ -224,7 +224,7 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
     try:
         if place is not None:
             return freeze(Tokenizer.from_file(str(place)), others, max_tokens)
-        # Only conversion of the slow formats (vocab.txt, sentencepiece) needs transformers.
+        # Only the conversion of the slow formats (vocab.txt, sentencepiece) needs transformers.
         from transformers import AutoTokenizer
 
         slow = AutoTokenizer.from_pretrained(name, local_files_only=True)
@@ -250,7 +250,7 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
-    """Make files for `tokenizers` and `transformers`, which truncate to `max_tokens` and never pad.
+    """Make tokenizer files for `tokenizers` and `transformers` that truncate to `max_tokens` and never pad.
 
     Raises the library's error if the vocabulary has no token for unknown words.
     """
@@ -281,8 +281,8 @@ def open_tokenizer(data: bytes, place: str) -> Tokenizer:
 class _Normal(NamedTuple):
     """Texts in the form that the library's trainer counts: normalised, and split only at spaces.
 
-    different: the normal form of each distinct word, which may be several words. counts: their counts, int64. texts:
-    indices of words and offsets, for a slice of texts each.
+    different: the normal form of each distinct word, which may be several words. counts: how often each distinct word
+    occurs, int64. texts: for each slice of texts, the indices of words, and offsets.
     """
 
     different: pa.StringArray
@@ -301,10 +301,10 @@ class _Normal(NamedTuple):
 def train_wordpiece(texts: pa.ChunkedArray, size: int) -> Tokenizer:
     """Train a WordPiece tokenizer of at most `size` tokens. The same texts give the same bytes.
 
-    The library's time is quadratic in the length of a word; without words longer than MAX_WORD it is linear in the
-    texts. The library reads words in the random order of a hash map, numbers continuing characters (`##e`) in this
-    order, and merges equally frequent pairs in the order of these numbers. If all these characters are given
-    beforehand, the result is fixed.
+    The library's time is quadratic in the length of a word. Words longer than MAX_WORD are left out, so that the time
+    is linear in the size of the texts. The library reads words in the random order of a hash map, numbers continuing
+    characters (`##e`) in this order, and merges equally frequent pairs in the order of these numbers. All continuing
+    characters are given beforehand, so that the result is always the same.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()

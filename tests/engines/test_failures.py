@@ -96,7 +96,7 @@ def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) ->
     flags = [*process(flink, program), "--start_timeout=10"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no worker answered within 10 s", str(program), "--start-timeout")
-    assert not jobs_left(flink) or "may stay on Flink" in done.err
+    assert not jobs_left(flink) or "may still run on Flink" in done.err
 
 
 def test_no_job_server(raw: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(
         done,
-        "no free slot for the job: ",
+        "too few free slots for the job: ",
         " of 2 slots are free on 2 TaskManagers, 7 are needed",
         "Lower the parallelism",
     )
@@ -155,7 +155,7 @@ def test_a_job_server_that_is_killed(flink: Cluster, raw: Path, tmp_path: Path) 
 def test_no_job_manager(raw: Path, tmp_path: Path, flink: Cluster) -> None:
     flags = [*loopback(flink), "--flink_master=localhost:9"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no JobManager of Flink answers at --flink_master=http://localhost:9: ", "Start it", status=1)
+    refused(done, "no JobManager of Flink answers at --flink_master=http://localhost:9: ", "Start the", status=1)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def with_labels(*target: int) -> Callable[[Path], None]:
 BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "not gzip": (
         spoil("trn.json.gz", b'{"title": "plain"}\n'),
-        ("raw/trn.json.gz: not a gzip file", "The name of the file says gzip", "compress"),
+        ("raw/trn.json.gz: not a gzip file", "The file name means gzip", "compress"),
     ),
     "cut off": (cut, ("raw/trn.json.gz: incomplete", "bytes", "Copy the file again")),
     "not JSON": (
@@ -87,8 +87,8 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("tst.json.gz, line 3: label 7 does not exist", "the labels are 0 to 6", "Fix"),
     ),
     "a point without labels": (with_labels(), ("tst.json.gz, line 3: the point 'p2' has no labels", "Fix")),
-    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "the file is empty", "Copy it again")),
-    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: the file is empty", "Copy it again")),
+    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "the file is empty", "Copy the file again")),
+    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: the file is empty", "Copy the file")),
     "a filter row that is not there": (
         spoil("filter_labels_test.txt", b"3 1\n15 1\n"),
         ("filter_labels_test.txt, line 2: row 15 does not exist", "rows 0 to 14", "another split?"),

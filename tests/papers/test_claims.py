@@ -14,7 +14,7 @@ import pytest
 from papers.__main__ import main
 from papers.claims import Check, Claim, Key, Line, Paper, names
 from papers.measure import thin_labels
-from papers.page import DIFFERS, HOLDS, NOT_RUN, UNTOLD, judge, page, summary
+from papers.page import DIFFERS, HOLDS, NOT_RUN, UNCLEAR, judge, page, summary
 from papers.results import LEVELS, Result, difference, packed, place_of
 from tests.command import ROOT
 from tests.pipelines.raw import read_lines, write_tiny
@@ -124,7 +124,7 @@ def test_contributions_are_kept_in_a_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"), [(0.5, HOLDS), (-0.5, DIFFERS), (0.0, UNTOLD)], ids=["above", "below", "equal"]
+    ("share", "verdict"), [(0.5, HOLDS), (-0.5, DIFFERS), (0.0, UNCLEAR)], ids=["above", "below", "equal"]
 )
 def test_an_interval_decides(tmp_path: Path, share: float, verdict: str) -> None:
     paper = small_paper(tmp_path, Check(a="a", b="b", metric="P@1", above=0))
@@ -146,11 +146,11 @@ def test_a_bound_of_a_ratio_decides_by_every_seed_and_by_no_run_that_was_cut(tmp
                 result_of(paper, Key(name, "tiny", seed), hits, each)
         assert judge(paper, paper.lines[0]).verdict == verdict
     result_of(paper, Key("a", "tiny", 0), hits, 1)
-    assert judge(paper, paper.lines[0]).verdict == UNTOLD  # one seed of three
+    assert judge(paper, paper.lines[0]).verdict == UNCLEAR  # one seed of three
     place = place_of(paper, Key("a", "tiny", 1))
     place.write_text(json.dumps({**json.loads(place.read_text()), "made_from": {"settings": ["of another version"]}}))
     verdict = judge(paper, paper.lines[0])
-    assert (verdict.verdict, verdict.few) == (UNTOLD, " (2 of 3 seeds)")
+    assert (verdict.verdict, verdict.few) == (UNCLEAR, " (2 of 3 seeds)")
 
 
 def test_thinned_labels_are_every_nth_with_the_points_that_have_one(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_a_value_beyond_the_dtype_and_options_of_the_other_form_are_refused(mode
     shutil.copytree(model, wild)
     save_file({"embedding.weight": torch.full((150, 6), 1e6)}, wild / "model.safetensors")
     (tmp_path / "x.txt").write_text("a ship\n")
-    with pytest.raises(InputError, match=r"float16 does not hold\. Embed with --dtype float32"):
+    with pytest.raises(InputError, match=r"does not fit into float16\. Embed with --dtype float32"):
         embed_texts(str(wild), str(tmp_path / "x.txt"), str(tmp_path / "out"))
     with pytest.raises(InputError, match=r"step works only with `extremis embed DATA RUN OUT`"):
         extremis.embed(model, tmp_path / "x.txt", tmp_path / "out", step=1, progress=False)

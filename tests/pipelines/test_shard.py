@@ -229,13 +229,13 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
     write_lines(tiny / "trn.json.gz", lines)
     message = fails(tiny)
     assert message.splitlines() == [
-        "rejected 3 of 30 rows of trn.json.gz (1 missing_field, 1 no_labels, 1 not_json). The first are:",
+        "rejected 3 of 30 rows of trn.json.gz (1 missing_field, 1 no_labels, 1 not_json). The first rejects are:",
         "  trn.json.gz, line 5: not JSON "
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
         "Fix these rows, or raise --max-reject-share, which is 0.001 "
-        "(a label's line is its id, so no label may be rejected).",
+        "(a label's line number is its id, so no label may be rejected).",
     ]
     message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
     assert "rejected 5 of 30 rows of trn.json.gz (1 duplicate_key, 1 label_out_of_range, 1 missing_field" in message

@@ -227,7 +227,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     [
         ({"part": "0001"}, "has a part of this name"),
         ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
-        ({}, r"lack 5 of the 6 labels .* Give --labels new"),
+        ({}, r"lacks 5 of the 6 labels .* Give --labels new"),
     ],
 )
 def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

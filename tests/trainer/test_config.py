@@ -79,7 +79,7 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         (["negatives.hard=8", "negatives.width=4"], "negatives.width = 4 is below negatives.hard = 8"),
         (
             ["method=renee", "negatives.hard=3"],
-            "negatives.hard works only with method = 'astra' or 'dexml', but this is 'renee'",
+            "negatives.hard works only with method = 'astra' or 'dexml', not with 'renee'",
         ),
         (
             ["method=astro"],
@@ -264,12 +264,12 @@ def test_a_kind_has_its_own_options_alone() -> None:
     [
         (
             ["encoder.precision=bfloat16"],
-            "encoder.precision works only with encoder.kind = 'transformer', but this is 'bag'",
+            "encoder.precision works only with encoder.kind = 'transformer', not with 'bag'",
         ),
-        (["loss.radius=1.0"], "loss.radius works only with loss.kind = 'triplet', but this is 'bce': leave it out"),
+        (["loss.radius=1.0"], "loss.radius works only with loss.kind = 'triplet', not with 'bce': leave this key out"),
         (
             ["encoder.ngram_weight=2", "encoder.kind=transformer", "encoder.model=x"],
-            "encoder.ngram_weight works only with encoder.kind = 'bag', but this is 'transformer': leave it out",
+            "encoder.ngram_weight works only with encoder.kind = 'bag', not with 'transformer': leave this key out",
         ),
         (["encoder.kind=bags"], "encoder.kind = 'bags': expected one of 'bag', 'transformer'"),
         (["loss.kind=[1]"], r"loss.kind = \[1\]: expected one of 'bce', 'softmax'"),
@@ -295,7 +295,7 @@ def test_a_kind_that_changes_leaves_out_what_recipes_below_set_for_another(tmp_p
         load_recipe(mine, ["encoder.hidden=8"])
     again = load_recipe(mine, ["encoder.kind=bag", "encoder.optimizer=sgd"])
     assert again.encoder == load_recipe("astra", ["encoder.optimizer=sgd"]).encoder
-    with pytest.raises(InputError, match=r"loss\.k works only with loss\.kind = 'softtopk', but this is 'bce'"):
+    with pytest.raises(InputError, match=r"loss\.k works only with loss\.kind = 'softtopk', not with 'bce'"):
         load_recipe(toml(tmp_path, 'extends = "astra"\n[loss]\nkind = "bce"\nk = 3\n'))
 
 
@@ -321,7 +321,7 @@ def test_an_option_that_was_removed_is_named_where_it_did_something(monkeypatch:
         assert restore_recipe({"train": {"gone": value}}, "run") == Recipe.model_validate({})
     assert validate({"train": {"gone": 0}}, "run") == Recipe.model_validate({})
     for read, section in ((validate, "train"), (restore_recipe, "encoder")):
-        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed, leave it out"):
+        with pytest.raises(InputError, match=rf"{section}\.gone = 3: this option was removed, leave this key out"):
             read({section: {"gone": 3}}, "run")
 
 

@@ -152,7 +152,7 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
         Trainer.start(other.layout.root, str(tmp_path / "run"), second(first), silent)
     with pytest.raises(ValueError, match="nothing to learn"):
         with_sections(FIRST, {"train": {"freeze_encoder": True}})
-    with pytest.raises(ValueError, match=r"radius = 1\.9 .*labels by their texts or classifier\.normalize"):
+    with pytest.raises(ValueError, match=r"radius = 1\.9 .*encoded labels or classifier\.normalize"):
         second(first, classifier={"normalize": False})
     for negatives in ({"pool": "shared", "random": 5}, {"lsh": {"hard": 5}}):
         with pytest.raises(ValueError, match=r"negatives|head"):

@@ -1,1 +1,1 @@
-"""Checkpoints: each rank writes its part in the background; readers read them by label range."""
+"""Checkpoints: each rank writes its part in the background; readers read checkpoints by label range."""

@@ -1,4 +1,4 @@
-"""Background writes of rows as they were at a given step, while training continues to change them."""
+"""Background writes of a snapshot of rows, while training continues to change the rows."""
 
 import functools
 import itertools
@@ -22,15 +22,15 @@ from trainer.group import ALONE, Group
 from trainer.stream.transfer import LateCopy, send
 
 Tensors = Mapping[str, torch.Tensor]
-ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; no names: all
+ReadRows = Callable[..., dict[str, torch.Tensor]]  # (start, stop, *names): rows by name; without names, all rows
 Job = Callable[[ReadRows], object]
-_ID = "row"  # name of the row id in a record of the scratch file, beside the tensors' names
-_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # most bytes of kept rows in memory, and most pieces
-_BEHIND = 2  # pieces on their way from a GPU
+_ID = "row"  # name of the field with the row id in a record of the scratch file
+_HELD_BYTES, _HELD = 1 << 26, 1 << 10  # maximum bytes, and pieces, of kept rows in memory
+_BEHIND = 2  # maximum number of pieces that a GPU is sending
 
 
 class _Piece(NamedTuple):
-    """At most `size` rows kept together; `take` returns their ids [C], ascending, and records [C] by name."""
+    """At most `size` rows kept together; `take` returns the rows' ascending ids [C], and their records [C] by name."""
 
     size: int
     take: Callable[[], tuple[np.ndarray, dict[str, np.ndarray]]]
@@ -39,12 +39,13 @@ class _Piece(NamedTuple):
 class RowSnapshot:
     """Rows [0, n) of `tensors` [n, ...] as they are when the snapshot is made.
 
-    The thread that changes rows calls `keep` first; another thread reads. Several readers take turns; each reads every
-    range once, in any order. Memory: one byte per row, the range being read, and _HELD_BYTES of rows that changed
-    before the last reader reached them; further rows go to a scratch file of at most n rows, in blocks.
+    The thread that changes rows calls `keep` first; another thread reads. Several readers take turns; each reader reads
+    every range once, in any order. Memory: one byte per row, the range being read, and _HELD_BYTES of rows that changed
+    before the last reader reached the rows. Further rows go to a scratch file of at most n rows, in blocks.
 
-    For rows on a GPU, the bytes are there too, so the GPU selects the rows to keep by itself. A separate stream copies
-    the rows to pinned memory, and a thread writes them to the file: training waits only if there are too many.
+    For rows on a GPU, the bytes are on the GPU too, so the GPU selects the rows to keep by itself. A separate stream
+    copies the rows to pinned memory, and a thread writes the rows to the file. Training waits only if too many rows are
+    being copied.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -52,13 +53,13 @@ class RowSnapshot:
         self._device = next(iter(tensors.values())).device
         sizes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
         self._record = np.dtype([(_ID, np.int64), *((name, f"V{size}") for name, size in sizes.items())])
-        # True where a row may be changed: it has been kept, or all readers have read it. The last element is for pads.
+        # True for a row that may change, because it is kept or all readers have read it. The last element is for pads.
         self._free = torch.zeros(count + 1, dtype=torch.bool, device=self._device)
         self._readers, self._unread, self._held = 0, count, 0
         self._kept: deque[_Piece] = deque()
         self._filer: ThreadPoolExecutor | None = None
         self._filing: deque[Future[None]] = deque()
-        # Blocks of a quarter of a checkpoint's file: first rows [blocks + 1], and the number of filed rows of each.
+        # A block is a quarter of a checkpoint's file: first rows [blocks + 1], and the number of rows in the file.
         blocks = row_ranges(0, count, 4 * self._record.itemsize)
         self._edges = np.array([0, *(stop for _, stop in blocks)])
         self._filed = np.zeros(len(blocks), np.int64)
@@ -66,7 +67,7 @@ class RowSnapshot:
         self._lock = threading.Lock()
 
     def reader(self) -> ReadRows:
-        """Return a read function for one more reader; all readers register before the first row changes."""
+        """Return a read function for one more reader; call `reader` for all readers before the first row changes."""
         with self._lock:
             self._readers += 1
             self._free.zero_()
@@ -100,13 +101,13 @@ class RowSnapshot:
         fresh = ids[~free[ids]]
         if not len(fresh):
             return None
-        fresh.sort(kind="stable")  # ids are one ascending run, or two
+        fresh.sort(kind="stable")  # ids consist of one or two ascending runs
         free[fresh] = True
         rows = {name: _records(value).take(fresh) for name, value in self._tensors.items()}
         return _Piece(len(fresh), lambda: (fresh, rows))
 
     def _piece_of_device(self, ids: np.ndarray | torch.Tensor) -> _Piece:
-        """Start copying all rows, since the host does not know yet which are fresh; other rows become pads."""
+        """Start to copy all rows, because the host does not know yet which rows are fresh; other ids become pads."""
         sent: torch.Tensor = send(ids, self._device) if isinstance(ids, np.ndarray) else ids
         places = torch.where(sent < 0, len(self._free) - 1, sent).long()
         fresh = torch.where(self._free.index_select(0, places), PAD, places)
@@ -128,8 +129,8 @@ class RowSnapshot:
         return _Piece(len(sent), take)
 
     def _read(self, reader: int, start: int, stop: int, *names: str) -> dict[str, torch.Tensor]:
-        """Copy rows [start, stop) as they were, to the host."""
-        # Without the lock: a row that changes during the copy has been kept before, and is corrected below.
+        """Copy rows [start, stop) of the snapshot to the host."""
+        # The copy needs no lock: a row that changes during the copy was kept before, and is corrected below.
         rows = {name: self._tensors[name][start:stop] for name in names or self._tensors}
         if next(iter(rows.values())).device.type == "cuda":
             copies = {name: late.wait() for name, late in [(name, LateCopy(value)) for name, value in rows.items()]}
@@ -155,7 +156,7 @@ class RowSnapshot:
                     return
                 piece = self._kept[0]
             counts = self._write(*piece.take())
-            with self._lock:  # dropped only now: if the disk is full, readers can continue
+            with self._lock:  # the piece is dropped only now: if the disk is full, readers can continue
                 self._filed += counts
                 self._kept.popleft()
                 self._held -= piece.size
@@ -175,7 +176,7 @@ class RowSnapshot:
         return np.diff(bounds)
 
     def _filed_rows(self, filed: np.ndarray, start: int, stop: int) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield ids and rows from the file for the blocks of [start, stop), each with `filed` rows."""
+        """Yield ids and rows from the file for each block that overlaps [start, stop); `filed`: rows of each block."""
         for block in np.flatnonzero((self._edges[:-1] < stop) & (self._edges[1:] > start) & (filed > 0)):
             assert self._file is not None
             records = np.empty(filed[block], self._record)
@@ -186,14 +187,14 @@ class RowSnapshot:
 class BackgroundWriter:
     """Writes snapshots while training continues: a thread runs one job after the other, in order.
 
-    Jobs of the same step share one snapshot of the rows, and training calls `before_change` for it; a job of a
-    different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises its
-    error. In the foreground a job runs at once, without copies.
+    Jobs of the same step share one snapshot of the rows; training calls `before_change` before it changes rows. A job
+    of a different step waits for all earlier jobs. If a job fails, later jobs are skipped and the next call raises the
+    error of the job. In the foreground a job runs at once, without copies.
     """
 
     def __init__(self, what: str, background: bool = True, group: Group = ALONE) -> None:
         self._what, self.background = what, background
-        self.group = group.for_another_thread() if background else group  # name for messages
+        self.group = group.for_another_thread() if background else group
         self._thread: threading.Thread | None = None
         self._snapshot: RowSnapshot | None = None
         self._step = -1
@@ -201,9 +202,9 @@ class BackgroundWriter:
         self._seconds = 0.0
 
     def begin(self, step: int, rows: Tensors, job: Job) -> None:
-        """Begin `job` on the present `rows` [n, ...] of this rank, after `step` of the run; all ranks call it alike.
+        """Begin `job` on the current `rows` [n, ...] of this rank, after `step` of the run; all ranks call `begin`.
 
-        Raises StorageError or RankLostError of an earlier job, in the foreground of this job.
+        Raises StorageError or RankLostError of an earlier job or, in the foreground, of this job.
         """
         if not self.background:
             job(lambda start, stop, *names: {name: rows[name][start:stop] for name in names or rows})
@@ -229,7 +230,7 @@ class BackgroundWriter:
         return self._thread is not None
 
     def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C], counted from this rank's first row, before they change; on a device there may be pads.
+        """Keep rows `ids` [C] before they change; ids count from this rank's first row. Ids on a device may be pads.
 
         Raises StorageError if writing failed.
         """
@@ -254,13 +255,13 @@ class BackgroundWriter:
             self.wait()
 
     def close(self) -> None:
-        """Wait for the thread. Raises nothing, since an error may already be propagating."""
+        """Wait for the thread. Raises nothing, because an error may already be propagating."""
         if self._thread is not None:
             with Wait(f"{self._what} to be written", until="the files are written"):
                 self._thread.join()
 
     def seconds(self) -> float:
-        """Return the seconds of the jobs that ended since the last call."""
+        """Return the total seconds of all jobs that ended since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

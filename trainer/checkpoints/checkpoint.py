@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files by label range, and a manifest with the state that is written last. No pickle."""
+"""Checkpoints: safetensors files by label range, then a manifest with the state of training. No file is pickled."""
 
 import errno
 import itertools
@@ -19,7 +19,7 @@ from schemas.manifest import Shard, check_shard, describe_file, is_published, un
 from schemas.storage import join
 from schemas.table import Table
 
-FILE_BYTES = 1 << 28  # most bytes of vectors and their optimizer's state in a file
+FILE_BYTES = 1 << 28  # maximum bytes of vectors and optimizer state in a file
 _VECTORS = "vectors-"
 
 
@@ -49,7 +49,7 @@ class Checkpoint:
         return self.table.rows
 
     def has(self, name: str) -> bool:
-        """Tell whether the checkpoint has a part of this name."""
+        """Return whether the checkpoint has a part called `name`."""
         return any(shard.path == f"{name}.safetensors" for shard in self.table.shards)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ class Checkpoint:
         return self._read(next(shard for shard in self.table.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Read the `weight` or an optimizer state of labels [start, stop), default all labels. Raises TableError."""
+        """Read the `weight` or an optimizer state of labels [start, stop), by default of all. Raises TableError."""
         return torch.cat([rows[name] for _, rows in self.rows(start, self.labels if stop is None else stop)])
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
@@ -80,11 +80,11 @@ class Checkpoint:
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
         url = self.table.url
-        return load(check_shard(url, shard, f"Remove {url} to continue from the checkpoint before it."))
+        return load(check_shard(url, shard, f"Remove {url} to continue from the previous checkpoint."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Cut labels [start, stop) into ranges of files with rows of `row_bytes`, the same for any number of ranks."""
+    """Cut labels [start, stop) into one range per file, for rows of `row_bytes`; files do not depend on the ranks."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
     edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
@@ -96,7 +96,7 @@ def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
 
 
 def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows: int = 0) -> Shard:
-    """Write a file of tensors; its entry states that it holds `rows` rows of labels. Raises StorageError."""
+    """Write a file of tensors; return the manifest's entry, with `rows` rows of labels. Raises StorageError."""
     name = f"{name}.safetensors"
     with storage.writing(join(url, name)) as path:
         save_tensors(path, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
@@ -104,7 +104,7 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Save a local safetensors file with the usual file mode. Raises OSError in place of the library's own error."""
+    """Save a local safetensors file with the usual file mode. Raises OSError in place of the library's error."""
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
@@ -117,7 +117,7 @@ def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """Open the newest finished checkpoint of a run; None if there is none."""
+    """Open the newest finished checkpoint of a run; None without a finished checkpoint."""
     for step in reversed(numbered(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))
@@ -128,9 +128,9 @@ NEWEST = "newest"  # value of `step` for the newest checkpoint
 
 
 def open_step(run: RunLayout, step: int | str | None = None) -> Checkpoint | None:
-    """Open the checkpoint of `step`, or the NEWEST, or the default checkpoint; None if there is none.
+    """Open the checkpoint of `step`, or the NEWEST, or by default the best checkpoint; None if there is no checkpoint.
 
-    The default is the newest that a fusion was fitted to, else the best on validation, else the newest.
+    The default is the newest checkpoint with a fitted fusion, else the best checkpoint on validation, else the newest.
     """
     if step == NEWEST:
         return latest_checkpoint(run)

@@ -1,4 +1,4 @@
-"""Stopping by a signal: a run saves a checkpoint first if its grace period allows, for preempted machines."""
+"""Stopping by a signal, for preempted machines: a run first saves a checkpoint if the grace period is long enough."""
 
 import contextlib
 import os
@@ -13,18 +13,17 @@ GRACE = 25.0  # seconds for saving a checkpoint: preempted machines get 30
 
 
 class StoppedError(ExtremisError):
-    """Error: the run stopped on request. The exit status is that of a process ended by SIGTERM, for any cause."""
+    """The run stopped on request. The exit status is always the status of a process that SIGTERM has ended."""
 
     exit_status = 128 + signal.SIGTERM
 
 
 @contextlib.contextmanager
 def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or SIGHUP sets while the block lasts; the process ends `grace` seconds later at the
-    latest.
+    """Yield an event that SIGTERM or SIGHUP sets; the process ends at most `grace` seconds after the signal.
 
-    A second signal ends the process at once, and so does the first with a `grace` of 0. SIGHUP stays ignored under
-    nohup. Only the main thread receives signals.
+    A second signal ends the process at once. With a `grace` of 0 the first signal ends the process at once. SIGHUP
+    stays ignored under nohup. Only the main thread receives signals.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:

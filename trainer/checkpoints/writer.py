@@ -23,8 +23,8 @@ Late = Callable[[], torch.Tensor]
 class Contents:
     """Contents of a checkpoint of global `step`, on one rank.
 
-    `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of this rank's
-    labels [first, first + n) of [0, `labels`). `best`: the step of the checkpoint to keep.
+    `parts`: tensors by file, the same on every rank; rank 0 writes the files. `rows`: the tensors [n, ...] of this
+    rank's labels [first, first + n) of [0, `labels`). `best`: the step of the best checkpoint, which is kept.
     """
 
     step: int
@@ -40,9 +40,9 @@ class Contents:
 class CheckpointWriter(BackgroundWriter):
     """Writes one checkpoint at a time and keeps the newest `keep`.
 
-    In the background it writes a snapshot from the call of `save`: a copy of the parts, on rank 0, and of rows that
-    change. Memory: the parts, a snapshot's memory and a file of rows (FILE_BYTES), never all rows. In the foreground it
-    copies nothing. Rank 0 holds the `claim` on the run.
+    In the background the writer writes the state at the call of `save`: rank 0 copies the parts, and each rank copies
+    rows before they change. Memory: the parts, a snapshot's memory and a file of rows (FILE_BYTES), never all rows. In
+    the foreground the writer copies nothing. Rank 0 holds the `claim` on the run.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class CheckpointWriter(BackgroundWriter):
         self._claim, self._run, self._keep = claim or Unclaimed(), run, keep
 
     def save(self, contents: Contents) -> None:
-        """Begin to write a checkpoint after the previous one; all ranks call it. Raises StorageError of either."""
+        """Begin to write a checkpoint, after earlier checkpoints; all ranks call `save`.
+
+        Raises StorageError of an earlier checkpoint or of this checkpoint.
+        """
         if self.background:
             self.wait_for_other_steps(contents.step)
             parts = contents.parts.items() if self.group.first else ()
@@ -71,7 +74,7 @@ class CheckpointWriter(BackgroundWriter):
         url, group = self._run.checkpoint(contents.step), self.group
         if group.first:
             self._claim.require()
-            # Files of an earlier try, which may have cut the labels differently.
+            # An earlier attempt may have left files, with different label ranges.
             unpublish(url)
             storage.remove(url, recursive=True)
         group.barrier()

@@ -16,9 +16,9 @@ _HEAD = """# Keys of a recipe
 
 For anyone who changes a recipe: the meaning, type, default and range of every key. `python -m
 trainer.config.keys_page` writes this page from the code. The sections that all methods share come first, then the
-sections of each method: a recipe with `method = "astra"` has the keys of that method and no others. `extremis run
-astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. A
-number that comes from the data is `"auto"` ([recipes](recipes.md#settings-that-come-from-the-data)).
+sections of each method: a recipe with `method = "astra"` has the shared keys and the keys of `astra`. `extremis run
+astra data/ runs/1 --set train.epochs=5` sets a key; `extremis recipes show astra` prints the keys of a recipe. With
+the value `"auto"`, Extremis computes a key from the data ([recipes](recipes.md#settings-that-come-from-the-data)).
 """
 
 
@@ -32,7 +32,7 @@ def _sections() -> Iterator[str]:
     for name, section in shared.items():
         if section is not None:
             yield from _section(name, f"## `[{name}]`", section)
-    yield from _section("classifier", "## `[classifier]`, of methods that learn a vector for each label", Classifier)
+    yield from _section("classifier", "## `[classifier]`, for methods that learn a vector for each label", Classifier)
     for method in Recipe.KINDS:
         yield from (f'## `method = "{method}"`', "")
         options = Recipe.options_of(method)

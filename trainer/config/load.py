@@ -1,4 +1,4 @@
-"""Read recipes from TOML files, change them by `--set a.b=c`, check them and explain faults, save them with a run."""
+"""Read recipes from TOML files, override keys with `--set a.b=c`, check keys, explain faults, and save recipes."""
 
 import difflib
 import importlib.metadata
@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # limits of a TOML file
-# Recipes that only a checkout contains, in papers/, by their folder.
+# Recipes in papers/, by folder; only a checkout contains these recipes.
 OF_PAPERS = {
     "astra": ("astra-paper", "curriculum", "random-theta-hard", "theta-curriculum", "theta-hard", "w-hard"),
     "dexml": ("dexml-paper",),
@@ -39,8 +39,8 @@ _SEAL = _SEAL_MARK + b"%08x\n"
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read the recipe `source` with `overrides` like `read_recipe`; "auto" settings get default values.
 
-    Raises the errors of `read_recipe`, and InputError: an unknown key (names the nearest known key), a key of a
-    different kind, a value out of range.
+    Raises the errors of `read_recipe`, and InputError for an unknown key (with the nearest known key), for a key of a
+    different kind, and for a value out of range.
     """
     return validate(without_auto(read_recipe(source, overrides)), source)
 
@@ -72,10 +72,10 @@ def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
 def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only the differences. If the
-    recipe or an override changes the method or another kind, options that earlier recipes set for other kinds are left
-    out. `light`: do not check encoders and losses, because a bare installation lacks some of their modules.
-    Raises InputError: no such recipe, not TOML.
+    With `extends = "astra"`, or `extends = "base.toml"` for a file in the same folder, a recipe sets only keys that
+    differ. If the recipe or an override changes the method or another kind, options that extended recipes set for other
+    kinds are left out. `light`: do not check encoders and losses, because a bare installation lacks some of their
+    modules. Raises InputError if the recipe does not exist or is not TOML.
     """
     top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
     bodies = _read_bodies(source)
@@ -91,7 +91,7 @@ def read_recipe(source: str, overrides: Iterable[str] = (), light: bool = False)
 def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
     """Return the `overrides` that set options of the method of the recipe `source`, or options of no method.
 
-    In a comparison of several recipes, each recipe takes the options that it has. Raises InputError.
+    In a comparison of several recipes, each recipe uses only the options of its method. Raises InputError.
     """
     overrides = list(overrides)
     body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
@@ -103,13 +103,13 @@ def applicable_overrides(source: str, overrides: Iterable[str]) -> list[str]:
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
     """Read the recipe of a run or an export, also from an earlier version of Extremis.
 
-    Leaves out options of other kinds, and removed options that do not shape the model. Raises InputError.
+    Leaves out options of other kinds, and removed options that do not affect the model. Raises InputError.
     """
     return validate(without_foreign(renew(body, restores=True)), source)
 
 
 def restore_encoder(body: Mapping[str, Any], source: str) -> EncoderSection:
-    """Read only the section `encoder` of the input of `restore_recipe`; other sections may load PyTorch."""
+    """Read only the section `encoder` of the recipe of a run or an export; reading other sections may load PyTorch."""
     body = renew(body, restores=True)
     section = body.get("encoder")
     try:
@@ -173,7 +173,7 @@ def load_config(url: str) -> dict[str, Any]:
 
 
 def _matches_seal(data: bytes) -> bool:
-    """Return whether a config matches the checksum at its end; True if it has none, as in earlier versions."""
+    """Return whether a config matches the checksum at its end; True without a checksum, as in earlier versions."""
     text, mark, checksum = data.rpartition(_SEAL_MARK)
     return not mark or checksum.strip() == b"%08x" % crc32(text)
 
@@ -185,13 +185,13 @@ def recipe_names() -> list[str]:
 
 
 def _read_bodies(source: str) -> list[dict[str, Any]]:
-    """Read the TOML of the recipes that a recipe `extends` (a name, or a path from its own folder); its own is last."""
+    """Read the TOML of a recipe, and of recipes that it extends (by name, or by path from its folder), base first."""
     bodies: dict[str, dict[str, Any]] = {}
     base: Any = source
     while base is not None:
         source = str(base)
         if source in bodies:
-            raise InputError(f"recipe {source}: extends itself, through {[*bodies][-1]}. Fix one of the two.")
+            raise InputError(f"recipe {source}: extends itself, through {[*bodies][-1]}. Fix one of the two recipes.")
         bodies[source] = _parse(_read_text(source), source)
         base = bodies[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
@@ -210,8 +210,8 @@ def _read_text(source: str) -> str:
         for paper, names in OF_PAPERS.items():
             if (name := source.replace("+", "-")) in names:
                 raise InputError(
-                    f"unknown recipe {source!r}. It belongs to a table of a paper, and is not part of the package. In "
-                    f"a checkout give the path papers/{paper}/{name}.toml."
+                    f"unknown recipe {source!r}. This recipe repeats a table of a paper, and is not part of the "
+                    f"package. In a checkout give the path papers/{paper}/{name}.toml."
                 )
         known = [BY_TRIALS, *recipe_names()]
         near = difflib.get_close_matches(source, known, n=1)

@@ -12,11 +12,11 @@ from trainer.methods.recipe import Recipe
 from trainer.methods.rules import AUTO, FromData, options_from_data
 
 Body = Mapping[str, Any]  # options of a recipe or of one of its sections, from TOML
-Classes = Callable[[], list[type[Options]]]  # called only when needed: the class of an encoder loads its module
+Classes = Callable[[], list[type[Options]]]  # called only when needed, because the class of an encoder loads a module
 
 
 def merge(bodies: Sequence[Body], light: bool = False) -> dict[str, Any]:
-    """Merge recipes that extend one another, the base first, under present keys.
+    """Merge recipes that extend each other, base first, with the current names of keys.
 
     If a recipe changes the method or another kind, options that exist only in the earlier kind are dropped. `light`:
     ignore the classes of encoders and losses, so that their modules are not loaded.
@@ -52,9 +52,9 @@ def _merge_section(
 ) -> dict[str, Any]:
     """Merge the section of all `bodies`; the last body that names a kind decides the kind.
 
-    An option is foreign if the class of this kind lacks it, and the class of another kind, here or among `others`, has
-    it. Foreign options are left out, except in bodies[kept_from:]: there they are mistakes, which validation reports. A
-    body that changes the kind raises `kept_from` to its own index.
+    An option is foreign if the class of this kind lacks the option, but the class of another kind, here or among
+    `others`, has the option. Foreign options are left out, except in bodies[kept_from:], where validation reports
+    foreign options as mistakes. A body that changes the kind raises `kept_from` to its own index.
     """
     if not issubclass(section, OneOfKinds):
         return _merge_options(section, bodies, kept_from, others, light)
@@ -62,7 +62,7 @@ def _merge_section(
     for number, body in enumerate(bodies):
         if body.get(key, kind) != kind:
             kind, kept_from = body[key], max(kept_from, number)
-    is_known = isinstance(kind, str) and kind in section.KINDS  # else the data decide, or validation refuses it
+    is_known = isinstance(kind, str) and kind in section.KINDS  # otherwise the data decide, or validation refuses
     if not is_known or (light and issubclass(section, KindSection)):
         return _merged(bodies)
 
@@ -90,7 +90,7 @@ def _merge_options(
 
 
 def _takes(options: type[Options], key: str, value: Any) -> bool:
-    """Return whether `options` has `key` and accepts `value` if the value means a setting from the data."""
+    """Return whether `options` has `key`, and can compute `key` from the data if `value` asks for this."""
     if key not in options.model_fields:
         return False
     is_word = options.model_fields[key].annotation is str
@@ -149,12 +149,12 @@ def _classes_of(name: str, body: Body) -> list[type[Options]]:
             return [] if section is None else [section]
         kind = section.kind_in(body.get(name) or {})
         return [section.options_of(each) for each in (section.KINDS if kind in AUTO else [kind])]
-    except (TypeError, ValueError):  # validation reports it
+    except (TypeError, ValueError):  # validation reports the fault
         return []
 
 
 def without_auto(body: Body) -> dict[str, Any]:
-    """Copy a recipe's `body`, and remove the options that come from the data, or replace them by placeholders.
+    """Copy a recipe's `body`, without the options that come from the data, or with placeholders for these options.
 
     If the data decide a kind, the copy keeps the options of the default kind.
     """
@@ -193,7 +193,7 @@ def explain(fault: Any, body: Body) -> str:
     *path, key = (str(part) for part in fault["loc"])
     where = ".".join([*path, key])
     if where in REMOVED:
-        return f"{where} = {fault['input']!r}: this option was removed, leave it out"
+        return f"{where} = {fault['input']!r}: this option was removed, leave this key out"
     options: type[Options] = Recipe
     levels = list[tuple[type[OneOfKinds], Any, list[str]]]()
     for depth in range(len(path) + 1):
@@ -206,8 +206,8 @@ def explain(fault: Any, body: Body) -> str:
         having = [each for each in kinds.KINDS if _has(kinds.options_of(each), rest)]
         if having:
             return (
-                f"{where} works only with {kinds.PLACE} = {' or '.join(map(repr, having))}, but this is {kind!r}: "
-                "leave it out"
+                f"{where} works only with {kinds.PLACE} = {' or '.join(map(repr, having))}, not with {kind!r}: "
+                "leave this key out"
             )
     near = difflib.get_close_matches(key, options.model_fields, n=1, cutoff=0.5)
     hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(options.model_fields)}"

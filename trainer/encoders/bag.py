@@ -1,4 +1,4 @@
-"""A bag of embeddings without PyTorch: its options, its inputs, and the computation of x in an export."""
+"""A bag of embeddings without PyTorch: options, inputs, and the computation of x in an export."""
 
 import itertools
 from pathlib import Path
@@ -34,7 +34,7 @@ class BagSection(EncoderSection):
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field(
-        "adam", description="optimizer of the embedding rows; updates only touched rows"
+        "adam", description="optimizer of the embedding rows; a step updates only the rows of its features"
     )
     dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
         0.001, gt=0, le=MOST_RATE, description="Adam's learning rate for the dense parameters"
@@ -43,8 +43,8 @@ class BagSection(EncoderSection):
     pretrained: str = Field(
         "",
         description=(
-            "model (directory or hub name) whose token vectors are the initial vectors: a static table or a "
-            "transformer. DATA must use its tokenizer. Empty: random vectors"
+            "model (directory or hub name) with initial vectors for the tokens: a static table or a transformer. DATA "
+            "must use the tokenizer of this model. Empty: random vectors"
         ),
     )
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
@@ -53,7 +53,7 @@ class BagSection(EncoderSection):
     )
     ngram_weight: float = Field(1.0, gt=0, description="factor for the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
-    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows to count document frequencies on")
+    idf_rows: int = Field(1_000_000, ge=1, description="number of training rows for document frequencies")
     feature_idf: bool = Field(False, description="also weight sparse features by inverse document frequency")
     feature_weight: float = Field(1.0, gt=0, description="factor for the values of sparse features, relative to tokens")
     dense_weight: float = Field(1.0, gt=0, description="factor for a row's dense vector, which has length 1")
@@ -85,7 +85,7 @@ class BagFeatures:
     """Features that a bag reads from a row: tokens, then hashed n-grams, then the data's sparse features.
 
     N-grams have ids [`vocabulary`, `sparse_from`), sparse features [`sparse_from`, `features`). `dense`: length of a
-    row's dense vector. Unused inputs are absent.
+    row's dense vector. Inputs that the bag does not read have no ids.
     """
 
     def __init__(self, config: BagSection, vocabulary: int, features: int, dense: int) -> None:
@@ -113,7 +113,7 @@ class BagFeatures:
         return normalize_rows(rows) if self._config.unit_features else rows
 
     def dense_of(self, inputs: Inputs) -> np.ndarray | None:
-        """Return the dense vectors [B, d]; None if none are read. Raises TableError for a different length."""
+        """Return the dense vectors [B, d]; None if the bag reads none. Raises TableError for a different length."""
         dense = inputs.dense if self.dense else None
         if dense is not None and dense.shape[1] != self.dense:
             raise TableError(
@@ -144,7 +144,7 @@ def _no_features(inputs: Inputs) -> SparseRows:
 
 
 class ServedBag:
-    """x = r(sum_f weight_f E_f + P d) as `BagEncoder` computes it without dropout, from a mapped file.
+    """Computes x = r(sum_f weight_f E_f + P d) from a mapped file, like `BagEncoder` without dropout.
 
     The x of a row depends only on the row, up to rounding.
     """
@@ -170,9 +170,7 @@ class ServedBag:
         found = {name: tensor.shape for name, tensor in self._layers.items()}
         expected = (self._read.features, d), (self._read.features,)
         if (self._table.shape, self._weights.shape) != expected or found != shapes:
-            raise ValueError(
-                f"{Path(file.path).name}: the tensors belong to a different encoder than that of the recipe"
-            )
+            raise ValueError(f"{Path(file.path).name}: the tensors do not match the encoder of the recipe")
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         """Return x float32 [B, D]."""

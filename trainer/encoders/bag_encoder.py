@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens, n-grams and sparse features, plus a dense vector: it trains on a CPU in minutes."""
+"""A bag of embeddings over tokens, n-grams and sparse features, plus a dense vector; trains on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable
@@ -23,10 +23,11 @@ from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f + P d)), r the identity, a residual layer or relu; E is trained on touched rows.
+    """x = dropout(r(sum_f weight_f E_f + P d)), where r is the identity, a residual layer or relu.
 
-    Rows of E are tokens, then hashed n-grams, then the data's sparse features, each only if `inputs` reads it. P is [D,
-    d], for the dense vector d of unit length times `dense_weight`, if `inputs` reads one.
+    A step updates only the rows of E for its features. Rows of E belong to tokens, then hashed n-grams, then the data's
+    sparse features, if `inputs` reads these features. If `inputs` reads dense vectors, d is the dense vector of a row,
+    scaled to length `dense_weight`, and P is [D, d].
     """
 
     section = BagSection
@@ -48,7 +49,7 @@ class BagEncoder(Encoder):
 
     @classmethod
     def size(cls, config: BagSection, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of a bag, from bags with one and two features: they are linear in the features."""
+        """Return the bytes of a bag, extrapolated from bags with one and two features: bytes are linear in features."""
         changes = {"inputs": "tokens", "ngrams": 1}
         projection = 4 * config.dimension * dense * ("dense" in reads(config.inputs))
         first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
@@ -67,9 +68,10 @@ class BagEncoder(Encoder):
         return 4 * config.dimension * (rows + layer)
 
     def begin(self, data: DataLayout) -> None:
-        """Set tokens to the vectors of `encoder.pretrained`, and n-grams to zero: random ones would drown them.
+        """Set tokens to the vectors of `encoder.pretrained`, and n-grams to zero: random vectors would dominate.
 
-        A token without training rows then counts if it has a vector. Raises InputError, TableError.
+        A token without training rows then counts if the model has a vector for the token. Raises InputError,
+        TableError.
         """
         config = self._config
         if not config.pretrained:
@@ -96,12 +98,12 @@ class BagEncoder(Encoder):
         group.sum(torch.from_numpy(frequency))
         weights = self._weights_by(frequency, documents)
         if documents < self._config.idf_rows:
-            # A feature without training rows has a random vector: at test time it would be noise of the highest IDF.
+            # A feature without training rows has a random vector: at test time it would add noise with the highest IDF.
             weights[(frequency == 0) & ~self._known.numpy()] = 0
         self._weights *= torch.from_numpy(weights)
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:
-        """Weight features without earlier training rows, with zero vectors, so that texts keep their embeddings."""
+        """Add weights for features of `rows` without earlier training rows; zero vectors keep texts' embeddings."""
         unseen = (self._weights == 0).numpy()
         if not unseen.any():
             return
@@ -114,7 +116,7 @@ class BagEncoder(Encoder):
         self._table.weight[admitted.to(self._table.device)] = 0
 
     def _weights_by(self, frequency: np.ndarray, documents: int) -> np.ndarray:
-        """Return each feature's weight from the number of `documents` that have it; 1 without IDF."""
+        """Return each feature's weight from its `frequency` among `documents`; 1 without IDF."""
         weights = inverse_document_frequency(frequency, documents)
         if not self._config.idf:
             weights[: self._sparse_from] = 1

@@ -34,20 +34,20 @@ class Size(NamedTuple):
 class Encoder(ABC):
     """Maps inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
-    Its parameters are parameters of torch modules, trained with AdamW; an encoder with other parameters extends these
-    methods. Each rank has a full copy and encodes a part of the batch; `reduce` and `update` keep all copies bitwise
-    equal.
+    The parameters are parameters of torch modules, trained with AdamW; an encoder with other parameters extends the
+    methods. Each rank has a full copy of the encoder and encodes a part of the batch; `reduce` and `update` keep all
+    copies bitwise equal.
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind of encoder
-    can_pad: ClassVar[bool] = False  # True: it `pads`, and its part of a step can be recorded (trainer.graph)
+    can_pad: ClassVar[bool] = False  # True: inputs can be padded, so a step can be recorded (trainer.graph)
     device = CPU
     pads = False  # True: inputs prepared for training are padded to a few sizes, which does not change the results
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
-        """Train the parameters of `modules` at `lr`. A subclass takes (section, vocabulary, seed, features).
+        """Take the parameters of `modules`, to train at `lr`. A subclass takes (section, vocabulary, seed, features).
 
-        If the section's `inputs` read dense vectors, it also takes their length as `dense`.
+        If the section's `inputs` read dense vectors, a subclass also takes the length of the vectors as `dense`.
         """
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
@@ -60,9 +60,9 @@ class Encoder(ABC):
 
     @classmethod
     def size(cls, config: Any, vocabulary: int, dense: int = 0) -> Size:
-        """Return the bytes of such an encoder. Raises InputError if its model does not exist.
+        """Return the bytes of an encoder with the options `config`. Raises InputError if its model does not exist.
 
-        By default it builds an encoder, and counts twice the bytes of the parameters for Adam's state.
+        By default `size` builds an encoder, and counts Adam's state as twice the bytes of the parameters.
         """
         encoder: Encoder = config.implementation(config, vocabulary, 0)
         parameters = encoder._measure().parameters
@@ -70,14 +70,14 @@ class Encoder(ABC):
 
     @classmethod
     def least_bytes(cls, config: Any, vocabulary: int, features: int, dense: int = 0) -> int:
-        """Return a lower bound of the parameters' bytes without building them; at least one column of a matrix.
+        """Return a lower bound of the parameters' bytes without building an encoder; by default the bytes of D numbers.
 
-        `features`: number of sparse features of the data. `dense`: length of its dense vectors.
+        `features`: number of sparse features of the data. `dense`: length of the data's dense vectors.
         """
         return 4 * int(config.dimension)
 
     def begin(self, data: DataLayout) -> None:  # noqa: B027
-        """Take a pretrained model's vectors of DATA's tokens, before `fit`; default: nothing. Raises InputError."""
+        """Load a pretrained model's vectors of DATA's tokens, before `fit`. By default nothing. Raises InputError."""
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
         """Compute statistics of the training rows before the first step; does nothing by default.
@@ -86,17 +86,19 @@ class Encoder(ABC):
         """
 
     def admit(self, rows: Iterable[Inputs], documents: int) -> None:  # noqa: B027
-        """Add features of `rows` that are new; `rows` are among so many training rows. Does nothing by default.
+        """Add features of `rows` that are new; `documents`: number of all training rows. Does nothing by default.
 
-        It is called for an encoder from another run, before the first step, with the same `rows` on every rank.
+        The trainer calls `admit` on an encoder from another run, before the first step, with the same `rows` on every
+        rank.
         """
 
     @abstractmethod
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = ALONE.before) -> Any:
         """Prepare B rows for `encode`, on the encoder's device; `dropout_key` (epoch, step, ...) only in training.
 
-        `before(count)`: if the rows are part of a batch and have `count` items, the number of items in earlier parts;
-        dropout then equals the dropout of the whole batch. It may be called any number of times (`Group.before`).
+        `before(count)`: if the rows are part of a batch and have `count` items, the number of items in earlier parts,
+        so that dropout equals the dropout of the whole batch. `prepare` may call `before` any number of times
+        (`Group.before`).
         """
 
     @abstractmethod
@@ -116,7 +118,7 @@ class Encoder(ABC):
     def reduce(self, group: Group) -> None:
         """Sum the gradients over ranks, before `update`; the result is bitwise the same on every rank.
 
-        A parameter without a gradient on any rank stays without one. Raises RankLostError.
+        A parameter without a gradient on any rank stays without a gradient. Raises RankLostError.
         """
         if group.ranks > 1:
             self._exchange_with(group).finish()
@@ -128,21 +130,21 @@ class Encoder(ABC):
 
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Return AdamW, built at first use: building it makes PyTorch load its compiler, 150 MiB."""
+        """Return AdamW, built at first use, because building AdamW makes PyTorch load its compiler (150 MiB)."""
         groups = _groups(self._modules, self._config.weight_decay)
         return torch.optim.AdamW(groups, lr=self._lr, fused=True if self.device.type == "cuda" else None)
 
     def update(self, factor: float | torch.Tensor, clip: float = 0.0) -> None:
-        """Make one optimizer step with the gradients since the last step; `factor` in [0, 1] scales every rate.
+        """Take one optimizer step with the gradients since the last step; `factor` in [0, 1] scales every rate.
 
-        With `clip`, gradients with a larger norm (over all gradients) are scaled down to it. If `can_pad`, the factor
-        of a step that may be recorded is a float64 tensor [] on the device.
+        With `clip`, gradients are scaled down if their joint norm exceeds `clip`. If `can_pad`, the factor of a step
+        that may be recorded is a float64 tensor [] on the device.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
         rate = self._lr * factor
         if isinstance(rate, torch.Tensor):
             rate = rate.float()
-        elif self.device != CPU:  # the same as in a recorded step
+        elif self.device != CPU:  # the same value as in a recorded step
             rate = float(np.float32(rate))
         recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         for group in self._optimizer.param_groups:
@@ -155,7 +157,7 @@ class Encoder(ABC):
         return {name: value.detach() for name, value in self._modules.named_parameters()}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state by name; it is needed only to continue training."""
+        """Return the optimizer's state by name, which is needed only to continue training."""
         if "_optimizer" not in vars(self):  # before the first step there is no state, so no optimizer is built
             return {}
         return {
@@ -173,7 +175,7 @@ class Encoder(ABC):
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """Load the tensors that `optimizer_tensors` returned."""
         for name, parameter in self._modules.named_parameters():
-            # AdamW keeps its step counts beside the parameter only if it is fused.
+            # Only a fused AdamW keeps step counts on the device of the parameter.
             places = {"step": CPU if self.device.type != "cuda" else parameter.device}
             keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in tensors]
             if keys:
@@ -190,10 +192,10 @@ class Encoder(ABC):
         self.load_tensors(load_file(folder / WEIGHTS))
 
     def _draw_kept(self, rows: int, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor | None:
-        """Draw which elements of x [b, D] dropout keeps, bool on the host; None if it keeps all.
+        """Draw the elements of x [b, D] that dropout keeps, as bool on the host; None if dropout keeps all elements.
 
-        The rows are [first, first + b) of a batch, and get the same dropout as in the whole batch. `prepare` draws it,
-        possibly ahead of the step.
+        The rows are [first, first + b) of a batch, and get the same dropout as in the whole batch. `prepare` draws the
+        elements, possibly ahead of the step.
         """
         if dropout_key is None or not self._config.dropout:
             return None
@@ -201,7 +203,7 @@ class Encoder(ABC):
         return torch.rand((first + rows, self.dimension), generator=draw)[first:] >= self._config.dropout
 
     def _finish(self, x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply the last operations to x [b, D]: unit norm, a factor, dropout in training, which scales `kept` up."""
+        """Apply the last operations to x [b, D]: unit norm, a factor, and dropout in training, with elements `kept`."""
         if self._config.normalize:
             x = torch.nn.functional.normalize(x, dim=1)
         if self._config.scale != 1.0:
@@ -215,7 +217,7 @@ class Encoder(ABC):
 
 def _groups(modules: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Split parameters into two groups: with weight decay, and without (biases and norms, which are vectors)."""
-    parameters = list(modules.parameters())  # there may be none
+    parameters = list(modules.parameters())  # may be empty
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""Bags of rows of a table: their sums, and the gradients on the rows, for several batches and ranks."""
+"""Bags of rows of a table: sums of bags, and gradients on the rows, for several batches and ranks."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from trainer.rows.matrix import RowMatrix
 from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_entries
 from trainer.stream.transfer import rounded_up, send
 
-PIECE = 1 << 14  # bags of a rank that are sent at a time
+PIECE = 1 << 14  # number of bags that a rank sends at a time
 _PAD_FEATURE = 1 << 40  # the first feature id of pads, above all other ids
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
 class ByFeature(NamedTuple):
-    """Entries of bags by feature, for `sum_entries`: bag and weight of each [n]; starts of the features [U + 1].
+    """Entries of bags by feature, for `sum_entries`: `bag` and `weight` [n] of entries, `starts` [U + 1] of features.
 
     `pieces` split features that occur in many bags.
     """
@@ -46,9 +46,9 @@ class ByFeature(NamedTuple):
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `bags`: the source rows. `dense`: their vectors [B, d]. `kept` [B, D] bool: the elements of x that dropout keeps. On
-    a CPU `places` equals `ids`; on a device it is a tensor, with pads at the end if padded, the other tensors are on
-    the device too, and the entries by feature are present.
+    `bags`: the source rows. `dense`: the rows' vectors [B, d]. `kept` [B, D] bool: the elements of x that dropout
+    keeps. On a CPU `places` equals `ids`, and `by_feature` is None. On a device `places` is a tensor, with pads at the
+    end if inputs are padded, and the other tensors are on the device too.
     """
 
     ids: np.ndarray
@@ -105,7 +105,7 @@ class BagInputs:
 
 
 def _pad(rows: SparseRows) -> SparseRows:
-    """Append rows of pads so that the number of entries is one of a few; SPAN pads share a feature and a row.
+    """Append rows of pads, so that few different numbers of entries occur; SPAN pads share a feature and a row.
 
     A single row with many pads would take a device as long as all other rows together.
     """
@@ -126,7 +126,7 @@ def _most_pads(count: int) -> int:
 
 @dataclass
 class _PendingBags:
-    """A batch and the gradient on its sums [B, D], once known; `rows` as gathered, no rows for several batches."""
+    """A batch, and the gradient on its sums [B, D] once known; `rows`: gathered rows, empty for several batches."""
 
     inputs: BagInputs
     rows: torch.Tensor
@@ -140,9 +140,9 @@ class _PendingBags:
 class BagGradients:
     """Gradients on the rows of `table`, from the gradients on the bags of any number of batches.
 
-    It keeps bags and their gradients, and sends these to other ranks, instead of gradients of rows: a batch has many
-    more features than rows. One batch of one rank costs nothing. Above PIECE bags, pieces are sent one after the other,
-    so a rank holds its own bags and one piece of all ranks' bags in memory.
+    Ranks keep and send bags and the gradients on bags, instead of gradients on rows, because a batch has many more
+    features than bags. A single batch on a single rank costs nothing. Above PIECE bags, pieces are sent one after the
+    other, so a rank has its own bags and one piece of all ranks' bags in memory.
     """
 
     def __init__(self, table: RowMatrix) -> None:
@@ -151,7 +151,7 @@ class BagGradients:
         self._summed: tuple[np.ndarray | torch.Tensor, torch.Tensor] | None = None
 
     def add(self, inputs: BagInputs, rows: torch.Tensor, sums: torch.Tensor) -> None:
-        """Add `rows` of `RowMatrix.gather` and their sums, a leaf [B, D]; they count once the leaf has a gradient."""
+        """Add `rows` of `RowMatrix.gather` and the `sums`, a leaf [B, D]; rows count once the leaf has a gradient."""
         none = rows.new_empty(0, rows.shape[1])
         for batch in self._pending:
             batch.rows = none
@@ -159,7 +159,7 @@ class BagGradients:
         sums.register_post_accumulate_grad_hook(self._pending[-1].take_gradient)
 
     def reduce(self, group: Group) -> None:
-        """Replace this rank's bags by the bags of all ranks: bitwise the same on every rank."""
+        """Replace this rank's bags with the bags of all ranks; the result is bitwise the same on every rank."""
         if group.ranks > 1:
             self._sum_pieces(group)
 

@@ -10,7 +10,7 @@ _FINISH = np.uint64(0xD6E8FEB86659FD93)
 
 
 def scale_features(rows: SparseRows, factors: np.ndarray) -> SparseRows:
-    """Multiply values by the factor of their feature."""
+    """Multiply each value by the factor of its feature."""
     return rows._replace(values=rows.values * factors[rows.ids])
 
 
@@ -23,7 +23,7 @@ def normalize_rows(rows: SparseRows) -> SparseRows:
 
 
 def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
-    """Append each row of `right` to the same row of `left`; all feature ids of `right` are larger."""
+    """Append each row of `right` to the same row of `left`; all feature ids of `right` must be larger."""
     both = SparseRows.join([left, right])
     # Row i of `left`, followed by row i of `right`.
     return both.take(np.arange(2 * left.rows).reshape(2, -1).T.ravel())._replace(offsets=left.offsets + right.offsets)
@@ -32,7 +32,7 @@ def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
 def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int, damped: bool = True) -> SparseRows:
     """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
 
-    The weight of a feature is 1 + ln(its count in the row), or the count if it is not `damped`.
+    The weight of a feature is 1 + ln(count in the row), or without `damped` the count itself.
     """
     tokens, row_of = rows.values, rows.row_of()
     ends = rows.offsets[1:][row_of]

@@ -1,4 +1,4 @@
-"""Sums of an encoder's gradients over ranks, sent while its backward pass computes the remaining gradients."""
+"""Sums of an encoder's gradients over ranks, sent while the backward pass computes the remaining gradients."""
 
 import contextlib
 import functools
@@ -16,14 +16,14 @@ class GradientExchange:
     """Exchange of gradients of `parameters` over the ranks of `group`: one or more backward passes, then `finish`.
 
     Buckets go from the last parameter to the first, in the order of a backward pass. A bucket is sent when it is full
-    and the previous bucket has been sent; the end of the pass sends the others, so every rank sends the same buckets in
-    the same order, whatever its part of the batch.
+    and the previous bucket has been sent. The end of the pass sends the remaining buckets. So every rank sends the same
+    buckets in the same order, for any part of the batch.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
         self.group = group
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._expected = [True] * len(self._parameters)  # without parameters that had no gradient on any rank last time
+        self._expected = [True] * len(self._parameters)  # False: no gradient on any rank last time
         self._buckets: list[list[int]] = []
         self._missing: list[int] = []  # by bucket
         self._sums: list[Callable[[], torch.Tensor]] = []  # each waits for its bucket's sum
@@ -49,7 +49,10 @@ class GradientExchange:
             self._send()
 
     def finish(self) -> None:
-        """Replace gradients by their sums; parameters without any gradient keep none. Raises RankLostError."""
+        """Replace gradients with their sums; a parameter without gradients on all ranks gets none.
+
+        Raises RankLostError.
+        """
         if not self._parameters:
             return
         if not self._sums:  # gradients of several passes are sent now

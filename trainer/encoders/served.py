@@ -1,4 +1,4 @@
-"""An export's encoder that PyTorch computes, if nothing lighter can compute it."""
+"""An export's encoder computed by PyTorch, if no lighter library can compute the encoder."""
 
 from pathlib import Path
 

@@ -18,16 +18,17 @@ INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"  # input 
 
 
 class ServedByOnnx:
-    """x from an ONNX graph of ids and a mask, int64 [B, T]. A row's x depends on that row alone, up to rounding.
+    """Computes x with an ONNX graph from ids and a mask, int64 [B, T]; x depends only on the row, up to rounding.
 
-    A thread computes whole batches, so x does not depend on the number of threads; forked children lack no threads.
+    A thread computes whole batches, so x does not depend on the number of threads. onnxruntime has no threads of its
+    own, so a forked process can use the graph.
     """
 
     TOKENS: ClassVar[int] = 1024  # tokens of a batch, including pads
 
     @classmethod
     def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":
-        """Open the files that `write_onnx` wrote. Raises ValueError for another graph."""
+        """Open the files that `write_onnx` wrote. Raises ValueError for a different graph."""
         map_file(f"{FILE}.data")  # onnxruntime maps the tensors itself, so processes share them
         return cls(section, map_file(FILE).path)
 
@@ -62,6 +63,6 @@ class ServedByOnnx:
 
 
 class ServedByOnnxInt8(ServedByOnnx):
-    """Computes rows one at a time, since int8 scales numbers by the largest in a batch: x depends on the row alone."""
+    """Computes one row at a time, since int8 scales numbers by a batch's largest number; x depends only on the row."""
 
     TOKENS = 1

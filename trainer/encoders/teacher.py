@@ -1,4 +1,4 @@
-"""A teacher: a cross-encoder that scores pairs of texts, in any directory of a transformers sequence classifier."""
+"""A teacher: a cross-encoder that scores pairs of texts, from a directory with a transformers sequence classifier."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from schemas.errors import InputError
 from trainer.encoders.texts import READ, digest_of, require_files
 from trainer.rows.threads import one_thread
 
-_AT_ONCE = 1 << 14  # pairs whose tokens are in memory at a time
+_AT_ONCE = 1 << 14  # number of pairs with tokens in memory at a time
 
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """Files of a cross-encoder in the folder `name`, checked but not loaded; `output` scores a pair."""
+    """Files of a cross-encoder in the folder `name`, checked but not loaded; `output`: index of the score."""
 
     name: str
     output: int
@@ -24,18 +24,19 @@ class TeacherFiles:
 
     @classmethod
     def find(cls, name: str, label: str | None) -> "TeacherFiles":
-        """Check a directory. Raises InputError: missing, pickled weights, no tokenizer, or more than one output.
+        """Check a directory. `label` names the score among several outputs.
 
-        `label` names one of several outputs.
+        Raises InputError if the directory is missing, or has pickled weights, no tokenizer, or several outputs without
+        a `label`.
         """
         folder = Path(name)
         if not folder.is_dir():
             raise InputError(
-                f"{name}: no such directory. Give a directory with a cross-encoder, as save_pretrained writes it."
+                f"{name}: no such directory. Give a directory with a cross-encoder that save_pretrained wrote."
             )
         require_files("Transformer", folder)
         config = _load("AutoConfig", name)
-        kinds = ", ".join(config.architectures or ["nothing named"])
+        kinds = ", ".join(config.architectures or ["no architecture"])
         if "SequenceClassification" not in kinds:
             raise InputError(f"{name}: expected a sequence classifier, got {kinds}. Give a cross-encoder.")
         names = [str(config.id2label[number]) for number in range(config.num_labels)]
@@ -48,7 +49,7 @@ class TeacherFiles:
         return cls(name, names.index(label) if label in names else 0, digest)
 
     def open(self, device: torch.device) -> "Teacher":
-        """Load the model to `device`. Raises InputError: files that do not match, or a head without weights."""
+        """Load the model to `device`. Raises InputError if files do not match, or if the head has no weights."""
         tokenizer = _load("AutoTokenizer", self.name)
         model, info = _load(
             "AutoModelForSequenceClassification", self.name, use_safetensors=True, output_loading_info=True
@@ -74,7 +75,8 @@ class Teacher:
     def score(self, queries: list[str], labels: list[str], batch: int) -> np.ndarray:
         """Score V pairs of texts: float32 [V], the logit of the output; with several outputs, the logit of its softmax.
 
-        Pairs are sorted, longest first, `batch` at a time: batches depend only on the pairs. One thread: equal bytes.
+        Pairs are sorted, longest first, and scored in batches of `batch` pairs, which depend only on the pairs. One
+        thread computes all scores, so that equal pairs give equal bytes.
         """
         scores = np.empty(len(queries), np.float32)
         with one_thread(), torch.inference_mode():

@@ -1,7 +1,7 @@
 """Text models, opened only to embed: a sentence-transformers model, a transformers directory, or a static table.
 
-The model's files define everything: modules, pooling, the length limit, prompts. Their code is never run, and nothing
-is unpickled.
+The model's files define everything: modules, pooling, the length limit, prompts. Code in the files is never run, and
+nothing is unpickled.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ _LATER = ("Pooling", "Normalize", "Dense", "Dropout")
 READ = ("*.json", "*.safetensors", "*.txt", "*.model")  # files that determine the vectors
 STATIC = ("embeddings", "embedding.weight")  # names of a static table, in Model2Vec and elsewhere
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-_PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # prompt names of each
+_PROMPTS = {"queries": ("query",), "documents": ("document", "passage", "corpus")}  # names of prompts
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 1 << 16}
-_STATIC_TOKENS = 512  # of a text, without modules.json: as Model2Vec reads it
+_STATIC_TOKENS = 512  # maximum number of tokens of a text without modules.json, as in Model2Vec
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TextFiles:
 
     @classmethod
     def find(cls, name: str) -> "TextFiles":
-        """Find the model `name`, a directory or a hub name. Raises InputError: missing, pickled, unknown modules."""
+        """Find the model `name`, a directory or hub name. Raises InputError: missing, pickled, or unknown modules."""
         files = cls(name, find_folder(name))
         for kind, path in files.modules:
             require_files(kind, files.folder / path)
@@ -69,7 +69,7 @@ class TextFiles:
             raise InputError(
                 f"{place}: expected the sentence_transformers modules {' or '.join(_FIRST)}, followed by any of "
                 f"{', '.join(_LATER)}; found: {', '.join(types) or 'nothing'}. Embed with the model's own library, and "
-                "mine its vectors as arrays."
+                "mine the vectors as arrays."
             )
         return list(zip(kinds, (str(module["path"]) for module in _read_json(place)), strict=True))
 
@@ -79,12 +79,12 @@ class TextFiles:
 
     @property
     def _is_table(self) -> bool:
-        """Tell whether a directory without modules.json contains a static table, as Model2Vec saves it."""
+        """Return whether a directory without modules.json contains a static table that Model2Vec saved."""
         return self._config.get("model_type", "model2vec") == "model2vec" and (self.folder / "tokenizer.json").exists()
 
     @property
     def assumed(self) -> str | None:
-        """Describe the settings that the files leave open and that are assumed; None if nothing is assumed."""
+        """Describe settings that are assumed because no file states them; None if nothing is assumed."""
         stated = (self.folder / "modules.json").exists() or self._is_table
         return None if stated else f"{self.name}: no modules.json, so the embedding is the mean over tokens"
 
@@ -148,7 +148,7 @@ def find_folder(name: str) -> Path:
 
 
 def digest_of(folder: Path, places: Iterable[Path]) -> str:
-    """Return the SHA-256 of the contents of files and their names below `folder`."""
+    """Return the SHA-256 of files' contents, and of the files' names below `folder`."""
     contents = {str(place.relative_to(folder)): file_sha256(str(place)) for place in sorted({*places})}
     return sha256(json.dumps(contents).encode())
 
@@ -177,7 +177,7 @@ def require_files(kind: str, folder: Path) -> None:
 
 
 class _Transformer:
-    """Texts to token ids, and token ids to pooled states [B, D]."""
+    """Maps texts to token ids, and token ids to pooled states [B, D]."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         from transformers import AutoTokenizer
@@ -218,7 +218,7 @@ class _Transformer:
 
 
 class _Table:
-    """Texts to token ids, and token ids to the mean of rows of a table [B, D]; zero without tokens."""
+    """Maps texts to token ids, and token ids to the mean of rows of a table [B, D]; zero without tokens."""
 
     def __init__(self, files: TextFiles, folder: Path, device: torch.device, compute: str, prompt: str) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -256,7 +256,7 @@ def _dense(folder: Path, device: torch.device) -> Step:
     features = {config.get("module_input_name"), config.get("module_output_name")}
     if kind is None or not features <= {None, "sentence_embedding"}:
         raise InputError(
-            f"{folder / 'config.json'}: expected an activation_function of torch.nn, and sentence_embedding alone as "
+            f"{folder / 'config.json'}: expected an activation_function of torch.nn, and only sentence_embedding as "
             "input and output. Embed with the model's own library."
         )
     act, residual = kind(), config.get("use_residual")
@@ -271,7 +271,7 @@ def _dense(folder: Path, device: torch.device) -> Step:
 
 @dataclass(frozen=True)
 class TextModel:
-    """Loaded model: B texts to vectors [B, D] float32."""
+    """Loaded model, which maps B texts to vectors [B, D] float32."""
 
     reader: _Transformer | _Table
     steps: Sequence[Step]

@@ -1,6 +1,7 @@
 """Vectors of tokens from a pretrained model, which replace the random initial vectors of a bag's tokens.
 
-They are rows of a static table (Model2Vec, sentence-transformers, WordLlama), or input embeddings of a transformer.
+The vectors are rows of a static table (Model2Vec, sentence-transformers, WordLlama), or a transformer's input
+embeddings.
 """
 
 from pathlib import Path
@@ -33,7 +34,7 @@ class _Place(NamedTuple):
 def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
     """Return vectors [V, d] float32 of DATA's tokens in the model `name`; zero for tokens that the model lacks.
 
-    Raises InputError as `find_token_vectors`, and if the model has no token vectors; TableError.
+    Raises the errors of `find_token_vectors`, and InputError if the model has no token vectors.
     """
     folder, tokens = find_token_vectors(name, data)
     with reading_model(_of(name)):
@@ -49,9 +50,10 @@ def read_token_vectors(name: str, data: DataLayout) -> torch.Tensor:
 
 
 def find_token_vectors(name: str, data: DataLayout) -> tuple[Path, int]:
-    """Return the folder of a model whose token ids equal those of DATA, and their number V.
+    """Return the folder of a model with the same token ids as DATA, and the number of tokens V.
 
-    Raises InputError: no such directory or hub name, or a model with a different tokenizer; TableError.
+    Raises InputError if the directory or hub name does not exist, or if the model has a different tokenizer;
+    TableError.
     """
     folder, table = find_folder(name), Table.find(data.tokenizer, "tokenizer")
     if table is None:
@@ -72,7 +74,7 @@ def _of(name: str) -> str:
 
 
 def _widest(folder: Path) -> torch.Tensor:
-    """Return the token vectors with the most columns among a model's files; [0, 0] if there are none."""
+    """Return the token vectors with the most columns among a model's files; [0, 0] without token vectors."""
     places = [place for file in sorted(folder.rglob("*.safetensors")) for place in _places_in(file)]
     if not places:
         return torch.empty(0, 0)
@@ -95,7 +97,7 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
     try:
         if place := find_tokenizer(folder):
             return Tokenizer.from_file(str(place)).get_vocab()
-        from transformers import AutoTokenizer  # for models without that file
+        from transformers import AutoTokenizer  # for models without this file
 
         return dict(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab())
     except Exception as error:
@@ -103,9 +105,10 @@ def _vocabulary(name: str, folder: Path) -> dict[str, int]:
 
 
 def fit_columns(rows: torch.Tensor, dimension: int, scale: float, seed: int) -> torch.Tensor:
-    """Return `rows` [V, d] as [V, D]: centred, turned, and scaled to a root mean square length of `scale`.
+    """Return `rows` [V, d] as [V, D]: centred, rotated, and scaled to a root mean square length of `scale`.
 
-    With fewer columns, they are the principal ones; with more, an orthonormal map of all. Zero rows stay zero.
+    If D < d, the columns are the principal components, otherwise an orthonormal map of all columns. Zero rows stay
+    zero.
     """
     known, width = rows.any(1), rows.shape[1]
     centred = torch.where(known[:, None], rows - rows[known].mean(0), 0)

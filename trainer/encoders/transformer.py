@@ -21,7 +21,7 @@ class TransformerSection(EncoderSection):
     kind: Literal["transformer"] = "transformer"
     model: str = Field("", description="the model: a local directory or hub name")
     pooling: Literal["mean", "cls"] = Field(
-        "mean", description="how the last hidden states become a vector: their mean, or the first state"
+        "mean", description="vector of a text: the mean of the last hidden states, or the first hidden state"
     )
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
     max_tokens: int = Field(128, ge=1, description="maximum number of tokens of a text")

@@ -24,7 +24,7 @@ from trainer.stream.transfer import send
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."
-# Kinds of pooling as all versions of sentence-transformers write them, in the order in which it joins several.
+# Kinds of pooling as all versions of sentence-transformers write them, in the order in which kinds are concatenated.
 MODES = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -71,9 +71,9 @@ class TransformerEncoder(Encoder):
                 self._bottleneck.bias.zero_()
             modules["bottleneck"] = self._bottleneck
         if config.compile:
-            # Lengths of batches differ; and a second pass over the same rows must repeat the dropout of the first.
+            # Batches differ in length, and a second pass over the same rows must repeat the dropout of the first pass.
             self._model.compile(dynamic=True, options={"fallback_random": True})
-        # The pooler takes no gradient and does not change, since pooling by mean or [CLS] never calls it.
+        # The pooler gets no gradient and does not change, because pooling by mean or [CLS] never calls the pooler.
         super().__init__(config, modules, seed, config.lr)
 
     @property
@@ -100,8 +100,8 @@ class TransformerEncoder(Encoder):
             with torch.no_grad():
                 return self._finish(self._embed(inputs))
         self._modules.train()
-        # The model's own dropout draws from torch's global generator: key it by the step, and restore it afterwards.
-        # Its masks have the shape of padded batches, so a part of a batch does not get its part of the batch's masks.
+        # The model's own dropout uses torch's global generator, which is seeded for the step and restored afterwards.
+        # Dropout masks have the shape of padded batches, so a part of a batch does not get a part of the batch's masks.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
@@ -110,7 +110,7 @@ class TransformerEncoder(Encoder):
     def write(self, folder: Path, tokens: int) -> None:
         """Write files for `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)`.
 
-        `SentenceTransformer` gives x as in training, without dropout. The tokenizer's files are written elsewhere.
+        `SentenceTransformer` computes x as in training, but without dropout. `write` does not write the tokenizer.
         """
         self._model.save_pretrained(folder)
         hidden = int(self._model.config.hidden_size)
@@ -126,17 +126,17 @@ class TransformerEncoder(Encoder):
 
     @property
     def _takes_whole_masks(self) -> bool:
-        """Tell whether the model on a GPU accepts a mask [B, 1, 1, T] unchanged, as recent Transformers models do."""
+        """Return whether the model on a GPU accepts a mask [B, 1, 1, T] unchanged, as recent Transformers models do."""
         bidirectional = "create_bidirectional_mask" in vars(sys.modules[type(self._model).__module__])
         return self.device != CPU and bidirectional and self._model.config._attn_implementation == "sdpa"
 
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
-        if not inputs.input_ids.shape[0]:  # the model may refuse a rank's part of the last batch
+        if not inputs.input_ids.shape[0]:  # an empty part of a batch, which the model may refuse
             return torch.empty(0, self.dimension, device=self.device, requires_grad=True)
         precision = self._config.precision
         narrow = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
         with autocast(self.device, torch.bfloat16 if narrow else None):
-            # With a mask [B, T], computation may depend on whether all of it is true, which needs a device read.
+            # With a mask [B, T], the model may check whether all elements are true, and wait for the device.
             mask = inputs.mask[:, None, None] if self._takes_whole_masks else inputs.mask.long()
             states = self._model(input_ids=inputs.input_ids, attention_mask=mask).last_hidden_state
         x = pool(states.float(), inputs.mask, [self._config.pooling])
@@ -144,11 +144,11 @@ class TransformerEncoder(Encoder):
 
 
 def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: int = 0) -> torch.Tensor:
-    """Return the pooled `states` [B, T, D] of rows padded on the right, `mask` [B, T] bool: [B, D × modes].
+    """Pool the `states` [B, T, D] of rows padded on the right, with `mask` [B, T] bool, to [B, D × modes].
 
-    `skip`: number of first tokens (a prompt) that every mode except the last token ignores.
+    `skip`: number of first tokens (a prompt) that every mode except `lasttoken` ignores.
     """
-    # Not len(): a graph could take its value for a constant.
+    # Not len(mask), which an exported graph could treat as a constant.
     first = torch.zeros(mask.shape[0], dtype=torch.int64, device=mask.device)
     lengths = mask.sum(1)
     if skip:
@@ -178,7 +178,7 @@ def pool(states: torch.Tensor, mask: torch.Tensor, modes: Sequence[str], skip: i
 def write_modules(
     folder: Path, config: EncoderSection, hidden: int, pooling: str, bottleneck: nn.Linear | None, tokens: int
 ) -> None:
-    """Write the modules after a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
+    """Write the modules that follow a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
 
     Texts are cut after `tokens` tokens.
     """
@@ -207,7 +207,7 @@ def write_modules(
         add_dense("scale", {"linear.weight": config.scale * torch.eye(config.dimension)})
     _write_json(folder / "modules.json", modules)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": tokens, "do_lower_case": False})
-    # Its own classes choose their similarity; vectors here are scored by inner product.
+    # The similarity is stated, because vectors here are scored by inner product.
     _write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "dot"})
 
 
@@ -216,7 +216,7 @@ def _write_json(path: Path, body: Any) -> None:
 
 
 def load_model(name: str, what: str) -> Any:
-    """Load the Hugging Face model `name`; of an encoder-decoder, only the encoder. Raises InputError about `what`."""
+    """Load the Hugging Face model `name`, or the encoder of an encoder-decoder. Raises InputError that names `what`."""
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.utils.logging import disable_progress_bar
 

@@ -22,13 +22,14 @@ class _Graph(nn.Module):
 
 
 def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
-    """Write the graph of an encoder on the CPU, with its tensors in a file beside it, to `folder`."""
+    """Write the graph of an encoder on the CPU to `folder`, with the tensors in a second file."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Two tensors, since a single one would be one input; and no size of 0 or 1, which a graph may take for a constant.
+    # There are two tensors, because a single tensor would become one input. No size is 0 or 1, because a graph may
+    # treat these sizes as constants.
     example = torch.ones((2, 3), dtype=torch.int64), torch.ones((2, 3), dtype=torch.int64)
     with contextlib.ExitStack() as stack:
-        # Libraries report missing parts and print advice.
+        # Libraries would report missing parts and print advice.
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
         stack.enter_context(warnings.catch_warnings())
@@ -38,10 +39,10 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> None:
         program = torch.onnx.export(traced, input_names=INPUTS, output_names=[OUTPUT], dynamo=True, verbose=False)
         assert program is not None
         for node in program.model.graph:
-            node.metadata_props.clear()  # lines of code, with their paths on this machine
+            node.metadata_props.clear()  # lines of code, with paths on this machine
         if not int8:
             program.save(folder / FILE, external_data=True)
         else:
-            # Seven bits of weights: with eight, sums overflow on processors without VNNI.
+            # Weights have seven bits: with eight bits, sums overflow on processors without VNNI.
             options = {"weight_type": QuantType.QInt8, "per_channel": True, "reduce_range": True}
             quantize_dynamic(program.model_proto, folder / FILE, use_external_data_format=True, **options)

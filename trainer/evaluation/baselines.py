@@ -1,4 +1,4 @@
-"""Baselines without training, which a model should exceed: their metrics on the first queries of a split."""
+"""Baselines that a model should exceed, and the metrics of baselines on the first queries of a split."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from trainer.stream.sources import ALL_ROWS
 # Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, -1 pads).
 Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
 TEXTS = 100_000  # maximum number of training points that a query is compared with
-QUERIES = 2_000  # queries of a split
+QUERIES = 2_000  # number of queries of a split to measure on
 _TOKENS = "input_ids"
 
 
@@ -40,7 +40,7 @@ def measure_popularity(
 ) -> dict[str, float]:
     """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
 
-    Raises as `measure_baselines`.
+    Raises the errors of `measure_baselines`.
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)
@@ -52,11 +52,11 @@ def measure_popularity(
 def measure_baselines(
     data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of each baseline on the first `queries` of `split`: popular labels and, if rows have tokens,
-    the labels of near texts and the linear ranker. `trained`: the rows that a model was trained on; `filter=False`
-    applies no filter.
+    """Return the metrics of each baseline on the first `queries` of `split`.
 
-    Raises InputError: no such split; TableError.
+    Baselines are popular labels and, if rows have tokens, the labels of near texts and the linear ranker. `trained`:
+    the rows that a model was trained on; `filter=False` applies no filter. Raises InputError if the split does not
+    exist; TableError.
     """
     from trainer.evaluation.tfidf import NearestTexts  # imports SciPy, which a trainer does not load
 

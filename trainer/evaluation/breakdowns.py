@@ -1,4 +1,4 @@
-"""Metrics by group, streamed like `Metrics`: by label frequency, by part, zero-shot; and the worst queries."""
+"""Metrics by label frequency, by part, and of zero-shot labels, streamed like `Metrics`; and the worst queries."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
     """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
 
     Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin in which its share
-    of the total frequency begins; so a bin's mass is a `bins`-th of the total, except for the last label. Labels never
-    seen in training are in the last bin. Raises InputError if no label was ever seen.
+    of the total frequency begins. So each bin has 1 / `bins` of the total frequency, up to one label. Labels without
+    training points are in the last bin. Raises InputError if no label has training points.
     """
     total = int(frequency.sum())
     if total <= 0:
@@ -57,7 +57,10 @@ class Deciles:
         self._points += len(top)
 
     def result(self) -> dict[str, list[float]]:
-        """Return metric ("P@1", ...) -> contribution of each bin x 100, most frequent labels first; they sum to P@k."""
+        """Return metric ("P@1", ...) -> contribution of each bin x 100, most frequent labels first.
+
+        The contributions sum to P@k.
+        """
         if not self._points:
             raise InputError("no point was evaluated. Is the split empty?")
         upto = np.cumsum(self._hits, axis=0)
@@ -65,9 +68,9 @@ class Deciles:
 
 
 class ByPart:
-    """Metrics of queries by their part, and of positives by the part of their label, streamed like `Metrics`.
+    """Metrics by part of the queries, and recall by part of the labels, streamed like `Metrics`.
 
-    A table for a single part is left out.
+    The report leaves out queries or labels that have a single part.
     """
 
     def __init__(self, queries: Table, labels: Table, ks: Sequence[int]) -> None:
@@ -77,7 +80,7 @@ class ByPart:
         self._hits = np.zeros((max(ks), len(self._labels)), np.int64)
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch of rankings `top` [B, K], grouped by the labels of their positives."""
+        """Count one batch of rankings `top` [B, K] with `positives`, by the parts of labels."""
         if self._labels:
             self._positives += np.bincount(_part_of(positives.entries, self._labels), minlength=len(self._labels))
             best = top[:, : len(self._hits)]
@@ -148,7 +151,7 @@ class ZeroShot:
         self._among_all.update(among_all, positives)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
-        """Return metrics x 100 with their intervals, for both rankings; empty if no query has a zero-shot positive."""
+        """Return metrics x 100 with intervals, for both rankings; no metrics if no query has a zero-shot positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
             report |= {
@@ -158,13 +161,13 @@ class ZeroShot:
         return report
 
 
-DEPTH = 5  # ranks at which positives are counted
-SHOWN = 20  # labels shown
-QUERIES = 100  # queries shown; many may have the same text
+DEPTH = 5  # number of best ranks in which positives are counted
+SHOWN = 20  # number of labels shown
+QUERIES = 100  # number of queries shown; many queries may have the same text
 
 
 class Weakest:
-    """Counts of positives among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
+    """Counts of positives among the best DEPTH labels, by query and by label. Memory grows with the split's pairs."""
 
     def __init__(self) -> None:
         # Hits and positives of each query [B], the label of each hit, and the label of each positive.
@@ -178,8 +181,9 @@ class Weakest:
     def report(self) -> dict[str, Any]:
         """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, both worst first.
 
-        Queries are sorted by the found share of attainable positives, labels by the found share over their queries;
-        then both by the number attainable.
+        Queries are sorted by the share of attainable positives that were found, labels by the share of queries in which
+        the label was found. Ties are sorted by the number of positives of a query, or queries of a label, largest
+        first.
         """
         hits, positives, hit_labels, of_positives = map(np.concatenate, zip(*self._batches, strict=True))
         rows = np.flatnonzero(positives)

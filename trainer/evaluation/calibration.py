@@ -1,6 +1,6 @@
-"""Calibration: the probability that a predicted label is correct, given its score: an isotonic curve on held-out rows.
+"""Calibration: an isotonic curve from scores to the probability that a predicted label is correct.
 
-scikit-learn fits the curve; numpy applies its numbers.
+scikit-learn fits the curve on held-out rows; NumPy evaluates the curve.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Calibration:
     def fit(cls, scores: np.ndarray, hits: np.ndarray) -> "Calibration":
         """Fit to predictions with `scores` [n]; `hits` [n] bool: True for correct predictions.
 
-        Raises InputError if all or none are correct, and if scikit-learn is not installed.
+        Raises InputError if all or no predictions are correct, and if scikit-learn is not installed.
         """
         try:
             from sklearn.isotonic import IsotonicRegression
@@ -34,8 +34,8 @@ class Calibration:
             raise MissingExtra("calibration needs scikit-learn", "fusion") from None
         if hits.all() or not hits.any():
             raise InputError(
-                f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, too few to calibrate. Name a "
-                "larger split that the run was not trained on."
+                f"{hits.sum():,} of {len(hits):,} held-out predictions are correct, but a calibration needs both "
+                "correct and wrong predictions. Name a larger split that the run was not trained on."
             )
         curve = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores.astype(np.float64), hits)
         return cls(curve.X_thresholds_, curve.y_thresholds_)
@@ -53,12 +53,12 @@ class Calibration:
         return float(np.interp(probability, self.probabilities[ends], self.scores[ends]))
 
     def numbers(self) -> dict[str, list[float]]:
-        """Return the numbers of the curve, in the form that `read` accepts."""
+        """Return the numbers of the curve, for `read`."""
         return {name: numbers.tolist() for name, numbers in vars(self).items()}
 
     @classmethod
     def read(cls, numbers: Any, place: str) -> "Calibration":
-        """Read a curve from the content of the manifest at `place`. Raises TableError if it is not a curve."""
+        """Read a curve from `numbers` of the manifest at `place`. Raises TableError if `numbers` are not a curve."""
         try:
             x, y = (np.array(numbers[name], float) for name in ("scores", "probabilities"))
             rising = x.shape == y.shape == (len(x),) and np.isfinite(x).all() and (np.diff([x, y]) >= 0).all()
@@ -72,7 +72,7 @@ class Calibration:
 def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]:
     """Fit to all predictions; measure each half of the queries with a curve fitted to the other half.
 
-    Raises as `Calibration.fit`.
+    Raises the errors of `Calibration.fit`.
     """
     scores, hits, query = held_out.pairs()
     found = np.zeros(len(scores))
@@ -83,9 +83,10 @@ def calibrate(held_out: ScoredPredictions) -> tuple[Calibration, dict[str, Any]]
 
 
 def measure(probabilities: np.ndarray, predictions: ScoredPredictions) -> dict[str, Any]:
-    """Return ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of their scores.
+    """Return ECE and Brier score of the `probabilities` [n] of `predictions`, and of the sigmoids of the scores.
 
-    `none_of_these`: the share of queries whose best label is probably wrong, and how often it is in fact wrong.
+    `none_of_these`: the share of queries with a best label that is probably wrong, and the share of these labels that
+    are in fact wrong.
     """
     scores, hits, query = predictions.pairs()
     first = np.flatnonzero(np.diff(query, prepend=-1))
@@ -111,5 +112,5 @@ def describe_calibration(facts: dict[str, Any], of: str) -> str:
     return (
         f"probabilities of the best 10 labels {of}: ECE {100 * facts['ece']:.2f} %, Brier {facts['brier']:.4f} "
         f"({100 * before['ece']:.2f} %, {before['brier']:.4f} by sigmoids of scores); none of these for "
-        f"{100 * none['queries']:.1f} % of the queries, whose best label is wrong in {100 * none['wrong']:.1f} %"
+        f"{100 * none['queries']:.1f} % of the queries; the best label of {100 * none['wrong']:.1f} % of these is wrong"
     )

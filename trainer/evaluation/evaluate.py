@@ -1,4 +1,4 @@
-"""Scores of a model on a split: exact search, filters applied, all metrics with their intervals and deciles."""
+"""Scores of a model on a split: exact search with filters, and all metrics with intervals and deciles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,11 +39,13 @@ class Scores:
     by_part: ByPart
     first: int  # first row of the split
     counted: np.ndarray  # rows [n], counted from `first`, of the queries in the metrics
-    predictions: ScoredPredictions  # of the same queries
+    predictions: ScoredPredictions  # predictions for the same queries
 
     def report(self, resamples: int = 1000) -> dict:
-        """Return metrics x 100, their 95 % intervals, the deciles' contributions to P@k, the weakest queries and
-        labels, and zero-shot metrics if measured.
+        """Return metrics x 100 with 95 % intervals, and further results.
+
+        Further results are the deciles' contributions to P@k, the weakest queries and labels, and zero-shot metrics if
+        measured.
         """
         report = {
             "queries": self.queries,
@@ -60,7 +62,8 @@ class Scores:
 class Scorer:
     """Scores a model on one split of DATA.
 
-    Each rank of `group` embeds a part of the queries and scores them all on its labels; all ranks get the same scores.
+    Each rank of `group` embeds a part of the queries, and scores all queries on its labels. All ranks get the same
+    scores.
     """
 
     model: Model
@@ -83,11 +86,11 @@ class Scorer:
         trained: Data | None = None,
         window: str | Sequence[str] = "",
     ) -> "Scorer":
-        """Open a split. `ranking`: default: by the model's vectors; `statistics`: of the labels, if already read.
+        """Open a split. `ranking`: by default, by the model's vectors. `statistics`: of the labels, if already read.
 
-        `trained`: the rows that the model was trained on, to find held-out rows. `window`: parts of a version, as of
+        `trained`: the rows that the model was trained on, to find held-out rows. `window`: parts of a version, as in
         `open_split`. Raises InputError for a missing split, or a split without the columns that the model reads;
-        TableError if damaged.
+        TableError if the split is damaged.
         """
         queries, part = open_split(data, split, trained or Data(), window)
         require_inputs(queries, model.inputs)

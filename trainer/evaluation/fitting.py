@@ -1,4 +1,4 @@
-"""Fits a run's fusion, weights or a tree, on queries that the run was not trained on."""
+"""Fit a run's fusion, by weights or a tree, on queries that the run was not trained on."""
 
 import math
 from collections.abc import Iterable
@@ -48,9 +48,9 @@ class FitOptions:
 
 
 def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, Model, Checkpoint, str, list[pa.Table]]:
-    """Load the model as `load_model`, and open the split to fit on; its rows come as one table for each row group.
+    """Load the model like `load_model`, and open the split to fit on, as one table for each row group.
 
-    Raises InputError: no such split or device, and as `load_model`; TableError, StorageError.
+    Raises the errors of `load_model`, and InputError if the split or device does not exist; TableError, StorageError.
     """
     layout = DataLayout(data)
     step = best_step(RunLayout(run)) if options.step is None else options.step  # not the step of an earlier fusion
@@ -60,13 +60,13 @@ def _open_validation(data: str, run: str, options: FitOptions) -> tuple[Recipe, 
     return recipe, model, checkpoint, split, rows
 
 
-MISSED = 0.03  # share of the held-out rows; if the ranker would miss more, it is fitted again
+MISSED = 0.03  # if a larger share of rows is held out, the ranker is fitted again with these rows
 
 
 def fit_ranker(
     data: str, recipe: Recipe, budget: int = RANKER_BUDGET, seconds: float = math.inf, held_out: bool = False
 ) -> LinearRanker | None:
-    """Fit the linear ranker to the rows that `recipe` trains on, as `LinearRanker.of`; None for a mix, or without rows.
+    """Fit the linear ranker to the training rows of `recipe`, like `LinearRanker.of`; None for a mix or without rows.
 
     Raises TableError, StorageError.
     """
@@ -85,13 +85,14 @@ def fit_weights(
     ranker: LinearRanker | None = None,
     seconds: float = math.inf,
 ) -> Manifest:
-    """Fit weights for a checkpoint: of labels' texts, a memory, and a linear ranker.
+    """Fit the weights of labels' texts, a memory and a linear ranker for a checkpoint.
 
-    The memory of the training points is kept with the weights, within `budget` bytes, if its weight is above 0;
-    held-out points then join it, though the weights were fitted without them. The ranker is fitted to the rows within
-    `ranker_budget` bytes (0: none), or is the given `ranker`, without held-out rows; it is kept if its weight is above
-    0, and fitted again with the held-out rows if it would miss many; each fit takes at most `seconds`. An existing
-    fusion is replaced. Raises InputError: no such split or device; TableError, StorageError.
+    The memory of the training points, within `budget` bytes, is kept with the weights if its weight is above 0. The
+    held-out points are then added to the memory, although the weights were fitted without these points. The ranker is
+    the given `ranker`, or is fitted to the rows within `ranker_budget` bytes (0: no rows), without held-out rows. The
+    ranker is kept if its weight is above 0, and fitted again with the held-out rows if many rows are held out. Each fit
+    takes at most `seconds`. An existing fusion is replaced. Raises InputError if the split or device does not exist;
+    TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = _open_validation(data, run, options)
@@ -129,10 +130,10 @@ def fit_weights(
 
 
 def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget: int = BUDGET) -> Manifest | None:
-    """Give a run the fusion of `earlier`, which it continues: the weights, the linear ranker, and a new memory.
+    """Give `run` the fusion of the run `earlier` that it continues: the weights, the linear ranker, and a new memory.
 
     Nothing is fitted, so no rows need to be held out; the memory's index is tuned on points. Returns None if `earlier`
-    has no fusion, or `run` has one. Raises as `fit_weights`.
+    has no fusion, or if `run` already has a fusion. Raises the errors of `fit_weights`.
     """
     layout = DataLayout(data)
     _, before, _ = find_earlier(layout, RunLayout(earlier))
@@ -156,7 +157,7 @@ def carry_fusion(data: str, run: str, earlier: str, device: str = "auto", budget
 
 
 def describe_weights(facts: dict[str, Any]) -> str:
-    """Describe the fitted weights, and the size and speed of their memory."""
+    """Describe the fitted weights, and the size and speed of the memory."""
     memory = f" ({describe_memory(facts[FACTS])})" if facts["votes"] else ""
     return (
         f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:.2f} x labels' texts + "
@@ -186,9 +187,9 @@ def _measure(scored: Scored, scores: np.ndarray, relevant: Ragged) -> dict[str, 
 def score_shortlists(
     model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int, with_relevant: bool = False
 ) -> tuple[Scored, Ragged]:
-    """Score the shortlists of queries with all scorers, [B, S], and return them with the queries' labels.
+    """Return the scores [B, S] of all scorers on the queries' shortlists, and the queries' labels.
 
-    `with_relevant`: add labels of a query that its shortlist lacks, unless a filter removes them.
+    `with_relevant`: also score a query's labels that its shortlist lacks, unless a filter removes the labels.
     """
     labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
     for rows in groups:
@@ -210,8 +211,8 @@ def score_shortlists(
 def fit_tree(data: str, run: str, options: FitOptions = FitOptions()) -> Manifest:
     """Fit the tree for a checkpoint: on the `shortlist` best labels of each query and on the query's own labels.
 
-    An existing fusion is replaced.
-    Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.
+    An existing fusion is replaced. Raises InputError if the split or device does not exist, or if there are no texts or
+    no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
     _, model, checkpoint, split, groups = _open_validation(data, run, options)

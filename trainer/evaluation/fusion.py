@@ -1,4 +1,4 @@
-"""Fused scores of a shortlist: of a classifier, labels' texts, a memory and a linear ranker, with weights or a tree."""
+"""Fused scores of a shortlist, from a classifier, labels' texts, a memory and a linear ranker, by weights or a tree."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ from trainer.evaluation.votes import votes_of
 from trainer.inputs import Inputs
 from trainer.linear.ranker import LinearRanker
 
-VOTED = 100  # at most so many labels of a memory, and of a linear ranker, join the shortlist
+VOTED = 100  # maximum number of labels that a memory, and a linear ranker, each add to the shortlist
 
 
 class PairScores(Protocol):
-    """Rows of labels, of an export or of a rank, that score x [B, D or more]: an array or a tensor."""
+    """Rows of the labels of an export or of a rank, as an array or a tensor, that score x [B, D or more]."""
 
     def score(self, x: Any, ids: np.ndarray, /) -> np.ndarray:
         """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; scores of pads (-1) are undefined."""
@@ -30,7 +30,7 @@ class PairScores(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Scorers:
-    """Scorers besides the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
+    """Scorers in addition to the classifier: E(z) [n, D] of this rank's labels, a memory, and a linear ranker."""
 
     texts: Any = None
     memory: Memory | None = None
@@ -45,10 +45,10 @@ class Scorers:
         filters: Ragged,
         among: np.ndarray | None = None,
     ) -> Scored:
-        """Score the shortlist `shortlisted`, scores and ids [B, S], plus labels of `among` that other scorers add.
+        """Score `shortlisted`, the scores and ids [B, S] of a shortlist, and labels of `among` that other scorers add.
 
-        `inputs`: the inputs that x was embedded from; a linear ranker needs them. All ranks have the same queries and
-        results; each rank has the scores of its own labels.
+        `inputs`: the inputs that x was embedded from; a linear ranker needs the inputs. All ranks have the same queries
+        and results; each rank has the scores of its own labels.
         """
         scores, ids = shortlisted
         votes = None if self.memory is None else self.memory.votes(x)
@@ -72,20 +72,20 @@ class Scorers:
     def score_listed(
         self, x: Any, inputs: Inputs | None, labels: PairScores, listed: tuple[np.ndarray, np.ndarray]
     ) -> Scored:
-        """Score the labels of `listed`, in the form of `shortlisted` of `score`, and no other labels."""
+        """Score only the labels of `listed`, which has the form of `shortlisted` in `score`."""
         scored = self.score(x, inputs, labels, listed, Ragged.empty(len(x)), np.empty(0, np.int64))
         return Scored(*(column[:, : listed[1].shape[1]] for column in scored))
 
 
 FORMAT = 1
-_LEAST = 1e-3  # least weight of the classifier, so that it orders labels that are otherwise equal
-_GAIN = 1.002  # factor on the loss without a scorer: a scorer that gains less is left out
+_LEAST = 1e-3  # least weight of the classifier, which then orders labels that are otherwise equal
+_GAIN = 1.002  # a scorer is left out if the loss without the scorer is at most this multiple
 _BESIDE = ("votes", "texts", "linear")  # in the order in which scorers are left out, the most expensive first
 
 
 @dataclass(frozen=True)
 class Weights:
-    """s + `texts` t + `votes` v + `linear` l, with s the score / `unit`, or with `logistic` its probability."""
+    """s + `texts` t + `votes` v + `linear` l, where s is the score / `unit`, or with `logistic` the score's sigmoid."""
 
     texts: float = 0.0
     votes: float = 0.0
@@ -95,11 +95,12 @@ class Weights:
 
     @classmethod
     def fit(cls, scored: Scored, relevant: Ragged) -> "Weights":
-        """Find the most likely weights of validation queries; `relevant`: the labels of the queries.
+        """Find the maximum-likelihood weights on validation queries; `relevant`: the labels of the queries.
 
-        The likelihood of a correct label is its share of exp(score) among itself and all wrong labels, as in the
-        decoupled softmax (DEXML, equation 5). An equal term is the share of all correct labels of a query among all
-        labels, since P@1 needs only one. A few dozen queries suffice; ranking measures would be too noisy.
+        The likelihood of a correct label is its share of exp(score) among this label and all wrong labels, as in the
+        decoupled softmax (DEXML, equation 5). A second, equal term is the share of all correct labels of a query among
+        all labels, because P@1 needs only one correct label. A few dozen queries suffice; ranking metrics would be too
+        noisy.
         """
         unit = float(np.std(scored.scores[scored.ids != PAD])) or 1.0
         columns = np.stack([scored.scores / unit, *(getattr(scored, name) for name in _BESIDE)]).astype(np.float64)
@@ -140,11 +141,11 @@ class Weights:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Weights":
-        """Parse the weights from the content of a file at `place`. Raises TableError if it has another format."""
+        """Parse the weights from the content of a file at `place`. Raises TableError for a different format."""
         try:
             body = json.loads(data)
             if body.pop("format") != FORMAT:
-                raise ValueError("of another version")
+                raise ValueError("the format is of another version")
             weights = cls(**body)
             numbers = np.array([weights.unit, weights.texts, weights.votes, weights.linear], float)
             if not np.isfinite(numbers).all() or numbers[0] <= 0:
@@ -155,7 +156,7 @@ class Weights:
 
 
 def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the minimum loss of right labels, and weights [4], where only `kept` of `columns` [4, B, S] count."""
+    """Return the minimum loss of right labels, and weights [4], with only the columns [4, B, S] that are `kept`."""
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
 
@@ -164,7 +165,7 @@ def _minimize(columns: np.ndarray, right: np.ndarray, listed: np.ndarray, kept: 
     wrong, some = listed & ~right, right.any(axis=1)
 
     def softmax(scores: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log sum exp(score) over labels `among` [B, S], -inf if there are none; and its gradient [C, B]."""
+        """Return log sum exp(score) over labels `among` [B, S] (-inf without labels), and the gradient [C, B]."""
         masked = np.where(among, scores, -np.inf)
         total = logsumexp(masked, axis=1)
         share = np.where(among, np.exp(masked - np.where(np.isfinite(total), total, 0)[:, None]), 0)
@@ -223,6 +224,6 @@ class Fused:
     def scores(
         self, x: Any, labels: PairScores, listed: tuple[np.ndarray, np.ndarray], inputs: Inputs | None = None
     ) -> np.ndarray:
-        """Return the fused scores float32 [B, S] of `listed` (as `shortlisted` of `rank`), and of no other labels."""
+        """Return the fused scores float32 [B, S] of only the labels of `listed` (as `shortlisted` in `rank`)."""
         scored = self.scorers.score_listed(x, inputs, labels, listed)
         return self.fusion.fuse(scored, self.frequency[scored.ids]).astype(np.float32)

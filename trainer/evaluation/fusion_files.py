@@ -36,12 +36,12 @@ class RunFusion(NamedTuple):
     def memory(self, split: str | None = None) -> Memory | None:
         """Read the memory, if its weight is above 0; for `split` only the points that may vote. Raises TableError.
 
-        For the held-out rows, their own points are left out: each row would find itself.
+        For the held-out rows, the held-out points are left out, because each row would find itself.
         """
         return Memory.read(self.table, trained=split == HOLDOUT)
 
     def ranker(self, split: str | None = None) -> LinearRanker | None:
-        """Read the linear ranker, if its weight is above 0; for `split` a ranker not fitted to the rows of `split`."""
+        """Read the linear ranker, if its weight is above 0; for `split` a ranker that was not fitted to `split`."""
         unseen = LinearRanker.read(self.table, TRAINED_FILE) if split == HOLDOUT else None
         return unseen or LinearRanker.read(self.table)
 
@@ -75,7 +75,7 @@ def publish_fusion(
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
     """Open the fusion of `checkpoint`, for the rank's labels and the queries of `split`.
 
-    Raises InputError if there is none; TableError.
+    Raises InputError if there is no fusion; TableError.
     """
     opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
@@ -87,12 +87,12 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
 
 
 def scores_of(run: str, step: int) -> Literal["fused", "classifier"]:
-    """Return the name of a checkpoint's default scores: fused if it has a fusion."""
+    """Return the name of a checkpoint's default scores: "fused" if the checkpoint has a fusion."""
     return "fused" if is_published(RunLayout(run).fusion(step)) else "classifier"
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
-    """Open the fusion that `extremis fuse` made for `checkpoint`. Raises InputError if there is none, TableError."""
+    """Open the fusion that `extremis fuse` made for `checkpoint`. Raises InputError without a fusion; TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: step {step:,} has no fusion. Fit a fusion with `extremis fuse {data} {run}`.")
@@ -104,6 +104,6 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
         )
     file = next((shard for shard in table.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
-        raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
+        raise TableError(f"{url}: contains neither {TREE} nor {WEIGHTS}. Fit the fusion again.")
     parse = Weights.parse if file.path == WEIGHTS else Tree.parse
     return RunFusion(parse(check_shard(url, file, "Fit the fusion again."), join(url, file.path)), table)

@@ -1,7 +1,7 @@
 """Memory of training points as unit embeddings with their labels; the points nearest to a query vote.
 
-Labels, and the codes of an index if an index pays off, are in memory; embeddings are in a mapped file, and score the
-points that the index finds. Without an index all embeddings are read for each batch of queries.
+Labels are in memory, and so are the codes of an index if an index pays off. Embeddings are in a mapped file, and score
+the points that the index finds. Without an index all embeddings are read for each batch of queries.
 """
 
 import itertools
@@ -44,12 +44,12 @@ TRAINED = "memory_trained"  # parameter of earlier versions: number of points th
 BUDGET = 4 << 30  # bytes in memory
 ROWS_A_FILE = 1 << 20
 TARGET_RECALL = 0.95
-TUNED = 512  # queries to tune an index on; its recall is measured on up to twice as many others
+TUNED = 512  # number of queries to tune an index on; recall is measured on up to 2 * TUNED other queries
 _GROUP_ROWS = 1 << 14
 _LABEL_BYTES, _OFFSET_BYTES = 4, 8
 _SEED = 0
 _EXACT = Factory(EXACT)
-_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
+_HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything
 _WHAT = "the embeddings of a memory"
 
 
@@ -60,13 +60,13 @@ class Settled(NamedTuple):
     points: int
     bytes: int
     stored: int
-    milliseconds: float  # number of queries, one of many, whose time counts
+    milliseconds: float  # estimate per query, for many queries
 
 
 def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> Settled:
-    """Choose the index of `points` with vectors [dimension] and `labels` each on average, within `budget` bytes.
+    """Choose the index of `points` vectors [dimension], with `labels` labels each on average, within `budget` bytes.
 
-    It is the index that holds the most points; among several, the cheapest for as many queries as points.
+    The choice is the index with room for the most points; among several, the cheapest for as many queries as points.
     """
 
     def fitting(factory: Factory) -> int:
@@ -85,7 +85,7 @@ def settle(points: int, dimension: int, labels: float, budget: int = BUDGET) -> 
 
 
 def _point_bytes(factory: Factory, dimension: int) -> float:
-    """Bytes in memory of a point without labels; exact search reads all embeddings, so they count."""
+    """Bytes in memory of a point without labels; embeddings count for exact search, which reads all embeddings."""
     return _OFFSET_BYTES + (2 * dimension if factory.exact else factory.bytes_per_vector(dimension))
 
 
@@ -97,9 +97,9 @@ def _fixed_bytes(factory: Factory, dimension: int) -> int:
 class Memory:
     """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each point.
 
-    The first `trained` points are training rows of the run, the others held-out rows. `factory`: the chosen index;
-    `index`: the index once built; it returns `refine` times as many points as vote. `measured`: its tuned recall and
-    time. `on_device`: the vectors on the queries' device, for exact search.
+    The first `trained` points are training rows of the run, the other points are held-out rows. `factory`: the chosen
+    kind of index; `index`: the index once built, which returns `refine` times as many points as vote. `measured`:
+    recall and time after tuning. `on_device`: the vectors on the queries' device, for exact search.
     """
 
     vectors: np.ndarray
@@ -117,12 +117,12 @@ class Memory:
     def build(cls, model: "Model", data: DataLayout, trained: "Data", budget: int = BUDGET) -> "Memory":
         """Embed the training rows of the run, followed by the held-out rows, without an index.
 
-        It keeps the first points within `budget` bytes of memory: rows are in random order. Embeddings are in a scratch
-        file. Raises InputError if the run mixes splits; TableError, StorageError.
+        The memory contains the first points within `budget` bytes; rows are in random order. Embeddings are in a
+        scratch file. Raises InputError if the run mixes splits; TableError, StorageError.
         """
         if trained.mix:
             raise InputError(
-                "data.mix: a memory contains the training points of a single split, but this run mixes several."
+                "data.mix: a memory contains the training points of a single split, but this run mixes splits."
             )
         table, dimension = open_queries(data, trained.split), model.encoder.dimension
 
@@ -152,9 +152,9 @@ class Memory:
         )
 
     def indexed(self, queries: Any, budget: int = BUDGET) -> "Memory":
-        """Return this memory with its index, tuned on `queries` [S, D or more] that are not among its points.
+        """Return this memory with an index, tuned on `queries` [S, D or more] that are not points of the memory.
 
-        Without an index if exact search is cheaper and fits into `budget`.
+        Returns a memory without an index if exact search is cheaper and fits into `budget`.
         """
         rows = self._unit(queries)
         if self.factory.exact or not len(rows):
@@ -177,7 +177,7 @@ class Memory:
         return replace(self, index=block.index, refine=params.factor, measured=measured)._measure(queries[others])
 
     def extended(self, whole: "Memory") -> "Memory":
-        """Return `whole`, whose first points are the points of this memory, with the same search."""
+        """Return the memory `whole`, which starts with the points of this memory, with the same search."""
         from search.index import add
 
         if self.index is not None:
@@ -201,7 +201,7 @@ class Memory:
         facts, file, index = table.parameters.get(FACTS) or {}, None, None
         if VECTORS in files:
             vectors, file = _open(table.url, files[VECTORS])
-        else:  # versions that kept both in one table
+        else:  # earlier versions kept labels and vectors in one table
             vectors = _mapped(column("vector", matrix_column))
         labels = _join(column("label_ids", list_column))
         factory = Factory(facts.get("index", EXACT))
@@ -228,7 +228,7 @@ class Memory:
         return replace(memory.first(count), index=index)
 
     def write(self, url: str) -> Iterator[Shard]:
-        """Write files under `url`, and yield their entries for a manifest."""
+        """Write files under `url`, and yield the files' entries for a manifest."""
         rows = len(self.vectors)
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
@@ -248,7 +248,7 @@ class Memory:
             yield write_index(url, INDEX, self._block)
 
     def to(self, device: "torch.device") -> "Memory":
-        """Return this memory with its vectors on `device`, for exact search, if they fit."""
+        """Return this memory with its vectors on `device`, for exact search, if the vectors fit."""
         import torch
 
         if device.type == "cpu" or 2 * self.vectors.nbytes > torch.cuda.mem_get_info(device)[0]:
@@ -257,7 +257,7 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the memory."""
+        """Bytes of main memory that the points need."""
         labels = _LABEL_BYTES * len(self.labels.entries)
         points = len(self.vectors) * _point_bytes(self.factory, self._wide)
         return int(_fixed_bytes(self.factory, self._wide) + points + labels)
@@ -276,7 +276,7 @@ class Memory:
         }
 
     def votes(self, x: Any) -> SparseRows:
-        """Return the labels of the nearest training points of x [B, D or more], with their votes in (0, 1]."""
+        """Return the labels of the nearest training points of x [B, D or more], with votes in (0, 1]."""
         similarity, rows = self.nearest(x)
         return count_votes(similarity, rows, self.labels)
 
@@ -347,7 +347,7 @@ def describe_memory(facts: Mapping[str, Any]) -> str:
 
 
 def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Return rows [n, D] float16, all parts end to end, mapped from a scratch file; [0, 1] without parts."""
+    """Concatenate `parts` to rows [n, D] float16, mapped from a scratch file; [0, 1] without parts."""
     file, dimension = ScratchFile(_WHAT), 1
     for part in parts:
         dimension = part.shape[1]
@@ -356,10 +356,10 @@ def _mapped(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _open(url: str, shard: Shard) -> tuple[np.ndarray, Mapped | None]:
-    """Map the vectors of the table at `url` from their file, or from a scratch copy if it is remote."""
+    """Map the vectors of the table at `url` from their file, or from a scratch copy of a remote file."""
     if not shard.rows or shard.bytes % (2 * shard.rows):
         raise TableError(
-            f"{url}/{VECTORS}: {shard.bytes:,} bytes do not hold {shard.rows:,} vectors. Fit the fusion again."
+            f"{url}/{VECTORS}: {shard.bytes:,} bytes do not fit {shard.rows:,} vectors. Fit the fusion again."
         )
     if storage.is_local(url):
         place = (verify_shard if shard.bytes <= _HASHED else find_shard)(url, shard)

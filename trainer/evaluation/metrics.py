@@ -1,16 +1,17 @@
-"""P, nDCG, R, PSP and PSnDCG at k, as the Extreme Classification Repository, pyxclib and napkinXC define them.
+"""P, nDCG, R, PSP and PSnDCG at k, as in the Extreme Classification Repository, pyxclib and napkinXC.
 
-For a point with positives P_i and a ranking best first, let hit_r be 1 where rank r = 1, 2, ... holds a positive, q_l
-the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, and I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
+For a point with positives P_i and a ranking, best first, let hit_r be 1 if the label at rank r = 1, 2, ... is a
+positive, else 0. Let q_l be the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, and
+I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
 
-P@k       mean_i  sum_{r<=k} hit_r / k                          also where fewer than k are predicted
+    P@k       mean_i  sum_{r<=k} hit_r / k                          also if fewer than k labels are predicted
     R@k       mean_i  sum_{r<=k} hit_r / |P_i|
     nDCG@k    mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i
     PSP@k     sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
     PSnDCG@k  sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
 
-The last two are ratios of sums over points, so the weight of a point is what it could achieve. A point without
-positives counts as 0 in every mean, and adds nothing to either sum of a ratio.
+PSP and PSnDCG are ratios of sums over points, so the weight of a point is its greatest achievable sum. A point without
+positives counts as 0 in every mean, and adds nothing to the sums of a ratio.
 
 Intervals come from the percentile bootstrap over points (Efron, 1979).
 """
@@ -54,7 +55,7 @@ class Metrics:
         self._batches: list[dict[str, Contributions]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: `top` [B, K] int64 distinct label ids, best first, -1 pads, K of any width.
+        """Count one batch: `top` [B, K] int64 distinct label ids, best first, -1 pads, for any K.
 
         `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id of L or
         more, ValueError for unequal rows.
@@ -105,7 +106,7 @@ def value(part: Contributions) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """Rankings of B points, input of the functions in METRICS: each returns its contributions at each of `ks`.
+    """Rankings of B points: input of the functions in METRICS, which return contributions at each of `ks`.
 
     `top` [B, K]: distinct label ids, best first, -1 pads; `positives`: labels of each point; `ks` [k] int64;
     `inverse_propensity` [L], or None without propensity constants.
@@ -123,7 +124,7 @@ class Rankings:
 
     @cached_property
     def hits(self) -> np.ndarray:
-        """1 if a rank holds a positive, else 0: [B, depth] float64."""
+        """1 if the label at a rank is a positive, else 0: [B, depth] float64."""
         return widened(self.positives.contains(self.top), self.depth).astype(np.float64)
 
     @property
@@ -139,7 +140,7 @@ class Rankings:
 
     @cached_property
     def propensity_gains(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """q of each hit and, best first, of each positive, [B, depth] both; None without propensities."""
+        """q of each hit, and q of each positive, best first, both [B, depth]; None without propensities."""
         weights = self.inverse_propensity
         if weights is None:
             return None
@@ -187,7 +188,7 @@ def psndcg(rankings: Rankings) -> Contributions | None:
 
 
 def _refuse_repeats(top: np.ndarray) -> None:
-    """Raise InputError for a label that is predicted twice for a point, since it would count twice."""
+    """Raise InputError for a label that is predicted twice for a point, because the label would count twice."""
     ordered = np.sort(top, axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if repeated.any():
@@ -253,7 +254,7 @@ def bootstrap(
 
 
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first resample, weights [S, N]) chunk by chunk: how often each resample of N draws has each point.
+    """Yield (first resample, weights [S, N]) chunk by chunk: the count of each point in each resample of N draws.
 
     Resample r has its own counter-based generator, so results do not depend on the size of the chunks.
     """

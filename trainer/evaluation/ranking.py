@@ -1,4 +1,4 @@
-"""Rankings of labels: by the classifier's scores, the scores of the labels' texts, their sum, or fused scores."""
+"""Rankings of labels: by the classifier's scores, the scores of labels' texts, the sum of both, or fused scores."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from trainer.model import Model
 
 
 def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the output of `embed_labels` on the unit sphere: float32 [n, D], without the column of a bias."""
+    """Yield the output of `embed_labels`, scaled to length 1: float32 [n, D], without the column of a bias."""
     for first, z in embed_labels(model, data, start, stop):
         yield first, normalize(z[:, : model.encoder.dimension].float())
 
@@ -57,7 +57,7 @@ class Ranking:
 
     @classmethod
     def by_texts(cls, model: Model, data: DataLayout, group: Group = ALONE, add: bool = False) -> "Ranking":
-        """Rank by the labels' texts; `add` adds the classifier's scores. Raises as `embed_label_texts`."""
+        """Rank by the labels' texts; `add`: add the classifier's scores. Raises InputError, TableError."""
         texts = embed_label_texts(model, data)
         rows = torch.nn.functional.pad(texts, (0, model.width - texts.shape[1]))
         rows = rows + model.head.vectors.to(rows) if add else rows
@@ -69,7 +69,7 @@ class Ranking:
         """Return (scores [B, k], ids [B, k] int64) of the best labels, best first, the same on all ranks.
 
         `filters`: labels to leave out for each query. `among` [C] ascending: the candidates; None: all labels.
-        `inputs`: the inputs that x was embedded from; a linear ranker reads them.
+        `inputs`: the inputs that x was embedded from; a linear ranker reads the inputs.
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
@@ -86,12 +86,12 @@ class Ranking:
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     """Return E(z), scaled to length 1, of this rank's labels, float32 [n, D].
 
-    Raises InputError: a head without a classifier, or labels without texts.
+    Raises InputError for a head without a classifier, or for labels without texts.
     """
     head = model.head
     if not head.has_rows:
         raise InputError(
-            "head.kind = 'label-encoder': labels have only the scores of their texts, so --scores has no effect. Leave "
+            "--scores has no effect with this method, because labels have only the scores of their texts. Leave "
             "--scores out."
         )
     texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
@@ -111,7 +111,8 @@ def score_rows(
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
 
-    `rows` have the columns that the model reads; no filter is applied. `trained`: only labels below it are predicted.
+    `rows` have the columns that the model reads; no filter is applied. `trained`: only labels with ids below `trained`
+    are predicted.
     """
     x, inputs, ranking = model.embed_table(rows), Inputs.of(rows), Ranking.of(model, fused=fused)
     among = None if trained is None else np.arange(trained)
@@ -123,11 +124,11 @@ def score_rows(
 
 
 NEIGHBOURS = 8
-CHEAP = 1 << 28  # at most so many numbers in all vectors, which are copied
+CHEAP = 1 << 28  # maximum number of numbers in all vectors, which are copied
 
 
 def nearest_labels(vectors: torch.Tensor, ids: Iterable[int]) -> dict[int, list[tuple[int, float]]]:
-    """Return the NEIGHBOURS labels nearest to each of `ids`, and cosines; nothing for more than CHEAP numbers."""
+    """Return the NEIGHBOURS labels nearest to each of `ids`, with cosines; empty above CHEAP numbers in `vectors`."""
     asked = np.asarray([label for label in ids if label < len(vectors) and vectors.numel() <= CHEAP], np.int64)
     unit = normalize(vectors.float()) if len(asked) else vectors
     own = Ragged.from_counts(asked, np.ones(len(asked), np.int64))

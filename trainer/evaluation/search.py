@@ -16,7 +16,7 @@ from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
 _MANY_QUERIES, _MANY_ROWS = 1 << 10, 1 << 13
-_BATCH = 256  # queries whose label rows are gathered together
+_BATCH = 256  # number of queries with label rows that are gathered together
 
 
 class Rows(Protocol):
@@ -51,7 +51,7 @@ class LabelRows:
         """
         inside = torch.from_numpy((ids >= self.first) & (ids < self.first + len(self.rows)))
         if isinstance(self.rows, torch.Tensor) and self.device == x.device == CPU and self.rows.dtype == torch.float32:
-            from search.block import score  # reads rows in place: gathering them takes 30 times as long
+            from search.block import score  # reads rows in place: gathering takes 30 times as long
 
             own_ids = np.where(inside.numpy(), ids - self.first, PAD)
             own = torch.from_numpy(score(x[:, : self.rows.shape[1]].float().numpy(), self.rows.numpy(), own_ids))
@@ -121,9 +121,9 @@ def filtered_top_k(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search as `top_k`, but without each query's filtered labels: scores [B, k], ids [B, k] int64.
 
-    The result equals filtering before ranking: k + the length of the longest row of `filters` are fetched, since a row
-    of 51 filtered labels can empty a top-5 ten times over. All ranks have the same queries and get the same result.
-    `among` [C] int64, ascending: the candidate labels; None: all labels.
+    The result equals filtering before ranking: the search finds k + the length of the longest row of `filters`, because
+    filtered labels may fill the first k ranks. All ranks have the same queries and get the same result. `among` [C]
+    int64, ascending: the candidate labels; None: all labels.
     """
     depth, first, group = k + filters.longest, labels.first, labels.group
     if among is None:

@@ -1,4 +1,4 @@
-"""Data that an evaluation reads: rows of a split; frequencies, propensities and retirement of labels."""
+"""Data for an evaluation: rows of a split, and frequencies, propensities and retirement of labels."""
 
 import functools
 import math
@@ -24,8 +24,8 @@ HOLDOUT = "holdout"
 def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
     """Open the queries of `split`, and the part to score; `trained`: the training rows of the run.
 
-    `window`: score only these parts of a version.
-    Raises InputError: no such split, or nothing was held out; TableError.
+    `window`: score only these parts of a version. Raises InputError if the split does not exist, or if no rows were
+    held out; TableError.
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
@@ -41,7 +41,8 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
 def open_held_out(data: DataLayout, split: str | None, trained: Data, what: str) -> tuple[str, Table, RowShare]:
     """Open rows that a run was not trained on, like `open_split`: `split`, or the held-out rows, or `val`.
 
-    `what`: name of the result to fit on them. Raises InputError: no such split, or an empty split; TableError.
+    `what`: name of the result to fit on these rows. Raises InputError if the split does not exist or is empty;
+    TableError.
     """
     split = split or (HOLDOUT if trained.holdout else "val")
     try:
@@ -66,7 +67,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
         raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
     if frequency.size and not 0 <= frequency.min() <= frequency.max() <= points:
         raise InputError(
-            f"training frequencies lie in [0, N]; got {frequency.min()} to {frequency.max()} with N = {points}. "
+            f"training frequencies must be in [0, N]; got {frequency.min()} to {frequency.max()} with N = {points}. "
             "Take the frequencies and N from the same train split."
         )
     scale = (math.log(points) - 1) * (b + 1) ** a
@@ -77,7 +78,7 @@ def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -
 def _count_points(
     data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int
 ) -> tuple[np.ndarray, int]:
-    """Count the points of `parts`, by label and in all; cached by the table's `digest`, as its place may change."""
+    """Count the points of `parts`, by label and in total; cached by `digest`, because the data may change."""
     table = open_queries(data, split)
     rows = table.of_parts(table.choose_parts(parts))
     frequency = np.zeros(labels, np.int64)
@@ -87,7 +88,7 @@ def _count_points(
 
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:
-    """Return which labels are retired, bool [L]; None if there are none. Raises TableError."""
+    """Return a mask of the retired labels, bool [L]; None if no label is retired. Raises TableError."""
     if not Version.of(Table.open(data.root, "data").manifest).retired:
         return None
     groups = [group.column(RETIRED).to_numpy() for group in Table.open(data.labels, "labels").batches([RETIRED])]
@@ -118,10 +119,10 @@ class LabelStatistics:
 
 
 def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
-    """Read frequencies from the labels table, and A and B from the data's manifest: they are never guessed.
+    """Read frequencies from the labels table, and A and B from the data's manifest; A and B are never guessed.
 
     If a run is `trained` on a window of parts, frequencies and propensities are counted in the window. Raises
-    InputError: no such part; TableError.
+    InputError if a part does not exist; TableError.
     """
     labels = Table.open(data.labels, "labels")
     points: Any
@@ -148,10 +149,10 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
 def positive_weights(
     data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
 ) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32, for the rows `trained` on; None: all 1.
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, for the rows `trained` on; None if all are 1.
 
-    The factor of q has mean 1 over training pairs. If the data has no A and B, it is left out and `say` reports this:
-    they are never guessed.
+    The factor of q has mean 1 over training pairs. If the data has no A and B, the factor is left out and `say` reports
+    the omission; A and B are never guessed.
     """
     if options.positive_weight:
         statistics = label_statistics(data, trained)

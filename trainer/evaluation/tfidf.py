@@ -18,12 +18,12 @@ from trainer.encoders.features import (
 from trainer.evaluation.search import top_of_block
 from trainer.evaluation.votes import NEIGHBOURS, count_votes
 
-_BATCH = 200  # queries compared at a time
+_BATCH = 200  # number of queries compared at a time
 
 
 @dataclass(frozen=True, eq=False)
 class NearestTexts:
-    """Finds the nearest of `texts` [n, V] by cosine of TF-IDF of words and pairs; they vote for their `labels`.
+    """Finds the nearest of `texts` [n, V] by cosine of TF-IDF of words and pairs; near texts vote for their `labels`.
 
     `factors` [V]: inverse document frequencies of `vocabulary` words and of pairs of words.
     """
@@ -35,7 +35,7 @@ class NearestTexts:
 
     @classmethod
     def of(cls, texts: Ragged, labels: Ragged, vocabulary: int) -> "NearestTexts":
-        """Count document frequencies in `texts` of token ids, which have `labels`."""
+        """Count document frequencies in `texts` of token ids, with the `labels` of each text."""
         frequency = np.bincount(count_words(texts, vocabulary).ids, minlength=vocabulary + PAIR_BUCKETS)
         factors = inverse_document_frequency(frequency, texts.rows)
         return cls(vocabulary, factors, _weigh(texts, vocabulary, factors), labels)

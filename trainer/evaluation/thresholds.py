@@ -1,4 +1,4 @@
-"""Predictions of a split with their scores and hits, and thresholds: the scores at which they reach a precision."""
+"""Predictions of a split with scores and hits, and thresholds: the scores at which predictions reach a precision."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 
-DEPTH = 10  # predictions per query for thresholds and calibrations
+DEPTH = 10  # number of predictions per query for thresholds and calibrations
 
 
 class Threshold(NamedTuple):
-    """The lowest `score` such that at least the share `precision` of the predictions at or above it is right.
+    """The lowest `score` such that at least the share `precision` of the predictions at or above `score` is correct.
 
-    `reached` (precision), `recall` (of all positives) and `predictions` (mean per query) are measured at that score.
+    `reached` (precision), `recall` (of all positives) and `predictions` (mean per query) are measured at this score.
     """
 
     precision: float
@@ -44,7 +44,7 @@ class ScoredPredictions:
         self.positives += len(positives.entries)
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the scores, hits bool and queries int64 of all predictions, [n] each, a query's best one first.
+        """Return the scores, hits bool and queries int64 of all predictions, [n] each, a query's best label first.
 
         Raises InputError if nothing was scored.
         """

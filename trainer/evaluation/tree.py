@@ -1,8 +1,8 @@
-"""Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
+"""Score fusion: a regression tree on both scores and the frequency of a label, added to both scores (NGAME, C).
 
 The paper's scores are cosines, comparable with the tree's values in [0, 1]. Here scores of any size are divided by the
-largest score that the tree was fitted to. scikit-learn fits the tree; JSON keeps it as plain arrays, so that reading it
-needs neither scikit-learn nor pickle.
+largest score that the tree was fitted to. scikit-learn fits the tree. A JSON file contains the tree as plain arrays, so
+reading the tree needs neither scikit-learn nor pickle.
 """
 
 import json
@@ -33,8 +33,8 @@ class Scored(NamedTuple):
 class Tree:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] if d[feature] <= threshold, else `right`; 0 is the root.
 
-    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: divisors
-    of both scores before they are added to T(d).
+    A leaf has feature -1 and `value` [n]. Descriptors are float32, as in scikit-learn's comparisons. `units` [2]:
+    divisors of both scores, before the scores are added to T(d).
     """
 
     feature: np.ndarray
@@ -54,7 +54,7 @@ class Tree:
         relevant: np.ndarray,
         depth: int = DEPTH,
     ) -> "Tree":
-        """Fit to which pairs of a validation shortlist are `relevant` [n] bool.
+        """Fit the tree to predict `relevant` [n] bool for the pairs of a validation shortlist.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
         the label. Raises InputError without scikit-learn, ValueError for no pairs.
@@ -90,7 +90,7 @@ class Tree:
         return self.value[node].reshape(described.shape[:-1])
 
     def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
-        """Return T(d) + E(z).x + w.x, the scores in their units, [B, S], for labels with `frequency` [B, S]."""
+        """Return T(d) + E(z).x + w.x, with scores divided by `units`, [B, S], for labels with `frequency` [B, S]."""
         return sum(self.parts(scored, frequency).values(), np.float64(0))
 
     def parts(self, scored: Scored, frequency: np.ndarray) -> dict[str, np.ndarray]:
@@ -104,7 +104,7 @@ class Tree:
 
     @classmethod
     def parse(cls, data: bytes, place: str) -> "Tree":
-        """Parse the tree from the content of a file at `place`. Raises TableError if it has another format."""
+        """Parse the tree from the content of a file at `place`. Raises TableError for a different format."""
         try:
             body = json.loads(data)
             kinds = {field.name: np.int64 if field.name in _INTEGERS else np.float64 for field in fields(cls)}
@@ -118,7 +118,7 @@ class Tree:
         return tree
 
     def _is_whole(self) -> bool:
-        """Tell whether every node is complete and comes before its children, so that every path ends."""
+        """Return whether every node is complete and comes before its children, so that every path ends."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
         equal = all(array.shape == (nodes,) for name, array in vars(self).items() if name != "units")
         if not (equal and nodes and self.units.shape == (2,) and (self.units > 0).all()):

@@ -1,4 +1,4 @@
-"""Validation while a run trains: it scores a part of a split after some epochs and remembers the best step."""
+"""Validation during training: score a part of a split after some epochs."""
 
 import functools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from trainer.model import Model
 
 @dataclass(frozen=True)
 class Validator:
-    """Scores `options.split`, or else the rows that `trained` leaves out, as often as `options` request."""
+    """Scores `options.split`, or else the rows that `trained` leaves out, as often as `options` requests."""
 
     options: Validation
     trained: Data
@@ -43,7 +43,7 @@ class Validator:
             )
 
     def is_due(self, epochs: int, last: bool) -> bool:
-        """Return whether to validate after `epochs` epochs; this epoch may be the run's `last`."""
+        """Return whether to validate after `epochs` epochs; `last`: whether the run ends here."""
         return bool(self._split) and (last or epochs % self.options.every_epochs == 0)
 
     def measure(self, model: Model) -> dict[str, float]:
@@ -80,7 +80,7 @@ class Validator:
 
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
-        """Metrics of popular labels on the scored rows: rank 0 measures them once."""
+        """Metrics of popular labels on the scored rows; rank 0 measures once."""
         options = self.options
         ask = functools.partial(measure_popularity, self.data, self._split, self.trained, options.queries)
         return self.group.decide(lambda: ask([self._k], options.parts))

@@ -1,4 +1,4 @@
-"""Votes of training points: each divides its share of a query among its labels; nearer points have larger shares."""
+"""Votes of training points: each point gives its share of a query to each of its labels; near points have more."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ def count_votes(
 ) -> SparseRows:
     """Count votes of training points: `similarity` [B, K] of `rows` [B, K] int64, -1 pads; `labels` of all points.
 
-    A point's share is its softmax(similarity / temperature) among a query's K points; each of its labels gets that
-    share, so a label of all K points gets 1. Returns each query's labels, ascending, with their votes.
+    A point's share is its softmax(similarity / temperature) among a query's K points; each of the point's labels gets
+    this share, so a label of all K points gets 1. Returns each query's labels, ascending, with votes.
     """
     listed, weight = rows != PAD, shares_of(similarity, rows, temperature)
     voted = labels.take(rows[listed])

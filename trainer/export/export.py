@@ -1,4 +1,4 @@
-"""Writes an export: a run's checkpoint as files for serving; a manifest, written last, publishes them."""
+"""Write an export: a run's checkpoint as files for serving. The manifest is written last, and publishes the files."""
 
 import functools
 import itertools
@@ -51,9 +51,9 @@ from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_enco
 from trainer.stream import open_queries
 
 _TUNING_QUERIES = 512
-_COMPARED, _GROUPS = 256, 16  # queries to compare a form with PyTorch's own on; row groups to find them in
+_COMPARED, _GROUPS = 256, 16  # number of queries to compare a form with PyTorch on; row groups to take queries from
 _KEYS = 1 << 14  # training points in a row group
-_TOKENS = 128  # tokens of a text, if neither the data nor the encoder says
+_TOKENS = 128  # maximum number of tokens of a text, if neither the data nor the encoder has a limit
 
 Say = Callable[[str], None]
 Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
@@ -61,13 +61,13 @@ Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export. `split` None: thresholds from `val`, if DATA has it. `index`: none, auto, or a factory.
+    """Options of an export. `split` None: thresholds from `val`, if DATA has `val`. `index`: none, auto, or a factory.
 
     `calibrate`: fit probabilities on the same split, or, without `val`, on the run's held-out rows. `step`: as in
     `open_step`. `scores`: "classifier"; "sum" adds embeddings of the labels' texts, one vector per label; "fused" uses
-    the run's weights or tree and the data that they read; None: fused if the run has a fusion. `device`: computes the
-    vectors; the export does not record it. `onto`: an earlier export, or a folder with a current export; its files stay
-    in place and are referenced. `form`: of the encoder, as in `choose_form`.
+    the run's fusion and the fusion's data; None: "fused" if the run has a fusion. `device`: computes the vectors; the
+    export does not record the device. `onto`: an earlier export, or a folder with a current export. The files of that
+    export stay in place and are referenced. `form`: form of the encoder, as in `choose_form`.
     """
 
     step: int | str | None
@@ -93,8 +93,8 @@ class ExportOptions:
 def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN, made from DATA, to OUT.
 
-    It returns an existing export of the same checkpoint with the same options. Raises InputError: no checkpoint, other
-    data, no such split, something else at OUT; TableError, StorageError.
+    Returns an existing export of the same checkpoint with the same options. Raises InputError if there is no checkpoint
+    or no such split, if RUN used other data, or if OUT has other content; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
@@ -126,7 +126,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
         vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
         with building(out, "exported", say) as build:
-            finished = find_finished()  # the previous owner may have made it
+            finished = find_finished()  # the previous owner of OUT may have made the export
             if finished is None:
                 return build.publish(_write(plan, build.url, request, say))
     clean_up(out, "exported")
@@ -136,7 +136,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
 
 @dataclass(frozen=True)
 class _Plan:
-    """Content of an export: a checkpoint of a run, its other scores, and the split for its thresholds."""
+    """Content of an export: a checkpoint of a run, a fusion, and the split for thresholds."""
 
     data: DataLayout
     run: RunLayout
@@ -149,7 +149,7 @@ class _Plan:
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
-    """Write all files of an export at `url`; return the manifest that will publish them."""
+    """Write all files of an export at `url`; return the manifest that will publish the files."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataSizes.of(layout)
@@ -222,7 +222,7 @@ def _describe(options: ExportOptions) -> dict[str, Any]:
 
 
 def _threshold_split(data: DataLayout, options: ExportOptions, recipe: Recipe) -> str | None:
-    """Return the split for the thresholds; never `test` or `train` unless it is named. Raises InputError."""
+    """Return the split for the thresholds; `test` or `train` only if the options name it. Raises InputError."""
     split, has_val = options.split, "queries/val" in Table.open(data.root, "data").parents
     if options.calibrate:
         named = None if split == "none" else split or ("val" if has_val else None)
@@ -285,7 +285,7 @@ def _compared_rows(plan: _Plan, model: Model) -> Inputs:
 def _rows_to_score(
     model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str | None
 ) -> RowsOf:
-    """Return the reader, by ranges of labels, of the vectors that x is scored against."""
+    """Return a function that reads the vectors that x is scored against, by ranges of labels."""
     if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
 
@@ -306,7 +306,7 @@ def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop:
 def _write_serving(
     plan: _Plan, model: Model, formed: list[FormedEncoder], rows_of: RowsOf, target: Target
 ) -> tuple[list[Shard], Serving]:
-    """Write the vectors, and the data of a fusion beside them; open them for exact search."""
+    """Write the vectors and the data of a fusion, and open both for exact search."""
     data, fusion, labels = plan.data, plan.fusion, plan.checkpoint.labels
     shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     by_model = (formed[0].served if formed else ServedByTorch(model.encoder)), model.inputs
@@ -338,7 +338,7 @@ def _write_keys(data: DataLayout, trained: Data, points: int, out: str) -> Shard
 
 
 def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
-    """Write an index if the options request one; return its files and the facts needed to open them."""
+    """Write an index if the options request it; return the index files and the facts needed to open the files."""
     earlier = _earlier_index(plan.earlier)
     spec = choose_index(plan.options.index, len(serving.vectors))
     if plan.options.index == AUTO and earlier is not None:
@@ -355,7 +355,7 @@ def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], 
 
 
 def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
-    """Return the indexes of the earlier export; None if it has none."""
+    """Return the indexes of the earlier export; None without indexes."""
     facts = None if earlier is None else earlier.table.parameters["index"]
     if earlier is None or facts is None:
         return None

@@ -1,6 +1,6 @@
-"""An open export: from rows of token ids or sparse features to the best labels with their scores, without PyTorch.
+"""An open export: rank labels for rows of token ids or sparse features, without PyTorch.
 
-NumPy and Faiss compute a bag of words and the other scores from mapped files.
+NumPy and Faiss compute a bag of embeddings and all scores from mapped files.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 POINTS = "points"  # keys of a memory's training points
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # files of a fusion
-_BATCH = 1024  # rows encoded at a time
+_BATCH = 1024  # number of rows encoded at a time
 
 
 class Answer(NamedTuple):
@@ -68,9 +68,9 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """An encoder of `inputs`, the vectors [L, D] that x is scored against, and optionally an index over their ranges.
+    """An encoder of `inputs`, the vectors [L, D] that x is scored against, and optionally an index of the vectors.
 
-    `fused` ranks the best labels by these vectors again. `bias`: a 1 in x multiplies a last column of the vectors.
+    `fused` ranks the best labels again. `bias`: a 1 in x multiplies a last column of the vectors.
     `retired` [L] bool: labels that are never predicted. `files`: the mapped files.
     """
 
@@ -122,7 +122,7 @@ class Serving:
         files were overwritten, ExtremisError if a score is not a number.
         """
         if self.files is not None and inputs is None:
-            self.files.require_unchanged()  # else `embed` has checked
+            self.files.require_unchanged()  # otherwise `embed` has checked the files
         filters = filters or Ragged.empty(len(x))
         depth = k if self.fused is None else max(k, self.fused.shortlist)
         shortlisted = self._search(x, depth, filters, exact)
@@ -133,7 +133,7 @@ class Serving:
     def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
         """Return each scorer's scores of labels `ids` [B, S] of B rows; -1 pads.
 
-        `fused.fusion.fuse` computes the fused score. Without fusion all but `scores` are 0.
+        `fused.fusion.fuse` computes the fused score. Without a fusion, all fields except `scores` are 0.
         """
         x = self.embed(inputs)
         scorers, listed = Scorers() if self.fused is None else self.fused.scorers, (self.vectors.score(x, ids), ids)
@@ -167,17 +167,17 @@ class Exported:
     def open(cls, url: str, exact: bool = False, device: str = CPU) -> "Exported":
         """Open the export at `url`, or the current export of a folder; remote files are copied to TMPDIR.
 
-        An open export stays at one version, even if another becomes current. `exact`: without an index. The encoder,
-        and vectors that are searched without an index, go to `device`.
+        An open export stays at one version, even if another version becomes current. `exact`: open no index. The
+        encoder, and vectors that are searched without an index, go to `device`.
 
-        Raises TableError: no export there, unfinished, or damaged; StorageError.
+        Raises TableError if there is no export, or if it is unfinished or damaged; StorageError.
         """
         while True:
             version = follow(url)
             try:
                 return cls._open(version, exact, device)
             except TableError:
-                if follow(url) == version:  # else another export is current by now, and this one may be gone
+                if follow(url) == version:  # otherwise another export is current now, and this export may be gone
                     raise
 
     @classmethod
@@ -197,7 +197,7 @@ class Exported:
             files.check_all()
             learned = (table.parameters.get("thresholds") or {}).get("calibration")
             calibration = Calibration.read(learned["curve"], url) if learned else None
-        pa.default_memory_pool().release_unused()  # raised by Arrow for the data that it read
+        pa.default_memory_pool().release_unused()  # memory that Arrow used for reading
         return cls(table, files, serving, calibration)
 
     @staticmethod
@@ -236,13 +236,13 @@ class Exported:
 
     @property
     def dense_model(self) -> DenseModel | None:
-        """Model of the encoder's dense vectors; None if it reads none, or the user supplies them."""
+        """Model of the encoder's dense vectors; None without dense vectors, or if the user supplies the vectors."""
         return DenseModel.stated(self.table.parameters, self.table.url)
 
     def answer(self, inputs: Inputs, k: int, filters: Ragged | None = None, known: np.ndarray | None = None) -> Answer:
         """Rank labels as in `Serving.rank`; texts without `known` [B] tokens get the most frequent labels.
 
-        The score of such a label is the log odds that a training point has it.
+        The score of a frequent label is the log odds that a training point has the label.
         """
         scores, ids = self.serving.rank(inputs, k, filters)
         found = None if self.calibration is None else self.calibration(scores)
@@ -269,7 +269,7 @@ class Exported:
         return np.argsort(-frequency, kind="stable")[: np.count_nonzero(frequency)], odds
 
     def point_keys(self, points: np.ndarray) -> list[str]:
-        """Return the keys of training points [n] of the memory; or their numbers, if the export keeps no keys."""
+        """Return the keys of training points [n] of the memory, or the points' numbers if the export has no keys."""
         shards = self.files.of(POINTS)
         if not shards:
             return [str(point) for point in points.tolist()]
@@ -286,8 +286,8 @@ class Exported:
     def threshold(self, precision: float) -> float:
         """Return the lowest score at which predictions had `precision` on the split for the thresholds.
 
-        A calibrated export has a threshold for any `precision`: above it, each label is correct with at least that
-        probability. Raises InputError for a precision without a threshold.
+        A calibrated export has a threshold for any `precision`: labels with higher scores are correct with at least
+        this probability. Raises InputError for a precision without a threshold.
         """
         with _naming_damage(self.table.url):
             thresholds = self.table.parameters["thresholds"]

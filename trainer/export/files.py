@@ -21,14 +21,14 @@ from schemas.table import Table
 from trainer.export.vectors import map_vectors, patch_vectors
 
 REMEDY = "Export the run again."
-_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
-_COPY_BYTES = 1 << 20  # bytes of a copy held in memory
+_HASHED = 256 << 20  # only the length of a larger file is checked; `extremis inspect --verify` reads everything
+_COPY_BYTES = 1 << 20  # bytes of a copy in memory at a time
 
 
 class Files:
     """Files of the export `table`; remote files are copied to TMPDIR on demand.
 
-    All reads, now or later, see the checked files: they raise TableError if a file was overwritten.
+    All reads use the checked files, and raise TableError if a file was overwritten.
     """
 
     def __init__(self, table: Table) -> None:
@@ -50,7 +50,10 @@ class Files:
         return tuple(shard for shard in self.table.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Return the path of a file, checked once. Raises TableError: missing, damaged or changed; StorageError."""
+        """Return the path of a file, after one check.
+
+        Raises TableError if the file is missing, damaged or changed; StorageError.
+        """
         path, local = self._place(shard)
         if path in self._checked:
             if stamp(path) != self._checked[path]:
@@ -68,7 +71,7 @@ class Files:
         return Path(path)
 
     def check_all(self) -> None:
-        """Check, or download, all files; the second call checks that none changed. Raises TableError, StorageError."""
+        """Check, or download, all files; a second call checks that no file changed. Raises TableError, StorageError."""
         for shard in self.table.shards:
             self.path(shard)
 
@@ -101,7 +104,7 @@ class Files:
         """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
         rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
         for shard in self.of(part):
-            self.path(shard)  # is the same as before
+            self.path(shard)  # checks that the file has not changed
         return rows
 
     def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:

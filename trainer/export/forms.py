@@ -1,4 +1,4 @@
-"""Form of an export's encoder: files of its kind, or an ONNX graph, compared with these files on rows of the data."""
+"""Form of an export's encoder: files of its kind, or an ONNX graph, compared with PyTorch on rows of the data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,11 +24,11 @@ _BROUGHT_BY = {"onnxruntime": "onnx", "onnxscript": "trainer"}
 _FURTHEST = 1e-4  # largest float32 difference of x, as a share of the largest number
 _LEAST_COSINE = 0.9  # least mean cosine of int8 with float32
 _LEAST = 1e-12  # least divisor
-_DEPTH = 5  # labels per query that are compared
+_DEPTH = 5  # number of labels per query that are compared
 
 
 def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any] | None) -> str | None:
-    """Return the encoder's form, None for the first form of its kind; auto: as in the options of the `earlier` export.
+    """Return the encoder's form, None for the default form of its kind; auto: as in options of the `earlier` export.
 
     Raises InputError for a form that the kind does not have, or that needs a missing package.
     """
@@ -46,9 +46,10 @@ def choose_form(stated: str, section: EncoderSection, earlier: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class FormedEncoder:
-    """An encoder in a `form` at `folder`, and PyTorch's `plain` encoder, both open, float32 on the CPU; `rows` of data.
+    """An encoder in a form at `folder`, and PyTorch's encoder `plain`, both open, in float32 on the CPU.
 
-    `distance`: the largest difference of their x on these rows, as a share of the largest number; the mean cosine.
+    `rows`: rows of the data. `distance`: difference between both encoders' x on these rows, as the largest difference,
+    a share of the largest number, and the mean cosine.
     """
 
     folder: Path
@@ -59,9 +60,9 @@ class FormedEncoder:
 
     @classmethod
     def write(cls, form: str, section: EncoderSection, source: Path, rows: Inputs) -> "FormedEncoder":
-        """Write the form of the encoder at `source`, which `Encoder.write` made, beside it.
+        """Write the form of the encoder at `source`, which `Encoder.write` wrote, to a folder next to `source`.
 
-        Raises InputError if the model cannot be written as a graph, or if the graph does not give PyTorch's x.
+        Raises InputError if the model cannot be written as a graph, or if the graph does not compute PyTorch's x.
         """
         from trainer.encoders.write_onnx import write_onnx
 
@@ -83,7 +84,7 @@ class FormedEncoder:
         return cls(folder, served, plain, rows, _require_near(form, served.embed(rows), plain.embed(rows)))
 
     def compare(self, serving: Serving, say: Callable[[str], None]) -> dict[str, float]:
-        """Return the facts of `distance`, and how often `serving` ranks labels as PyTorch's encoder does."""
+        """Return the numbers of `distance`, and the shares of labels that `serving` ranks like PyTorch's encoder."""
         ids, plain = (replace(serving, encoder=each).rank(self.rows, _DEPTH)[1] for each in (self.served, self.plain))
         shared = float(Ragged.from_matrix(plain).contains(ids).sum() / max(1, (plain != PAD).sum()))
         best = float((ids[:, 0] == plain[:, 0]).sum() / max(1, len(ids)))
@@ -93,7 +94,7 @@ class FormedEncoder:
 
 
 def _require_near(form: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if it is too large."""
+    """Return the distance of x [B, D] of a form from PyTorch's y. Raises InputError if the distance is large."""
     difference = float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), _LEAST))
     cosine = float((unit(x) * unit(y)).sum() / max(1, len(x)))
     if len(x) and not (cosine >= _LEAST_COSINE if form == _INT8 else difference <= _FURTHEST):

@@ -1,6 +1,6 @@
-"""Vectors of an export in safetensors files by label range, which are mapped, and a Faiss index over each range.
+"""Vectors of an export in mapped safetensors files by label range, and a Faiss index over each range.
 
-This module builds, updates, tunes, opens and searches indexes; it loads Faiss at the first call. Candidates from an
+This module builds, updates, tunes, opens and searches indexes. Faiss is loaded at the first call. Candidates from an
 index are scored exactly, as in mining.
 """
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from search.block import Block
 
 NAME, POSITIONS = "weight", "rows"
-_COMPARED = 1 << 16  # rows at a time
+_COMPARED = 1 << 16  # number of rows compared at a time
 DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
 EXACT_LABELS = 1 << 17  # up to this number, exact search answers in milliseconds
 _SEED = 0
-_MOST_MOVED = 2  # an index with more than half of its rows moved is built anew: its lists no longer fit
+_MOST_MOVED = 2  # an index is rebuilt if more than 1 / _MOST_MOVED of its rows have moved: the lists no longer fit
 
 
 def map_vectors(file: Mapped) -> np.ndarray:
     """Return the rows [n, D] of a mapped file of vectors, without a copy. Raises ValueError for a different file."""
     tensors = map_tensors(file)
     if [*tensors] != [NAME] or tensors[NAME].dtype not in DTYPES.values():
-        raise ValueError(f"tensors {', '.join(tensors)}, expected {NAME} alone")
+        raise ValueError(f"tensors {', '.join(tensors)}, expected only {NAME}")
     return tensors[NAME]
 
 
 def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
-    """Replace mapped rows by the rows of a patch. Raises ValueError if the patch does not fit."""
+    """Replace mapped rows with the rows of a patch. Raises ValueError if the patch does not fit."""
     tensors = load(patch)
     positions, changed = tensors[POSITIONS], tensors[NAME]
     if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
@@ -61,9 +61,9 @@ def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray | None:
 
 
 class Vectors:
-    """Vectors [L, D] as arrays of label ranges laid end to end; they are searched exactly and score pairs.
+    """Vectors [L, D] as arrays of consecutive label ranges, for exact search and for scores of pairs.
 
-    A slice is an array, a view of one range if possible. `device` for exact search: cpu, or a device of PyTorch.
+    A slice is an array, and a view of one range if possible. `device`: for exact search; cpu, or a device of PyTorch.
     """
 
     def __init__(self, ranges: Sequence[np.ndarray], device: str = "cpu") -> None:
@@ -120,10 +120,10 @@ class Indexed(NamedTuple):
 
 @dataclass(frozen=True)
 class EarlierIndex:
-    """Indexes of the export that a version continues from: `facts` as in its manifest.
+    """Indexes of the earlier export; `facts` as in the earlier manifest.
 
-    `files`: for each range of its vectors, the local file and its entry in the new manifest; None without an index.
-    `rows(number)`: its vectors [n, D] of a range.
+    `files`: for each range of vectors, the local index file and the file's entry in the new manifest; None without an
+    index. `rows(number)`: the earlier vectors [n, D] of a range.
     """
 
     facts: Mapping[str, Any]
@@ -148,10 +148,11 @@ def write_indexes(
     url: str,
     earlier: EarlierIndex | None = None,
 ) -> tuple[list[Shard], dict[str, Any]]:
-    """Write files under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open them.
+    """Write indexes under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open.
 
     A later range of vectors gets no index if it is small enough for exact search. Indexes of `earlier` are updated if
-    rows have changed. Raises InputError: not a factory string, or an index that cannot be built on so few vectors.
+    rows have changed. Raises InputError if `spec` is not a factory string, or if there are too few vectors for the
+    index.
     """
     from search.block import Block, padded, set_up
     from search.index import SearchParams, build, tune, write_index
@@ -186,8 +187,8 @@ def _update(
 ) -> tuple[Any, int, Shard | None] | None:
     """Return the earlier index of range `number`, updated with the changed rows of `rows` [n, D].
 
-    Also return the number of rows moved since it was built, and its entry if none moved now. None: it must be rebuilt.
-    `wide`: the rows in the form that the index accepts.
+    Also return the number of rows that moved since the index was built, and the file's entry if no row moved now.
+    Returns None if the index must be rebuilt. `wide`: the rows in the form that the index accepts.
     """
     from search.index import load_index, update
 
@@ -208,14 +209,14 @@ def _update(
 
 
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
-    """Open the indexes in local files, over their vectors, with the facts that `write_indexes` returned."""
+    """Open the indexes of `vectors` in local files, with the facts that `write_indexes` returned."""
     from search.block import Block, padded
     from search.index import SearchParams, apply, load_index
 
     columns, files = facts["columns"], iter(paths)
     opened = []
     for (start, rows), effort in zip(vectors.parts(), facts["efforts"], strict=True):
-        # Scored pair by pair in float32, in place: half-precision vectors are widened once.
+        # Pairs are scored in place in float32, so half-precision vectors are widened once.
         wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
         index = None if effort is None else load_index(next(files))
         params = SearchParams(**(effort or {}))

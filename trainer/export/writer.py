@@ -30,16 +30,16 @@ from trainer.export.exported import KIND, LABELS
 from trainer.export.files import Files
 from trainer.export.vectors import NAME, POSITIONS, Vectors, changed_rows, map_vectors
 
-_SMALL = 8  # rows added by versions are rewritten together while they are fewer than 1/8 of the labels
+_SMALL = 8  # rows added by versions are rewritten together while fewer than 1 / _SMALL of the labels
 ROWS_A_FILE = 1 << 22  # vectors in a file, and in an index
-MOST_CHANGED = 4  # a file with more than a quarter changed is rewritten
+MOST_CHANGED = 4  # a file is rewritten if more than a quarter of its rows changed
 _COLUMNS = ("label_id", "key", "text", "frequency")  # columns of labels
 _OVER = ("frequency", RETIRED)  # columns that change for many labels at once
 _PATCH_ROWS = 1 << 16  # rows in a row group
 
 
 class Range(NamedTuple):
-    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if it is kept.
+    """Rows [start, stop) of a part of an export; `entry`: the earlier export's file with these rows, if kept.
 
     `number` is the index of the file among `files` files.
     """
@@ -60,7 +60,7 @@ class Earlier:
 
     @classmethod
     def open(cls, onto: str, out: str, data: DataLayout) -> "Earlier":
-        """Open the export at `onto`, or the current export of a folder; it was made from `data` or an earlier version.
+        """Open the export at `onto`, or the current export of a folder, made from `data` or an earlier version.
 
         If OUT is already current, return the export that OUT was based on. Raises InputError, TableError.
         """
@@ -76,7 +76,7 @@ class Earlier:
         if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
                 f"--onto {url}: this export was made neither from {data.root} nor from an earlier version. Name an "
-                "export of that data, or leave --onto out."
+                "export of this data, or leave --onto out."
             )
         return cls(export, out)
 
@@ -93,9 +93,9 @@ class Earlier:
     def named(
         self, shard: Shard, first: int = 0, group_rows: int = 1, patches: Mapping[str, Patch] | None = None
     ) -> Shard:
-        """Return the entry of an earlier file for the new manifest, with no other `patches`.
+        """Return the entry of an earlier file for the new manifest, with only the given `patches`.
 
-        `first`: the file's first label; `group_rows`: rows of its row groups, if it has any.
+        `first`: the file's first label; `group_rows`: number of rows of a row group, if the file has row groups.
         """
         view, table = shard.view and moved(shard.view, self.table.url, self.out), relative(self.out, self.table.url)
         view = view or View(
@@ -105,7 +105,7 @@ class Earlier:
         return shard.model_copy(update={"view": bare})
 
     def needs(self, shards: Sequence[Shard]) -> tuple[tuple[str, str, str], ...]:
-        """Return (part, place, digest) of the exports whose files are among `shards`."""
+        """Return (part, place, digest) of the earlier exports with files among `shards`."""
         places = {entry.view.table for entry in shards if entry.view is not None}
         own = (self.version.part, relative(self.out, self.table.url), self.table.digest)
         return tuple(each for each in (*self.version.moved(self.table.url, self.out), own) if each[1] in places)
@@ -134,7 +134,7 @@ RowsOf = Callable[[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """Place for vectors: OUT, their `dtype`, and a local folder for copies if OUT is remote.
+    """Place for vectors: OUT, the `dtype`, and a local folder for copies if OUT is remote.
 
     `earlier`: the export that OUT is based on.
     """
@@ -146,7 +146,7 @@ class Target:
 
 
 def write_vector_files(folder: str, labels: int, rows_of: RowsOf, target: Target) -> tuple[list[Shard], Vectors]:
-    """Write files of rows [labels, D] and map them: from OUT if it is on a local disk, else from copies.
+    """Write files of rows [labels, D] and map the files: from OUT if OUT is on a local disk, else from copies.
 
     `rows_of(start, stop)` [stop - start, D]: a range of the rows; one range is in memory at a time.
     """

@@ -1,1 +1,1 @@
-"""Heads, which turn embeddings of queries into a loss: a classifier, or an encoder of labels."""
+"""Heads, which turn embeddings of queries into a loss: a classifier, or a label encoder."""

@@ -1,4 +1,4 @@
-"""Heads: from embeddings of queries and their candidates to a loss, its gradient on the queries, and an update."""
+"""Heads: compute a loss from embeddings of queries and candidates, and the gradient on the queries, and update rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from trainer.negatives.planner import Planner
 from trainer.rows.forms import Number
 from trainer.stream.batch import Batch, Candidates
 
-# Called before rows of candidates (counted from the rank's first label) change; for labels that a device merged, the
-# ids [n] are passed too, including pads.
+# Called before rows of candidates (counted from the rank's first label) change. For labels that a device merged, the
+# second argument is the ids [n], including pads.
 BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Input of a head's step: the global `batch`, its x [B, D], and negatives from sources that needed these.
+    """Input of a head's step: the global `batch`, x [B, D], and negatives from sources that needed x.
 
-    `number`: index of the step in the run, from 0. `factor` scales every rate. Both are tensors if the step may be
-    recorded. `before_change` is called before rows change.
+    `number`: index of the step in the run, from 0. `factor` scales every rate. `number` and `factor` are tensors if the
+    step may be recorded. `before_change` is called before rows change.
     """
 
     batch: Batch
@@ -51,7 +51,7 @@ class Head(ABC):
         """Vectors [stop - start, D], D + 1 with a bias, for dumps, indexes and searches."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Copy vectors `rows` [C], counted from `start`, as float32, without a gradient."""
+        """Return a float32 copy of the vectors `rows` [C], counted from `start`, without a gradient."""
         vectors = self.vectors
         return vectors.index_select(0, torch.from_numpy(rows).to(vectors.device)).float().cpu().numpy()
 
@@ -70,20 +70,20 @@ class Head(ABC):
         """Add the gradients of the last `learn` to the encoders."""
 
     def encoders(self) -> dict[str, Encoder]:
-        """Return the encoders besides the queries' encoder, by the name of their part of a checkpoint."""
+        """Return all encoders except the queries' encoder, by the name of their part of a checkpoint."""
         return {}
 
     def encoders_changed(self) -> None:  # noqa: B027
-        """Drop results that depend on the encoders' earlier state."""
+        """Drop cached results of the encoders' earlier state."""
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [B, D] in the form of the vectors: with a last column of ones if there is a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
     def label_inputs(self) -> Iterator[Inputs]:
-        """Yield texts of this rank's labels, if they are encoded: the same number of pieces on every rank."""
+        """Yield texts of this rank's labels, if labels are encoded, in the same number of pieces on every rank."""
         return iter(())
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
-        """Return all rows of this rank's labels, [n, ...] by name; `optimizer`: also its state."""
+        """Return all rows of this rank's labels, [n, ...] by name; `optimizer`: also the optimizer's state."""
         return {}

@@ -1,4 +1,4 @@
-"""Classifier: one vector per label; a step gathers and updates only the rows that it touches."""
+"""Classifier: one vector per label; a step gathers and updates only the rows of its candidates."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.stream.batch import Candidates
 
-_FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
+_FILLED = 1 << 16  # number of labels with initial vectors drawn at a time
 
 
 class Classifier(Head):
-    """w_l in R^D for l in [0, L), with an optional bias as last column, which is multiplied by a 1 in x.
+    """Vectors w_l in R^D for l in [0, L), with an optional bias as the last column, which is multiplied by a 1 in x.
 
-    A rank of `group` holds labels [start, stop), given by the `bounds` [G + 1] of all ranks; None: equal ranges. Ids of
+    A rank of `group` has labels [start, stop), given by the `bounds` [G + 1] of all ranks; None: equal ranges. Ids of
     rows are counted from start. Raises InputError if `config.storage`, or the `device`, lacks room.
     """
 
@@ -70,7 +70,7 @@ class Classifier(Head):
         return torch.as_tensor(total, dtype=torch.float64), on_x
 
     def key(self, number: int) -> int:
-        assert isinstance(self.matrix, RowMatrix), "rows on the host draw there"
+        assert isinstance(self.matrix, RowMatrix), "random bits for rows on the host are drawn on the host"
         return self.matrix.key(number)
 
     def descend(
@@ -82,11 +82,11 @@ class Classifier(Head):
         scale: float = 1.0,
         merged: Merged | None = None,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
-        """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
+        """Return `scale` times the loss of x [B, D] and the loss's gradient on x; update all rows of `candidates`.
 
-        It gathers, computes the loss and its gradient, and updates; binary cross-entropy does it in one pass over the
-        rows. `merged`: result of `merge_ahead` for drawn candidates. Tensors as `factor` and `number` are used like
-        rate and step in `RowMatrix.rule`.
+        The method gathers rows, computes the loss and gradients, and updates the rows; binary cross-entropy takes a
+        single pass over the rows. `merged`: result of `merge_ahead` for drawn candidates. `factor` and `number` may be
+        tensors, like rate and step in `RowMatrix.rule`.
         """
         lr = self._lr * factor
         value: float | torch.Tensor
@@ -94,7 +94,7 @@ class Classifier(Head):
             merged = merged or merge_ahead(candidates, self.matrix.device)
             value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale, merged, self._narrow)
         else:
-            assert candidates.drawn is None, "a device merges labels for binary cross-entropy alone"
+            assert candidates.drawn is None, "a device merges labels only for binary cross-entropy"
             ids = self.matrix.prepare(candidates.ids)
             leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
             loss = self._loss(leaf, w, candidates, self._group) * scale
@@ -104,7 +104,7 @@ class Classifier(Head):
             value, on_x = loss.detach().double(), leaf.grad
         if self._normalize:
             if merged is not None:
-                assert isinstance(self.matrix, RowMatrix), "rows on the host are merged there"
+                assert isinstance(self.matrix, RowMatrix), "labels of rows on the host are merged on the host"
                 self.matrix.normalize(merged[0])
             else:
                 self.matrix.normalize(candidates.ids)
@@ -115,13 +115,13 @@ class Classifier(Head):
 
 
 def merges_on(device: torch.device, recipe: Recipe) -> bool:
-    """Return whether a classifier on `device` merges labels of own pools itself: it does if its rows are there."""
+    """Return whether `device` merges the labels of own pools: with binary cross-entropy and rows on the device."""
     on_device = device != CPU and isinstance(recipe, ClassifierRecipe) and recipe.classifier.storage == IN_MEMORY
     return on_device and recipe.loss == binary_cross_entropy.options
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Fill rows [first, ...) of L random vectors, and the initial bias; the memory contains zeros before.
+    """Fill `weight`, which contains zeros, with rows [first, ...) of L random vectors, and with the initial bias.
 
     Random numbers are keyed by blocks of labels, so a rank draws only the blocks of its rows.
     """

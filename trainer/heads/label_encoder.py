@@ -25,12 +25,12 @@ from trainer.stream.batch import Batch
 
 
 class LabelEncoderHead(Head):
-    """Queries and labels through one shared encoder, or two, and a loss over the labels of all ranks.
+    """Encodes queries and labels with one shared encoder or two encoders, for a loss over the labels of all ranks.
 
-    With `negatives.pool = "all"` every step scores every label. With "batch" the pool comes from the batch: positives
-    of all its queries, and `negatives.hard` labels per query drawn from its row of the table, at most B(1 + m) labels.
-    Its `vectors` are embeddings of the rank's [start, stop). Without `texts` it can only embed given inputs. `encoder`:
-    the encoder of labels.
+    With `negatives.pool = "all"` every step scores every label. With "batch" the pool consists of the positives of all
+    queries in the batch, and of `negatives.hard` labels per query, drawn from the query's row of the table: at most
+    B(1 + m) labels. `vectors` are the embeddings of the rank's labels [start, stop). Without `texts` the head can only
+    embed given inputs. `encoder`: the encoder of labels.
     """
 
     has_rows = False
@@ -66,7 +66,7 @@ class LabelEncoderHead(Head):
 
     @property
     def texts(self) -> Inputs:
-        assert self._texts is not None, "this model was loaded to embed what it is given"
+        assert self._texts is not None, "this model was loaded without the texts of labels"
         return self._texts
 
     def label_inputs(self, size: int = 1024) -> Iterator[Inputs]:
@@ -79,7 +79,7 @@ class LabelEncoderHead(Head):
         self._vectors = None
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score the labels of the step's pool that this rank encodes; `backward` continues with their gradient."""
+        """Score this rank's share of the labels in the step's pool; `backward` uses the gradient on these labels."""
         group, planner = self._group, step.planner
         batch = step.batch
         drawn = planner.learnt(batch)
@@ -109,9 +109,10 @@ class LabelEncoderHead(Head):
         labels.backward(gradient)
 
     def pool(self, batch: Batch, hard: Rows = None, drawn: np.ndarray | None = None) -> np.ndarray | range:
-        """Return the distinct labels of a step over all ranks, ascending; each rank encodes a share of these.
+        """Return the distinct labels of a step over all ranks, ascending; each rank encodes a share of the labels.
 
-        They include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if `drawn` is None.
+        The labels include the negatives `hard` [B, k] and the `drawn` positives [sum P]; all positives if `drawn` is
+        None.
         """
         if self._all_labels:
             return range(self.labels)
@@ -121,7 +122,7 @@ class LabelEncoderHead(Head):
 def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     """Open the inputs of DATA's labels [0, L) that `kind` reads (tokens, features, vectors), decoded once.
 
-    They are in mapped scratch files, which disappear when the process ends; the system caches as much as fits in
+    The inputs are in mapped scratch files, which disappear when the process ends; the system caches as much as fits in
     memory. Raises InputError if the labels lack inputs that `kind` reads, TableError, StorageError.
     """
     labels = Table.open(data.labels, "labels")

@@ -1,9 +1,9 @@
-"""Embeddings of a batch's queries in training, and the path of their gradient back into the encoder.
+"""Embeddings of a batch's queries in training, and back-propagation of their gradient into the encoder.
 
-Gradient caching lets a loss have any number of embeddings, while memory holds the encoder's activations of one
-sub-batch at a time (Gao et al., 2021, as DEXML's section B.5 uses it): encode without a graph, take the loss's gradient
-on the embeddings, then encode each sub-batch again with a graph and pass its share of the gradient back. The second
-pass draws the same dropout as the first, because an encoder's random numbers are a function of its key.
+With gradient caching (Gao et al., 2021; DEXML, section B.5), a loss can use any number of embeddings, while memory
+contains the encoder's activations of one sub-batch at a time. First encode without a graph and compute the gradient on
+the embeddings. Then encode each sub-batch again with a graph, and propagate its share of the gradient back. The second
+pass draws the same dropout as the first pass, because an encoder's random numbers are a function of the dropout key.
 """
 
 from abc import ABC, abstractmethod
@@ -24,22 +24,22 @@ from trainer.stream import Batch, Source
 from trainer.stream.transfer import LateCopy, send
 
 QUERIES, LABELS = 0, 1  # two kinds of dropout key
-_BEHIND = 2  # batches that may be on their way from a GPU
+_BEHIND = 2  # maximum number of batches that a GPU is sending
 
 
 def dropout_key(batch: Batch, kind: int, first: int, start: int) -> tuple[int, int, int]:
-    """Return the dropout key of the sub-batch of QUERIES or LABELS from row `first + start` over all ranks.
+    """Return the dropout key of a sub-batch of QUERIES or LABELS that starts at row `first + start` over all ranks.
 
-    So a row's dropout does not depend on the number of ranks, if sub-batches begin at the same rows.
+    A row's dropout does not depend on the number of ranks if sub-batches begin at the same rows.
     """
     return batch.epoch, batch.step, 2 * (first + start) + kind
 
 
 class CachedEmbeddings:
-    """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes them again.
+    """Embeddings x [n, D] of training rows, computed `size` at a time without a graph; `backward` computes x again.
 
-    `inputs(start, stop)` returns rows [start, stop) of [0, n), `key(start)` their dropout key. A single sub-batch keeps
-    its graph, so nothing is computed twice.
+    `inputs(start, stop)` returns rows [start, stop) of [0, n), `key(start)` the rows' dropout key. A single sub-batch
+    keeps its graph, so nothing is computed twice.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CachedEmbeddings:
         self._graph: torch.Tensor | None = None
 
     def embed(self) -> torch.Tensor:
-        """Return x [n, D], a leaf that takes a gradient."""
+        """Return x [n, D], a leaf that requires a gradient."""
         if 0 < self._count <= self._size:
             self._graph = self._encode(0, self._count)
             return self._graph.detach().requires_grad_()
@@ -85,7 +85,7 @@ class CachedEmbeddings:
 
 
 class QueryEmbeddings(ABC):
-    """Embeds batches one after another; the gradient of each batch comes before the next batch."""
+    """Embeds batches one after another; call `backward` for each batch before the next batch."""
 
     trains = True  # False: the encoder does not change, and needs no gradient
 
@@ -93,7 +93,7 @@ class QueryEmbeddings(ABC):
         """Begin an epoch over `sources`."""
 
     def preparing(self) -> Callable[[Batch], Any] | None:
-        """Return a function that prepares a whole batch ahead, in any thread, if a device would wait; else None."""
+        """Return a function that prepares a whole batch ahead, in any thread; None if a device would not wait."""
         return None
 
     @abstractmethod
@@ -102,18 +102,18 @@ class QueryEmbeddings(ABC):
 
     @abstractmethod
     def backward(self, gradient: torch.Tensor) -> None:
-        """Add to the encoder's gradients from `gradient` [b, D] on the last x."""
+        """Add to the encoder's gradients; `gradient` [b, D] is the loss's gradient on the last x."""
 
 
 class WholeBatch(QueryEmbeddings):
-    """Encodes all queries at once, with their graph in memory; `lap` is called when they are prepared."""
+    """Encodes all queries at once, with the graph in memory; `lap` is called when the queries are prepared."""
 
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
         self._x: torch.Tensor | None = None
 
     def preparing(self) -> Callable[[Batch], Any] | None:
-        # Each of several ranks announces its number of rows, in its step.
+        # With several ranks, each rank sends its number of rows within a step.
         return self._prepare if self._encoder.device != CPU and self._group.ranks == 1 else None
 
     def _prepare(self, batch: Batch) -> Any:
@@ -134,7 +134,7 @@ class WholeBatch(QueryEmbeddings):
 
 
 class SubBatches(QueryEmbeddings):
-    """Encodes queries in `parts` sub-batches, or sub-batches of `size` rows (0: one), one graph in memory at a time."""
+    """Encodes queries in `parts` sub-batches or in sub-batches of `size` rows (0: all), with one graph in memory."""
 
     def __init__(self, encoder: Encoder, size: int = 0, parts: int = 0) -> None:
         self._encoder, self._size, self._parts = encoder, size, parts
@@ -152,8 +152,8 @@ class SubBatches(QueryEmbeddings):
 class FrozenQueries(QueryEmbeddings):
     """Encodes queries with a frozen encoder, each query once (NGAME, appendix C, module M2), without dropout.
 
-    A scratch file of [N, D] float16 holds x of the training rows by id, and every x is rounded to float16: a resumed
-    run encodes again with the same result. Row ids belong to tables: with other tables all rows are encoded again.
+    A scratch file [N, D] float16 contains x of the training rows by id. Every x is rounded to float16, so a resumed run
+    encodes again with the same result. Row ids belong to tables: with other tables all rows are encoded again.
     """
 
     trains = False

@@ -1,4 +1,4 @@
-"""The linear ranker: TF-IDF of words and pairs, or a data set's own features, and one sparse vector per label."""
+"""The linear ranker: one sparse vector per label, over TF-IDF of words and pairs or over a data set's own features."""
 
 import importlib.util
 import itertools
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 FILE, TRAINED_FILE = "linear.safetensors", "linear-trained.safetensors"  # the second is fitted without held-out rows
 _WEIGHTS = ("of_labels", "weights", "offsets")
-BUDGET = 1 << 30  # bytes of training rows
-_ENTRY_BYTES = 32  # bytes of a word of a row: as read, by rows, and by words
-_MANY = 64  # rows from which on Numba is worth loading
-_SMALLEST = 0.5  # divided by the root of a row's number of words: smaller weights are dropped
+BUDGET = 1 << 30  # maximum bytes of training rows
+_ENTRY_BYTES = 32  # bytes for a word of a row: as read, sorted by rows, and sorted by words
+_MANY = 64  # minimum number of rows to load Numba for
+_SMALLEST = 0.5  # weights below this, divided by the root of the mean number of words of a row, are dropped
 
 
 class Points(NamedTuple):
@@ -42,9 +42,9 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowFeatures:
-    """Maps rows to unit vectors over the features `seen` [F] in training, with their `factors` [F].
+    """Maps rows to unit vectors over the features `seen` [F] in training, multiplied by `factors` [F].
 
-    `vocabulary`: number of tokens, whose pairs are counted too; 0 for rows with their own features.
+    `vocabulary`: number of tokens, if tokens and pairs of tokens are counted; 0 for rows with their own features.
     """
 
     vocabulary: int
@@ -65,7 +65,7 @@ class RowFeatures:
         return self.weigh(count_features(inputs, self.vocabulary))
 
     def weigh(self, counted: SparseRows) -> SparseRows:
-        """Return the unit rows of counted rows."""
+        """Return unit rows from counted rows."""
         place = np.searchsorted(self.seen, counted.ids)
         known = place < len(self.seen)
         known[known] = self.seen[place[known]] == counted.ids[known]
@@ -84,12 +84,12 @@ def count_features(inputs: Inputs, vocabulary: int) -> SparseRows:
 
 @dataclass(frozen=True, eq=False)
 class LinearRanker:
-    """Scores labels [0, `labels`) of a row with the `weights` of its features, which list labels for each feature."""
+    """Scores labels [0, `labels`) for a row; `weights` lists labels and weights for each feature."""
 
     words: RowFeatures
     weights: SparseRows
     labels: int
-    file: Mapped | None = None  # the file that contains them
+    file: Mapped | None = None  # the file that contains the weights
 
     @classmethod
     def of(
@@ -101,11 +101,11 @@ class LinearRanker:
         held_out: bool = False,
         seconds: float = math.inf,
     ) -> "LinearRanker | None":
-        """Fit to the rows that a run trains on, with the `columns` that its encoder reads, and to the labels' texts.
+        """Fit to the training rows of a run, with the `columns` that the run's encoder reads, and to labels' texts.
 
-        It uses the first rows within `budget` bytes, and halves them until the fit takes at most `seconds`; rows are in
-        random order. Returns None if no rows fit, or rows have only dense vectors. `held_out`: also fit to the rows
-        that the run held out. Raises TableError.
+        The fit uses the first rows within `budget` bytes, and halves the rows while the fit would take more than
+        `seconds`; rows are in random order. Returns None if no rows fit, or if rows have only dense vectors.
+        `held_out`: also fit to the rows that the run held out. Raises TableError.
         """
         labels, table = Table.open(data.labels, "labels"), open_queries(data, trained.split)
         columns = [name for name in columns if name != DENSE]
@@ -135,7 +135,7 @@ class LinearRanker:
     ) -> "LinearRanker | None":
         """Fit to `points` with labels in [0, `labels`); document frequencies come from the first `queries` points.
 
-        Returns None if it would take more than `seconds`.
+        Returns None if the fit would take more than `seconds`.
         """
         from trainer.linear.solver import fit_labels
         from trainer.rows.kernels import by_row
@@ -150,7 +150,7 @@ class LinearRanker:
         return None if weights is None else cls(words, weights, labels)
 
     def rank(self, inputs: Inputs, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (w.x float32 [B, k], about 2 for correct labels, label ids [B, k] best first); 0 and -1 pad."""
+        """Return (w.x float32 [B, k], label ids [B, k]), best first; 0 and -1 pad. Correct labels score about 2."""
         x = self.words(inputs)
         if x.rows >= _MANY and importlib.util.find_spec("numba"):
             from trainer.linear.solver import best_labels
@@ -159,7 +159,7 @@ class LinearRanker:
         return _best_labels(x, self.weights, self.labels, k)
 
     def votes(self, inputs: Inputs, k: int) -> SparseRows:
-        """Return the best `k` labels of each row, ascending, with their scores above 0."""
+        """Return the best `k` labels of each row with scores above 0, in ascending order of labels."""
         scores, ids = self.rank(inputs, k)
         order = np.argsort(ids, axis=1)
         ids, scores = in_order(ids, order), in_order(scores, order)
@@ -167,13 +167,13 @@ class LinearRanker:
         return SparseRows(ids[found], scores[found], offsets_of(found.sum(1)))
 
     def explain(self, tokens: np.ndarray, label: int) -> list[tuple[tuple[int, ...], float]]:
-        """Return a text's words, single or in pairs, from its token ids, and what each adds to w.x, greatest first."""
+        """Return the words and pairs of words in a text's `tokens`, with their contributions to w.x, greatest first."""
         names = sorted({*((word,) for word in tokens.tolist()), *itertools.pairwise(tokens.tolist())})
         listed = np.fromiter(itertools.chain.from_iterable(names), np.int64)
         counted = count_features(
             Inputs(Ragged.from_counts(listed, np.array([len(name) for name in names], np.int64))), self.words.vocabulary
         )
-        last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has the greatest id of its words
+        last = counted.ids[counted.offsets[1:] - 1].tolist()  # the feature of a pair has a greater id than its words
         x = self.words(Inputs(Ragged.from_matrix(tokens[None])))
         value = dict(
             zip(self.words.seen[x.ids].tolist(), zip(x.ids.tolist(), x.values.tolist(), strict=True), strict=True)
@@ -189,7 +189,7 @@ class LinearRanker:
 
     @classmethod
     def read(cls, table: Table, name: str = FILE) -> "LinearRanker | None":
-        """Read the files of `table` that `write` wrote; None if it has no ranker. Raises TableError."""
+        """Read the file of `table` that `write` wrote; None if the table has no ranker. Raises TableError."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -235,7 +235,7 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
             continue
         added = np.concatenate([weights.values[each] for each in lists]) * np.repeat(x.values[of_row], stops - starts)
         sums = np.bincount(np.concatenate([weights.ids[each] for each in lists]), added, labels).astype(np.float32)
-        best = np.flatnonzero(sums > 0)  # first: a partition among many zeros takes eight times as long
+        best = np.flatnonzero(sums > 0)  # zeros come out first: a partition among many zeros takes eight times as long
         if len(best) > k:
             best = best[sums[best] >= np.partition(sums[best], -k)[-k]]
         best = best[np.argsort(-sums[best], kind="stable")][:k]
@@ -244,7 +244,7 @@ def _best_labels(x: SparseRows, weights: SparseRows, labels: int, k: int) -> tup
 
 
 def _first(groups: Iterator[pa.Table], vocabulary: int, budget: int) -> Iterator[Points]:
-    """Return the number of first rows within `budget` bytes."""
+    """Yield the first rows within `budget` bytes, group by group."""
     left = budget
     for group in groups:
         rows, labels = count_features(Inputs.of(group), vocabulary), list_column(group, "label_ids")

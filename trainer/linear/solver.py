@@ -1,9 +1,9 @@
 """One-vs-all with squared hinge loss: each label against the rows that its own weights score highest.
 
 min_w 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w.x_i - 1))^2. The bias is fixed at -1, its limit for many rows: a row without
-words of a label's points scores -1, costs nothing, and is never read. A label starts with its positives; columns of
-words find the rows that its weights score highest, which join it round by round. Between rounds, dual coordinate
-descent: Hsieh et al. (2008), Algorithm 1.
+words of a label's points scores -1, adds no loss, and is never read. A label starts with its positives. Each round runs
+dual coordinate descent (Hsieh et al., 2008, Algorithm 1), then adds the rows that the weights score highest, found
+through columns of words.
 """
 
 import math
@@ -18,15 +18,15 @@ from trainer.rows.kernels import by_row
 from trainer.rows.threads import in_parts
 
 COST = 1.0  # C
-ROUNDS = 5  # maximum passes of descent
-MOST_ADDED = 100  # negatives that a round adds, or the number of present rows if greater
+ROUNDS = 5  # maximum number of rounds
+MOST_ADDED = 100  # maximum number of negatives that a round adds, or the label's number of rows if greater
 PASSES = 5  # maximum passes over the rows in a round
-TOLERANCE = 0.1  # a round ends at this projected gradient
-ENTERS = 0.1  # a row that is wrong for the label joins it above this w.x
-_TIMED = 64  # the time for one of so many labels predicts the time for all
-_COMMON = 256  # a word in one of so many rows is common
-_UNREAD = 0.1  # common words that would add less to w.x are not looked up
-_STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # of a linear congruential generator
+TOLERANCE = 0.1  # a round ends if no projected gradient is larger
+ENTERS = 0.1  # a round adds negatives with a larger w.x
+_TIMED = 64  # the time for 1 / _TIMED of the labels predicts the time for all labels
+_COMMON = 256  # a word in more than 1 / _COMMON of the rows is common
+_UNREAD = 0.1  # common words that would together add less to w.x are not looked up
+_STEP, _ADD = np.uint64(6364136223846793005), np.uint64(1442695040888963407)  # linear congruential generator
 _TOP = np.uint64(33)
 
 
@@ -68,7 +68,7 @@ def _descend(starts, words, values, squares, signs, count, w, alpha, order, stat
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untyped-def]
-    """Fit `labels` one after another: (feature, weight) of weights of at least `smallest`, and the ends of labels."""
+    """Fit `labels` one after another; return features and weights of at least `smallest`, and the ends of labels."""
     (offsets, ids, of_row), (column_offsets, rows_of, of_column) = x, columns
     rows, features = len(offsets) - 1, len(column_offsets) - 1
     local, names, w = np.full(features, -1, np.int32), np.empty(features, np.int32), np.empty(features, np.float32)
@@ -109,7 +109,7 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
             state = _descend(starts, words, values, squares, signs, count, w, alpha, order, state)
             if round == ROUNDS - 1:
                 break
-            # Find rows through positive weights: only words of positives have any.
+            # Find rows through positive weights: only words of positives have positive weights.
             worth, read = np.empty(known_of_positives, np.float32), 0
             for word in range(known_of_positives):
                 feature = names[word]
@@ -172,10 +172,10 @@ def _fit(x, columns, means, points, labels, smallest):  # type: ignore[no-untype
 def fit_labels(
     x: SparseRows, features: int, columns: SparseRows, points: Ragged, smallest: float, seconds: float = math.inf
 ) -> SparseRows | None:
-    """Fit all labels; `points` are their rows of x. Returns labels and weights for each feature.
+    """Fit all labels, with the rows `points` of x for each label. Returns labels and weights for each feature.
 
-    `columns`: for each feature, the rows that have it. Weights below `smallest` are dropped. Returns None if the fit
-    would take more than `seconds`, estimated from the time for some labels.
+    `columns`: the rows with each feature. Weights below `smallest` are dropped. Returns None if the fit would take more
+    than `seconds`, estimated from the time for some labels.
     """
     sums = np.bincount(x.ids, x.values, minlength=features)
     means = (sums / np.maximum(np.diff(columns.offsets), 1)).astype(np.float32)
@@ -198,7 +198,7 @@ def fit_labels(
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
 def _score(x, weights, labels, start, stop, found, scores):  # type: ignore[no-untyped-def]
-    """Find the labels with the greatest w.x of rows [start, stop): into `found`, `scores` [B, k], unsorted."""
+    """Write the labels with the greatest w.x for rows [start, stop) to `found` and `scores` [B, k], unsorted."""
     (offsets, ids, values), (weight_offsets, of_label, weight) = x, weights
     sums, seen, touched = np.zeros(labels, np.float32), np.zeros(labels, np.bool_), np.empty(labels, np.int64)
     width = found.shape[1]

@@ -1,1 +1,1 @@
-"""Losses over candidate scores. Each returns the sum over queries; callers divide it by the global batch size."""
+"""Losses over candidate scores. A loss returns a sum over queries; callers divide the sum by the global batch size."""

@@ -1,4 +1,4 @@
-"""Base of all losses over candidates: it computes scores of a batch, and turns slopes by score into gradients."""
+"""Base of all losses over candidates: scores of a batch, and gradients from the slopes of scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from trainer.rows.sparse_products import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
-BLOCK = 1 << 14  # columns of a pass over kept scores: its other memory is small
+BLOCK = 1 << 14  # columns of a block in a pass over kept scores, which limits the other memory of the pass
 
 BlockFunction = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B, c]) -> [B, c]
 
 
 class Scores:
-    """s = x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64; B counts the queries of all ranks.
+    """Scores x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64; B counts the queries of all ranks.
 
-    `pair` [n] are the pairs' scores, with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R]
-    comes from `blocks`, the log of its weights [R] is `log_weight`. With `chunk`, at most [B, chunk] of the pool exist
-    at a time, and every pass multiplies again. A rank of `group` has the candidates of its labels; `logsumexp` is over
-    all ranks. `candidates` are the source arrays, on the host.
+    `pair` [n] are the scores of pairs, with `query`, `label` [n], `positive` [n] bool and `weight` [n]. `blocks` yields
+    the scores [B, R] of the pool; `log_weight` [R] is the logarithm of the pool's weights. With `chunk`, at most
+    [B, chunk] scores of the pool exist at a time, and every pass multiplies again. A rank of `group` has the candidates
+    among its labels; `logsumexp` is over all ranks. `candidates` are the source arrays, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
@@ -65,7 +65,7 @@ class Scores:
             yield slice(start, stop), self._score(start, stop) if self._kept is None else self._kept[:, start:stop]
 
     def release_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the blocks for the last time: they may be overwritten."""
+        """Yield the blocks for the last time; callers may overwrite the blocks."""
         if self._kept is None:
             yield from self.blocks()
         elif self.pool:
@@ -81,7 +81,7 @@ class Scores:
         return self.group.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
 
     def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
-        """Return [B], the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
+        """Return [B]: the logarithm of the sum of exp over `pair` values [n] and the pool's values, over all ranks.
 
         `transform` turns a block of the pool into the values to sum; None: s + log weight. -inf for an empty sum.
         """
@@ -93,7 +93,7 @@ class Scores:
         return greatest + self.group.sum((total - finite(greatest)).exp()).log()
 
     def masked_weight(self) -> torch.Tensor:
-        """Return the total weight [B] of this rank's pool that is masked for each query."""
+        """Return the total weight [B] of the labels in this rank's pool that are masked for each query."""
         weight = self.pool_weight[self._masked_pool]
         return self.x.new_zeros(self.queries).index_add_(0, self._masked_query, weight)
 
@@ -140,8 +140,8 @@ class LossParts(NamedTuple):
 class Loss(ABC):
     """A loss over candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
-    It computes in float32 or wider, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk] scores
-    exist at a time and are computed again in every pass; 0 keeps the scores of all labels of the rank.
+    A loss computes in float32 or wider, in logarithms, for embeddings of any dtype. With `chunk`, at most [B, chunk]
+    scores exist at a time, and every pass computes the scores again; 0 keeps the scores of all labels of the rank.
     """
 
     section: ClassVar[type[LossSection]] = LossSection  # options of this kind of loss
@@ -160,7 +160,7 @@ class Loss(ABC):
 
     @abstractmethod
     def differentiate(self, scores: Scores) -> LossParts:
-        """Return the loss at `scores` and its slopes, with as many passes over the scores as it needs."""
+        """Return the loss and its slopes at `scores`, after any number of passes over the scores."""
 
 
 class _LossFunction(Function):

@@ -24,8 +24,8 @@ Merged = tuple[torch.Tensor, DevicePairs]
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
 
-    This is ASTRA's equation (2) with the candidates of a batch; with chunks of `candidates.label_range` it is equation
-    (1), DEXML's (2). Each score contributes independently, so ranks exchange nothing.
+    This is ASTRA's equation (2) with the candidates of a batch. With chunks of `candidates.label_range` it is ASTRA's
+    equation (1) and DEXML's equation (2). Each score contributes independently, so ranks exchange nothing.
     """
 
     def differentiate(self, scores: Scores) -> LossParts:
@@ -57,8 +57,8 @@ def binary_step(
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
 
-    The result equals gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is
-    read once and written once, and no [C, D] is created except for a shared pool. The loss is a float, on a GPU a
+    The result equals gather, `binary_cross_entropy`, its backward pass and update. A single pass over the rows reads
+    and writes each row once, and creates no matrix [C, D] except for a shared pool. The loss is a float, on a GPU a
     tensor []. `merged`: result of `merge_ahead` for drawn candidates. `narrow`: a GPU multiplies a pool's bfloat16 rows
     without widening them.
     """
@@ -96,7 +96,7 @@ def binary_step(
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
     """Merge `drawn` labels on the device: ids [n] with pads at the end, and pairs; None if the labels are not drawn.
 
-    It runs in parallel with other work, unless the device still has to find the hard negatives.
+    The merge runs in parallel with other work, unless the device still has to find the hard negatives.
     """
     drawn = candidates.drawn
     if drawn is None or not len(drawn.label):
@@ -117,7 +117,7 @@ def _step_on_device(
     merged: Merged | None,
     narrow: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same without waits for the device: scores of pairs by query, then gradients and updates by row."""
+    """Do the same as `binary_step` without waits for the device: scores by query, then gradients and updates by row."""
     made, operations = rows.begin(candidates.ids, lr, step), operations_of(rows.device)
     if candidates.drawn is None:
         sent = send(candidates._replace(ids=made.places), rows.device)

@@ -1,8 +1,8 @@
 """SoftmaxCE, InfoNCE and DecoupledSoftmax (DEXML, equations 3, 4 and 5): one loss with three denominators.
 
-For a positive j of weight v, each is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels. They
-differ in how much another positive of the query counts: as a full label (SoftmaxCE), as much as the pool contains it
-(InfoNCE), or not at all (DecoupledSoftmax).
+For a positive j of weight v, each loss is v (log D_j - s_j), where D_j = e^{s_j} + sum over the other counted labels.
+The losses differ in the weight of the query's other positives in D_j: 1 (SoftmaxCE), the weight in the pool (InfoNCE),
+or 0 (DecoupledSoftmax).
 """
 
 from abc import abstractmethod
@@ -13,11 +13,11 @@ from trainer.losses.base import Loss, LossParts, Scores, finite
 
 
 class Contrastive(Loss):
-    """sum_P v log(D_j / e^{s_j}), negatives weighted in D_j: a sampled negative estimates the sum over all labels."""
+    """sum_P v log(D_j / e^{s_j}); with their weights in D_j, sampled negatives estimate the sum over all labels."""
 
     @abstractmethod
     def positive_share(self, scores: Scores) -> torch.Tensor:
-        """Return [n]: how much each positive counts in the denominators of the query's other positives."""
+        """Return the weight [n] of each positive in the denominators of the query's other positives."""
 
     def differentiate(self, scores: Scores) -> LossParts:
         positive, query = scores.positive, scores.query
@@ -40,15 +40,16 @@ class Contrastive(Loss):
 
 
 class SoftmaxCrossEntropy(Contrastive):
-    """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Each positive counts 1 in the denominator."""
+    """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Positives have weight 1 in the denominator."""
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.ones_like(scores.pair)
 
 
 class InfoNCE(Contrastive):
-    """Equation 4: another positive counts as much as the pool contains it. This equals equation 3 if the pool has every
-    label once, or is the union of the batch's positives and negatives.
+    """Equation 4: another positive has its weight in the pool.
+
+    This equals equation 3 if the pool has every label once, or is the union of the batch's positives and negatives.
     """
 
     def positive_share(self, scores: Scores) -> torch.Tensor:
@@ -65,7 +66,7 @@ class DecoupledSoftmax(Contrastive):
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Return log(e^gap + factor), factor in (-inf, 1], exact if e^gap is small.
 
-    A negative factor is the excess of a positive in Z; it is below e^gap by construction.
+    A negative factor is the excess of a positive in Z; the excess is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
     subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap

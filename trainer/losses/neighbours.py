@@ -1,4 +1,4 @@
-"""Loss of the votes that near training points cast for their labels (RAE-XMC: values of the top keys, added up)."""
+"""Loss of the votes that near training points cast for their labels (RAE-XMC: the sum of the top keys' values)."""
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def vote_loss(
     theirs = theirs.keep(np.repeat(found.ravel(), theirs.counts))
     neighbour, stride = theirs.row_of(), 1 + max(int(ids.entries.max(initial=0)) for ids in (own, theirs))
     pairs = own.row_of() * stride + own.entries, neighbour // found.shape[1] * stride + theirs.entries
-    number = np.unique(np.concatenate(pairs), return_inverse=True)[1]  # of each query and label
+    number = np.unique(np.concatenate(pairs), return_inverse=True)[1]  # number of each pair of query and label
     label, vote, weight = number[: len(pairs[0])], number[len(pairs[0]) :], 1 / np.repeat(own.counts, own.counts)
     label, vote, weight, neighbour = send((label, vote, weight, neighbour), x.device)
     each = log_share[neighbour]

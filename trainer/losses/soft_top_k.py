@@ -10,7 +10,7 @@ from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts, Scores, finite
 from trainer.methods.kinds import LossSection
 
-_PASSES = 60  # as many as bisection alone needs; with Newton's steps about 6 suffice
+_PASSES = 60  # number of passes that bisection alone needs; with Newton's steps about 6 suffice
 _PASSES_UNSEEN = 20
 _FAR = 1e18  # a threshold below every score
 
@@ -20,14 +20,14 @@ class SoftTopKSection(LossSection):
 
     kind: Literal["softtopk"] = "softtopk"
     k: float = Field(5.0, gt=0, description="number of labels to rank first")
-    alpha: float = Field(2.0, gt=0, description="the steepness of its sigmoid")
+    alpha: float = Field(2.0, gt=0, description="steepness of the sigmoid")
 
 
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), with t such that sigma(alpha (s + t)) sums to k over all candidates.
 
     Negatives count with their weights, a positive counts once. The constant 1/L of equation 6 is left out: for a large
-    L it would put gradients below the epsilon of Adam. A query with no more than k candidates has no loss.
+    L, 1/L would scale gradients below Adam's epsilon. A query with no more than k candidates has no loss.
     """
 
     section = SoftTopKSection
@@ -57,9 +57,9 @@ class SoftTopK(Loss):
         return LossParts(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
 
     def threshold(self, scores: Scores) -> torch.Tensor:
-        """Return t [B]; it is far below every score if there are at most k candidates.
+        """Return t [B]; the threshold is far below every score if there are at most k candidates.
 
-        It bisects a bracket that contains t, with Newton's step on log(sum / k) when that stays inside.
+        The method bisects a bracket that contains t, or takes Newton's step on log(sum / k) if the step stays inside.
         """
         k, share = self.options.k, torch.where(scores.positive, 1, scores.weight)
         count = scores.group.sum(
@@ -70,7 +70,7 @@ class SoftTopK(Loss):
         greatest, least = self._score_range(scores)
         enough = count > k
         middle = torch.logit(torch.where(enough, k / count, 0.5)) / self.options.alpha
-        # If all scores were the greatest (the least) one, t would be the lower (the upper) end.
+        # If all scores equalled the greatest (the least) score, t would be the lower (the upper) end of the bracket.
         low, high = middle - greatest, middle - least
         t = low
         tolerance = 64 * torch.finfo(t.dtype).eps * k
@@ -89,7 +89,7 @@ class SoftTopK(Loss):
     def _score_range(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the greatest and the least score [B] of all candidates; 0 without candidates."""
         greatest = scores.pair.new_full((scores.queries,), -torch.inf)
-        least = greatest.clone()  # of -s
+        least = greatest.clone()  # greatest -s
         query = scores.query.long()
         greatest.scatter_reduce_(0, query, scores.pair, "amax")
         least.scatter_reduce_(0, query, -scores.pair, "amax")

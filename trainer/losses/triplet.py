@@ -21,14 +21,14 @@ class TripletSection(LossSection):
         0.0,
         ge=0,
         le=2,
-        description="for unit vectors: ignore negatives farther than this from the query; 0: ignore none",
+        description="for unit vectors: ignore negatives at a greater distance from the query; 0: ignore no negatives",
     )
 
     def check_vectors(self, unit: bool) -> None:
         if self.radius and not (unit and self.temperature == 1):
             raise ValueError(
                 f"loss.radius = {self.radius:g} is a distance of unit vectors: it needs loss.temperature = 1, "
-                "encoder.normalize = true, encoder.scale = 1, and labels by their texts or classifier.normalize"
+                "encoder.normalize = true, encoder.scale = 1, and encoded labels or classifier.normalize = true"
             )
 
 
@@ -58,7 +58,7 @@ class Triplet(Loss):
             counts = positives.count_reached(block)
             value = value + (positives.loss(rows, block, counts) @ scores.pool_weight[columns]).sum()
             by_rank.scatter_add_(1, counts, scores.pool_weight[columns].repeat(len(counts), 1))
-        # A negative that reaches i positives reaches the i lowest: the negatives of a positive are summed from the end.
+        # A negative that reaches i positives reaches the i lowest positives, so sums for a positive run from the end.
         reaching = scores.group.sum(by_rank).flip(1).cumsum(1).flip(1)
         query_of_positive = scores.query[positive].long()
         rank = positives.count_below(query_of_positive, scores.pair[positive])
@@ -82,7 +82,7 @@ class _SortedPositives:
     def __init__(self, scores: Scores, positive: torch.Tensor, margin: float, least: float) -> None:
         self._margin, self._least = margin, least
         query, s, v = scores.query[positive].long(), scores.pair[positive], scores.weight[positive]
-        # On the host, which has the same numbers, so nothing waits for the device.
+        # The host has the same numbers, so these lines do not wait for the device.
         query_of = scores.candidates.pair_query[scores.candidates.pair_positive]
         counts = np.bincount(query_of, minlength=scores.queries)
         width = max(1, int(scores.group.max(torch.tensor(counts.max(initial=0)))))

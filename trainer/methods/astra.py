@@ -1,6 +1,7 @@
-"""ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform ones.
+"""ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform negatives.
 
-Renée (also in this file) is the target of the estimate: every label is a negative of every query (equation 1).
+Renée (also in this file) computes the exact sum that ASTRA estimates: every label is a negative of every query
+(equation 1).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 SHARED_HARD, OWN_HARD = 40, 100
-# Each draw of a shared pool counts for L / k_r labels. Above this limit, the few steps that draw a label give it mostly
-# noise (WordNet: 31, and P@1 falls by 9), and a separate pool for each query is better.
+# Each draw of a shared pool stands for L / k_r labels. Above this limit, the few steps that draw a label give it mostly
+# noise, and a separate pool for each query is better. On WordNet, a draw stands for 31 labels: P@1 falls by 9.
 HEAVIEST_DRAW = 8
 
 
@@ -39,17 +40,17 @@ def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     weight = facts.labels / SHARED_DRAWS
     if weight <= HEAVIEST_DRAW:
         return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
-    return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
+    return Setting("own", f"a draw of {SHARED_DRAWS:,} shared negatives would stand for {weight:.1f} labels")
 
 
 def by_pool(own: int, shared: int) -> Rule:
-    """Return the rule of a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
+    """Return a rule for a number that depends on the pool: `own` for pools per query, `shared` for pools per batch."""
     return lambda facts, settled: Setting(own if settled[POOL] == "own" else shared, f"{POOL} = {settled[POOL]}")
 
 
 random_from_data = by_pool(OWN_DRAWS, SHARED_DRAWS)  # k_r per query or per batch
 hard_from_data = by_pool(OWN_HARD, SHARED_HARD)  # k_h: higher if a query has fewer random negatives
-warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as both later
+warmup_from_data = by_pool(OWN_DRAWS + OWN_HARD, SHARED_DRAWS + SHARED_HARD)  # as many as both kinds later
 every_from_data = by_pool(1, 3)  # tau_r: a new table in each epoch if the loss is mostly from hard negatives
 
 
@@ -67,10 +68,11 @@ class RandomNegatives(Labels):
     """Uniform negatives; the expectation of their weighted sum is the sum over all labels (equation 2, lemma 4.1)."""
 
     pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
-        "shared", description="one pool of random negatives for each batch, or one for each query, as in the paper"
+        "shared",
+        description="shared: a pool of random negatives for each batch; own: a pool for each query, as in the paper",
     )
     random: Annotated[int, FromData(random_from_data)] = Field(
-        3200, ge=0, le=MOST, description="k_r labels drawn uniformly with replacement from [0, L)"
+        3200, ge=0, le=MOST, description="k_r, the number of labels drawn uniformly, with replacement, from [0, L)"
     )
     reweight: bool = Field(
         True,
@@ -109,18 +111,18 @@ class Negatives(TableLabels, RandomNegatives):
     """Hard and random negatives: k_h and k_r per query."""
 
     hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
-        0, ge=0, le=MOST, description="k_h hard negatives for each query, out of the K of the table"
+        0, ge=0, le=MOST, description="k_h, the hard negatives of each query, drawn from the K labels of the table"
     )
     warmup: Annotated[int, FromData(warmup_from_data)] = Field(
         0,
         ge=0,
         le=MOST,
-        description="random negatives in epochs before the first table; 0: random + hard (Algorithm 1, step 8)",
+        description="number of random negatives before the first table; 0: random + hard (Algorithm 1, step 8)",
     )
     curriculum: bool = Field(
         False,
         description=(
-            "from the first epoch with hard negatives to the last, raise the number of hard negatives from 0 to "
+            "from the first epoch with hard negatives to the last epoch, raise the number of hard negatives from 0 to "
             "`hard`, and move the number of random negatives to `random`"
         ),
     )
@@ -148,8 +150,8 @@ class Negatives(TableLabels, RandomNegatives):
     def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
         """Return k_h and k_r of each epoch (Table 5, "curriculum").
 
-        From epoch `start` on, they change linearly from random negatives only to `hard` and `random`. The first epoch
-        makes one step of the change; the last epoch has the full numbers.
+        From epoch `start` on, the numbers change linearly from random negatives only to `hard` and `random`. Epoch
+        `start` makes the first step of the change; the last epoch has the full numbers.
         """
         before, steps, course = self.before_tables, max(1, epochs - start), []
         for epoch in range(epochs):
@@ -181,7 +183,8 @@ class Refresh(OneOfKinds):
     KINDS: ClassVar[dict[str, Any]] = {}
 
     source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
-        "table", description="tables of a miner that runs beside the trainer, or an index inside the trainer"
+        "table",
+        description="table: tables of a miner that runs alongside the trainer; in-trainer: an index inside the trainer",
     )
 
 
@@ -193,13 +196,14 @@ class MinedTables(Tables, Refresh):
         5,
         ge=0,
         description=(
-            "tau_s: the first epoch with hard negatives, at least 2, since a table is used two epochs after its dump. "
-            "With train.start_from also 0, to mine the vectors of the run named there"
+            "tau_s: the first epoch with hard negatives, 2 or more, because a table is used two epochs after its dump; "
+            "with train.start_from also 0, to mine the vectors of the earlier run"
         ),
     )
     every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
     by: Literal["classifier", "labels"] = Field(
-        "classifier", description="nearest by classifier vectors (w-hard) or by label embeddings (theta-hard)"
+        "classifier",
+        description="find the nearest labels by classifier vectors (w-hard) or by label embeddings (theta-hard)",
     )
     index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
 
@@ -217,21 +221,21 @@ class OwnIndex(Refresh):
 
     source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
     start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
-    every_steps: int = Field(1000, ge=1, description="steps between two indexes (each holds a copy of the vectors)")
+    every_steps: int = Field(1000, ge=1, description="steps between two indexes; each index has a copy of the vectors")
     rebuild_steps: int = Field(
         0,
         ge=0,
         description=(
-            "an index is built in the background, and used this many steps after its copy of the vectors was made; 0: "
-            "training waits for the index"
+            "steps from the copy of the vectors to the first use of the new index, which is built in the background; "
+            "0: training waits for the index"
         ),
     )
     index: str = Field(
         "auto",
         description=(
             f"'fresh': score every label with its present vector ('auto' does this up to {MOST_FRESH:,} labels); "
-            "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, of which 64 are "
-            "searched"
+            "'exact'; a Faiss factory string; or 'mips': spherical k-means with sqrt(L) clusters, where a search "
+            "visits 64 clusters"
         ),
     )
 
@@ -250,7 +254,7 @@ class OwnIndex(Refresh):
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(
                 f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
-                "the next index would be due before this index is used; lower refresh.rebuild_steps"
+                "the next index would be due before the current index is used; lower refresh.rebuild_steps"
             )
         return self
 
@@ -314,10 +318,10 @@ class Astra(ClassifierRecipe):
 
 
 class EveryLabel(Labels):
-    """Every label for every query, one chunk of labels after the other (equation 1)."""
+    """Every label for every query, one chunk of labels at a time (equation 1)."""
 
     all_labels = True
-    chunk: int = Field(4096, ge=1, description="labels that are scored at once")
+    chunk: int = Field(4096, ge=1, description="number of labels that are scored at once")
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk

@@ -20,7 +20,7 @@ class Positives(Options):
     positives: int = Field(
         0,
         ge=0,
-        description="positives of each query that are drawn in each step, for the loss and for the pool; 0: all",
+        description="positives of each query that each step draws, for the loss and for the pool; 0: all positives",
     )
 
 
@@ -29,7 +29,7 @@ class LabelTexts(Positives):
 
     shared: bool = Field(True, description="encode labels with the encoder of the queries")
     label_batch: int = Field(
-        1024, ge=1, description="eta: labels that are encoded at once; if a step has more, they are encoded twice"
+        1024, ge=1, description="eta: labels that are encoded at once; a step with more labels encodes them twice"
     )
 
 
@@ -52,19 +52,19 @@ class DualEncoder(Recipe):
     def _check_encoders(self) -> DualEncoder:
         if self.train.freeze_encoder:
             raise ValueError(
-                f"train.freeze_encoder leaves method = {self.method!r} nothing to learn: choose a method with a "
+                f"train.freeze_encoder leaves method = {self.method!r} with nothing to learn: choose a method with a "
                 "classifier"
             )
         if self.logging.ranks_every:
             raise ValueError(
                 f"logging.ranks_every = {self.logging.ranks_every} needs label vectors: leave it out for method = "
-                f"{self.method!r}, which has none"
+                f"{self.method!r}, which has no label vectors"
             )
         return self
 
 
 class Pool(Labels, OneOfKinds):
-    """Labels against which a step scores every query."""
+    """Labels that a step scores every query against."""
 
     PLACE = "negatives.pool"
     KINDS: ClassVar[dict[str, Any]] = {}
@@ -83,7 +83,7 @@ class EveryText(Pool):
 
 
 class OfBatch(TableLabels, Pool):
-    """Positives of the batch, and the m = `hard` nearest labels of each query: B(1 + m) (section 5.4, Table 3)."""
+    """Positives of the batch, and m = `hard` near labels of each query: B(1 + m) labels (section 5.4, Table 3)."""
 
     pool: Literal["batch"]
 
@@ -98,7 +98,7 @@ class TextTables(Tables):
 
 
 class Dexml(DualEncoder):
-    """One encoder for queries and labels, or one for each; decoupled softmax is the paper's loss (equation 5)."""
+    """One encoder for queries and labels, or two encoders; decoupled softmax is the paper's loss (equation 5)."""
 
     method: Literal["dexml"]
     negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))

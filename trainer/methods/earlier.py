@@ -1,13 +1,13 @@
-"""Map the keys of earlier recipes and runs to their present names; this is the only such mapping.
+"""Map the keys of earlier recipes and runs to present keys; no other module maps keys.
 
-Before methods existed, a recipe chose a head, a pool and sources independently, and `method` was its name. The method
-follows from these choices.
+Before methods existed, a recipe chose a head, a pool and sources independently, and the key `method` was the name of
+the recipe. The method follows from these choices.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Removed options by dotted key, with the value that had no effect, which recipes and configs may still contain.
+# Removed options by dotted key, with the value that had no effect. Recipes and configs may still contain these options.
 REMOVED: dict[str, Any] = {
     "classifier.decay": "touched",
     "head.query_batch": 0,
@@ -26,10 +26,10 @@ _COUNTS = ("random", "hard", "width")
 
 
 def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
-    """Return the options of a recipe under present keys. `below`: the method of the recipe that it extends.
+    """Return the options of a recipe with present keys. `below`: the method of the recipe that this recipe extends.
 
     Options without earlier keys do not change. `restores`: the options belong to an existing run, so removed options
-    that affected its training are dropped whatever their value.
+    that affected training are also dropped, whatever their value.
     """
     body = {
         name: _without_removed(name, part, restores and name != "encoder") if isinstance(part, Mapping) else part
@@ -68,7 +68,7 @@ def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
 
 def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
     """Return `body` with the method that follows from its earlier head, pool, hash tables and clusters."""
-    if method == "rae":  # no earlier option implied it
+    if method == "rae":  # no earlier option implied this method
         return body
     head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)
     kind, pool, lsh = head.pop("kind", None), negatives.get("pool"), negatives.get("lsh")
@@ -94,7 +94,7 @@ def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
             method = "astra"
         else:
             return body
-    if told:  # a pool without draws had zeros
+    if told:  # the counts of a pool without draws were zeros
         negatives = {key: value for key, value in negatives.items() if key != "pool" and (value or key not in _COUNTS)}
     if hashed == 0:
         del negatives["lsh"]

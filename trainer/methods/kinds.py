@@ -1,4 +1,4 @@
-"""Options of several kinds, such as encoders and losses: a key names the kind, and the kind's class has the options."""
+"""Options of several kinds, such as encoders and losses: a key names the kind, and each kind has a class of options."""
 
 import importlib
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from trainer.input_kinds import Read
 from trainer.methods import rules
 from trainer.methods.rules import FromData
 
-# Classes by kind, the default first: a class whose `section` has the options of the kind, or an options section whose
-# BUILT_BY names the class.
+# Classes by kind, the default first. An entry is a class with its options in `section`, or an options section with the
+# class in BUILT_BY.
 ENCODERS = {
     "bag": "trainer.encoders.bag:BagSection",
     "transformer": "trainer.encoders.transformer:TransformerSection",
 }
 LOSSES = {
     "bce": "trainer.losses.binary:OneVsAll",  # equation 2 of DEXML
-    "softmax": "trainer.losses.contrastive:SoftmaxCrossEntropy",  # 3
-    "infonce": "trainer.losses.contrastive:InfoNCE",  # 4
-    "decoupled": "trainer.losses.contrastive:DecoupledSoftmax",  # 5
-    "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # 6
+    "softmax": "trainer.losses.contrastive:SoftmaxCrossEntropy",  # equation 3
+    "infonce": "trainer.losses.contrastive:InfoNCE",  # equation 4
+    "decoupled": "trainer.losses.contrastive:DecoupledSoftmax",  # equation 5
+    "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # equation 6
     "triplet": "trainer.losses.triplet:Triplet",
 }
 Sizes = tuple[int, int, int]  # sizes of the vocabulary, the sparse features, and a dense vector
@@ -35,14 +35,16 @@ def import_name(place: str) -> Any:
 
 
 class OneOfKinds(Options):
-    """Base of options with several kinds: a subclass has the shared options, its subclasses the options of one kind.
+    """Base class of options with several kinds.
 
-    The subclass validates values with the class of their kind. The module of an encoder or a loss is imported at its
-    first use.
+    A subclass defines the shared options, and each of its own subclasses adds the options of one kind.
+
+    The subclass validates values with the class of their kind. The module of an encoder or a loss is imported when the
+    kind is first used.
     """
 
     PLACE: ClassVar[str]  # dotted key that names the kind, such as "encoder.kind"
-    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or a place of a class
+    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or its "module:name"
 
     @classmethod
     def class_of(cls, kind: object) -> Any:
@@ -66,7 +68,7 @@ class OneOfKinds(Options):
 
     @classmethod
     def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` under present keys."""
+        """Return `values` with earlier keys replaced by present keys."""
         return values
 
     @model_validator(mode="wrap")
@@ -81,9 +83,9 @@ class OneOfKinds(Options):
 
 
 class KindSection(OneOfKinds):
-    """A section whose key `kind` also selects the configured class."""
+    """A section with a key `kind`, which also selects the class that the section configures."""
 
-    BUILT_BY: ClassVar[str] = ""  # place of the configured class, if KINDS names the section
+    BUILT_BY: ClassVar[str] = ""  # "module:name" of the configured class, if KINDS names the section
 
     kind: str
 
@@ -101,11 +103,11 @@ class KindSection(OneOfKinds):
 
 
 class EncoderSection(KindSection):
-    """The encoder of text, sparse features or a dense vector to x in R^D."""
+    """The encoder, which maps text, sparse features or a dense vector to x in R^D."""
 
     PLACE = "encoder.kind"
     KINDS = ENCODERS
-    # By the format of an export, the default first: a class whose `open` reads the encoder's files.
+    # By export format, the default first: a class with a method `open`, which reads the encoder's files.
     SERVED_BY: ClassVar[dict[str, str]] = {"torch": "trainer.encoders.served:ServedByTorch"}
     # Options that may differ between an encoder and the encoder that initialises its parameters.
     FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
@@ -113,38 +115,39 @@ class EncoderSection(KindSection):
     inputs: Read = Field(
         "tokens",
         description=(
-            "the input of the encoder: token ids, sparse features with values, both, the dense vector, or the dense "
-            "vector with the others"
+            "input of the encoder: token ids, sparse features with values, the dense vector, or several of the three; "
+            "both: token ids and sparse features"
         ),
     )
     dimension: Annotated[int, FromData(rules.dimension)] = Field(
         256,
         ge=1,
         le=1 << 24,
-        description="D, the dimension of embeddings; for a transformer the size of the bottleneck",
+        description="D, the dimension of embeddings; for a transformer, the size of the bottleneck",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
     scale: float = Field(1.0, gt=0, description="factor for x after normalising")
     lr: Annotated[float, FromData(rules.encoder_rate)] = Field(
-        0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, of its embedding rows"
+        0.01, gt=0, le=MOST_RATE, description="learning rate of the encoder; for a bag, the rate of its embedding rows"
     )
     weight_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
         description=(
-            "decoupled weight decay; not for biases and norms; for the rows of a bag, in steps that touch the row"
+            "decoupled weight decay of all parameters except biases and norms; a row of a bag decays only in steps "
+            "that touch the row"
         ),
     )
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum number of tokens that the encoder reads of a row; None: all."""
+        """Maximum number of tokens of a row that the encoder reads; None: all tokens."""
         return None
 
     def at_folder(self, folder: str) -> "EncoderSection":
-        """Return the section of the same encoder with files at `folder`, which `Encoder.write` has written."""
+        """Return the section of the same encoder with its files in `folder`, where `Encoder.write` has written them."""
         return self
 
     def differences(self, other: "EncoderSection") -> list[str]:
@@ -164,11 +167,14 @@ class LossSection(KindSection):
     KINDS = LOSSES
 
     kind: str = "bce"
-    temperature: float = Field(1.0, gt=0, description="tau: divides the scores")
+    temperature: float = Field(1.0, gt=0, description="tau: scores are divided by tau")
     chunk: int = Field(
         0,
         ge=0,
-        description="labels that are scored at once, again in every pass; 0: keep all scores of the rank, [B, L / G]",
+        description=(
+            "number of labels that are scored at once; every pass over the labels computes their scores again. 0: keep "
+            "all scores of the rank, [B, L / G]"
+        ),
     )
 
     def check_vectors(self, unit: bool) -> None:

@@ -23,7 +23,7 @@ class HashedLabels(RandomNegatives):
 
 
 class Lns(ClassifierRecipe):
-    """Hash tables that hash changed vectors again; the paper's loss is softmax over the labels that they find."""
+    """Negatives from hash tables, which hash changed vectors again; the paper's loss is softmax over sampled labels."""
 
     method: Literal["lns"]
     negatives: HashedLabels = HashedLabels()

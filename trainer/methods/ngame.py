@@ -1,6 +1,7 @@
-"""NGAME: batches of similar queries, whose positives are hard negatives for each other; triplet loss with a margin.
+"""NGAME: batches of similar queries, and a triplet loss with a margin.
 
-Module M1 trains the encoder of queries and labels. Module M2 freezes this encoder and trains a vector per label.
+The positives of a query are hard negatives for the other queries of its batch. Module M1 trains the encoder of queries
+and labels. Module M2 freezes this encoder and trains a vector per label.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class ClusterOrder(Order):
         1,
         ge=1,
         description=(
-            "C, queries of a cluster: a batch consists of batch / C random clusters of similar queries, from tables of "
-            "`extremis cluster`; must divide batch / streams. 1: a batch consists of random queries"
+            "C, the number of queries in a cluster; must divide batch / streams. A batch consists of batch / C random "
+            "clusters of similar queries, from tables of `extremis cluster`; with 1, it consists of random queries"
         ),
     )
     cluster_doubles_every: int = Field(
-        0, ge=0, description="epochs after which C doubles, repeatedly, up to batch / streams; 0: never"
+        0, ge=0, description="C doubles each time this many epochs have passed, up to batch / streams; 0: never"
     )
 
     @property

@@ -13,15 +13,15 @@ from trainer.methods.sections import Tables
 
 
 class MemorySection(Options):
-    """Memory of training points: their embeddings from two epochs before, without gradient."""
+    """Memory of training points: their embeddings from two epochs earlier, without gradient."""
 
     neighbours: int = Field(
-        24, ge=1, le=MOST, description="K, nearest other points of each point, which vote for their labels"
+        24, ge=1, le=MOST, description="K, the nearest other points of a point; each of the K votes for its own labels"
     )
     weight: float = Field(
         1.0, ge=0, description="weight of the loss on votes, added to the loss on the batch's labels; 0: no votes"
     )
-    temperature: float = Field(0.05, gt=0, description="tau of the votes: divides the cosines")
+    temperature: float = Field(0.05, gt=0, description="tau of the votes: cosines are divided by tau")
 
 
 class Rae(DualEncoder):

@@ -35,7 +35,7 @@ MOST = 1 << 24  # maximum number of labels of a query or of a pool
 
 
 class Labels(Options):
-    """Labels that a query is scored against in addition to its positives; base of each method's section `negatives`."""
+    """Labels that a query is scored against in addition to its positives; base class of all sections `negatives`."""
 
     all_labels: ClassVar[bool] = False  # True: every query is scored against every label
 
@@ -46,7 +46,7 @@ class Labels(Options):
 
     @property
     def by_frequency(self) -> float:
-        """Share of the random draws that are in proportion to training frequency."""
+        """Share of the random draws that are made in proportion to training frequency."""
         return 0.0
 
     def draws(self, batch: int) -> int:
@@ -55,7 +55,7 @@ class Labels(Options):
 
     @property
     def most_hard(self) -> int:
-        """Maximum number of labels of a query, without its positives and drawn labels."""
+        """Maximum number of labels of a query, not counting positives and drawn labels."""
         return 0
 
     def candidates_of(self, batch: int, positives: float) -> float:
@@ -63,11 +63,11 @@ class Labels(Options):
         return batch * (self.most_hard + positives) + self.draws(batch)
 
     def pool_size(self, batch: int, positives: float, labels: int) -> float:
-        """Estimate how many of all `labels` labels such a step scores for every query."""
+        """Estimate how many of all `labels` labels a step of `batch` queries scores for every query."""
         return labels if self.all_labels else min(labels, batch * (self.most_hard + positives))
 
     def scores(self, batch: int, positives: float) -> float:
-        """Estimate how many scores such a step has in memory at a time."""
+        """Estimate how many scores a step of `batch` queries keeps in memory at a time."""
         return batch * self.candidates_of(batch, positives)
 
     def columns(self, planner: Planner, epoch: int) -> int:
@@ -83,7 +83,7 @@ class Labels(Options):
         return planner.of_batch(batch)
 
     def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
-        """Yield candidates of a batch, one chunk of labels after the other."""
+        """Yield candidates of a batch, one chunk of labels at a time."""
         raise NotImplementedError
 
 
@@ -91,9 +91,12 @@ class TableLabels(Labels):
     """Labels from a query's row of the requested table: `hard` of its K columns per step."""
 
     hard: int = Field(
-        0, ge=0, le=MOST, description="hard negatives of each query, drawn from the table's K in each step"
+        0,
+        ge=0,
+        le=MOST,
+        description="hard negatives of each query, which each step draws from the K labels of the query in the table",
     )
-    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: as many as hard")
+    width: int = Field(0, ge=0, le=MOST, description="K, the labels per query in the mined table; 0: the value of hard")
 
     @property
     def table_width(self) -> int:
@@ -109,15 +112,15 @@ class TableLabels(Labels):
     @model_validator(mode="after")
     def _check_width(self) -> TableLabels:
         if self.width and self.width < self.hard:
-            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise the width")
         return self
 
 
 class Recipe(OneOfKinds):
-    """Everything that determines a run's numbers, except DATA; the `method` adds further options."""
+    """All options that determine a run's results, apart from DATA; the `method` adds further options."""
 
     PLACE = "method"
-    KINDS: ClassVar[dict[str, Any]] = {  # imported late: serving an export does not need them
+    KINDS: ClassVar[dict[str, Any]] = {  # imported late, because serving an export does not need the methods
         "astra": "trainer.methods.astra:Astra",
         "renee": "trainer.methods.astra:Renee",
         "lns": "trainer.methods.lns:Lns",
@@ -126,7 +129,7 @@ class Recipe(OneOfKinds):
         "ngame": "trainer.methods.ngame:Ngame",
         "ngame-m2": "trainer.methods.ngame:NgameM2",
     }
-    encodes_labels: ClassVar[bool] = False  # True: labels have texts instead of vectors
+    encodes_labels: ClassVar[bool] = False  # True: labels are encoded from their texts, and have no learned vectors
 
     name: str = Field("", description="name of the recipe; default: the name of its file")
     method: str
@@ -152,12 +155,12 @@ class Recipe(OneOfKinds):
 
     @property
     def tables(self) -> Tables | None:
-        """Schedule of the tables that the method requests; None: it requests no tables."""
+        """Schedule of the tables that the method requests; None if the method requests no tables."""
         return None
 
     @property
     def table_facts(self) -> dict[str, Any]:
-        """Facts in a dump for the maker of the table: the kind of table that the method requests."""
+        """Facts that go into a dump and state which kind of table the method requests."""
         return {}
 
     @property
@@ -188,14 +191,14 @@ class Recipe(OneOfKinds):
     def uses_table(self, epoch: int) -> bool:
         """Return whether `epoch` trains on a table, according to the schedule.
 
-        Clusters may exist earlier, because any embeddings suffice, also without a model of the run.
+        Clusters may exist earlier: they can be made from any embeddings, without a model of the run.
         """
         return self.clusters or (self.tables is not None and epoch >= self.tables.start)
 
     def table_epochs(self) -> list[int]:
-        """List the epochs from which a new table is used: start, start + every, ... within the run.
+        """List the epochs that begin to use a new table: start, start + every, ..., within the run.
 
-        The table of epoch 0 comes from the earlier run; the dump of an epoch is used at least LEAD epochs later.
+        The table of epoch 0 comes from the earlier run; every other table is used LEAD or more epochs after its dump.
         """
         epochs = range(self.tables.start, self.train.epochs, self.tables.every) if self.tables else ()
         return [epoch for epoch in epochs if epoch == 0 or epoch >= LEAD]
@@ -222,7 +225,7 @@ class Recipe(OneOfKinds):
         if self.train.positive_ratio != 1 and self.loss.kind != "bce":
             raise ValueError(
                 f"train.positive_ratio = {self.train.positive_ratio:g} works only with loss.kind = 'bce': leave it out "
-                f"for {self.loss.kind!r}, whose loss does not separate positives from negatives"
+                f"for {self.loss.kind!r}, because this loss does not separate positives from negatives"
             )
         self.loss.check_vectors(unit=self.unit_labels and self.encoder.normalize and self.encoder.scale == 1)
         if self.validation.patience and not (self.validation.split or self.data.holdout):
@@ -233,14 +236,14 @@ class Recipe(OneOfKinds):
         start = self.tables.start if self.tables else LEAD
         if start < LEAD and (start or self.clusters or not self.train.start_from):
             raise ValueError(
-                f"refresh.start = {start}: the first table comes from the dump of epoch 0, for epoch {LEAD}: set "
-                f"{LEAD} or more, or 0 with train.start_from, which mines the earlier run before epoch 0"
+                f"refresh.start = {start}: the dump of epoch 0 gives the first table, for epoch {LEAD}: set {LEAD} or "
+                "more, or 0 with train.start_from, which mines the earlier run before epoch 0"
             )
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.tables and thin and not self.data.by_shares:
             raise ValueError(
-                f"data.mix: {', '.join(thin)} is below 1, so the embeddings of an epoch would lack rows: multiply all "
-                "weights until all are 1 or more (and divide train.epochs), or set negatives.hard = 0"
+                f"data.mix: {', '.join(thin)} is below 1, so a dump would lack embeddings of some rows: multiply all "
+                "weights until each is 1 or more (and divide train.epochs), or set negatives.hard = 0"
             )
         return self
 

@@ -1,7 +1,7 @@
-"""Options that are "auto" in a recipe and come from the data: the type of such an option, and rules that methods share.
+"""Options that are "auto" in a recipe and come from the data: their type, and the rules that methods share.
 
-The rules held on the four data sets of docs/results.md. Counts do not describe the words of a data set, so
-`extremis run auto` tries values for the weight of n-grams and dropout.
+The rules worked on the four data sets of docs/results.md. Counts do not describe the words of a data set, so
+`extremis run auto` tries several values for the weight of n-grams and for dropout.
 """
 
 import math
@@ -16,18 +16,18 @@ AUTO = ("auto", "prior")  # values in a recipe that mean a setting from the data
 POOL, SOURCE = "negatives.pool", "refresh.source"
 _RAREST = 1e-12
 _TOLD_APART = 0.005  # standard deviation of random initial vectors: small compared with the change in a few steps
-_FEWEST_STEPS = 80  # steps per epoch: with fewer, larger batches, training on small data is too short
+_FEWEST_STEPS = 80  # steps per epoch: with larger batches, training on small data would have too few steps
 _BATCHES = 32, 512
-_POINTS = 600_000  # training points of a run; small data has many epochs
+_POINTS = 600_000  # training points of a run, over all epochs; small data has more epochs
 _EPOCHS = 6, 8
 _WIDE = 512  # dimension at which rates were tuned
 _SHORT = 25  # tokens per text up to which the full rate works; with 400 tokens and D = 512, renee diverges
 _LOWEST_RATE = 1e-4  # validation refuses a rate of 0
 _NARROW = 64  # rates do not grow below this dimension: training would diverge
-_MANY_LABELS = 5_000_000  # number of labels from which label vectors dominate the cost (ASTRA's bottleneck)
+_MANY_LABELS = 5_000_000  # above this number of labels, label vectors dominate the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
 _DUAL_RATES = 0.005, 0.001  # Adam's rates for tokens and for layers
-_DUAL_POINTS = 80_000  # number of training points at which these rates were tuned
+_DUAL_POINTS = 80_000  # number of training points at which Adam's rates were tuned
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Facts:
 
     `queries`: N, rows to train on. `labels`: L. `pairs`: number of (query, label) pairs. `label_texts`: number of
     labels whose texts are also training points. `ngrams`: distinct bigrams of tokens that occur in two or more rows, 0
-    without tokens. `tokens`: mean tokens per query. `median_frequency`: training points of the median label, over
-    labels that have any.
+    without tokens. `tokens`: mean tokens per query. `median_frequency`: training points of the median label, among
+    labels with training points.
     """
 
     queries: int
@@ -99,7 +99,7 @@ def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose D, smaller for many labels. Twice the D takes twice as long, and gains 0.1 P@1 of Tate's fused scores."""
+    """Choose D, smaller for many labels. Doubling D doubles the time, and gains 0.1 P@1 of the fused scores on Tate."""
     return Setting(64 if facts.labels > _MANY_LABELS else 256, f"{facts.labels:,} labels")
 
 
@@ -110,13 +110,16 @@ def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Choose one bucket per pair of tokens that occurs in two texts: other pairs do not help."""
+    """Choose one bucket per pair of tokens that occurs in two or more texts: other pairs do not help."""
     value = 1 << max(0, facts.ngrams - 1).bit_length()
-    return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens come more than once")
+    return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens occur more than once")
 
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Scale the rate: row-wise Adagrad's step grows with the root of D, a text's vector with the root of its tokens."""
+    """Scale the rate: steps of row-wise Adagrad grow with the square root of D.
+
+    The vector of a text grows with the square root of its number of tokens.
+    """
     if settled.get("encoder.optimizer", "adam") == "adam":
         return _by_points(_DUAL_RATES[0], facts)
     by_width = _by_width(0.1, 0.5, settled)
@@ -134,12 +137,12 @@ def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Scale the rate: row-wise Adagrad's step grows with the root of D."""
+    """Scale the rate: steps of row-wise Adagrad grow with the square root of D."""
     return _by_width(0.2, 0.5, settled)
 
 
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Return the log odds of a label: initial scores equal the scores of one-vs-all without text."""
+    """Return the log odds of a label: with this bias, initial scores equal the scores of one-vs-all without text."""
     each = facts.prior * facts.labels
     return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels per point")
 
@@ -158,7 +161,7 @@ def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def log_odds(share: float) -> float:
-    """Return ln(share / (1 - share)), which is finite also for shares of 0 and 1."""
+    """Return ln(share / (1 - share)), which is also finite for shares of 0 and 1."""
     share = min(max(share, _RAREST), 1 - _RAREST)
     return math.log(share / (1 - share))
 

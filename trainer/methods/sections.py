@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.stream.sources import RowShare
 
 LEAD = 2  # epochs between a dump and the first use of its table
-_RESERVED = {"queries", "vectors"}  # the source without a mix; a folder next to the sources' embeddings in a dump
+_RESERVED = {"queries", "vectors"}  # name of the source without a mix; a folder next to the embeddings in a dump
 
 # Families of metrics at k, by name: "module:function" from Rankings to Contributions.
 METRICS = {
@@ -52,8 +52,8 @@ class Data(Options):
         0.0,
         ge=0,
         description=(
-            "half-life in parts of a data version: rows of the newest part are used once an epoch, rows this many "
-            "parts older half as often; 0: all rows are used alike"
+            "half-life, counted in parts of a data version: rows of the newest part are used once per epoch, and rows "
+            "that are this many parts older half as often; 0: all rows are used equally often"
         ),
     )
     replay: float = Field(
@@ -65,7 +65,7 @@ class Data(Options):
         ),
     )
     label_texts: bool = Field(
-        False, description="also train on the labels' texts: each is a training point with its own label"
+        False, description="also train on the labels' texts: each text is a training point with its own label"
     )
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
@@ -93,7 +93,7 @@ class Data(Options):
     @property
     def trained(self) -> RowShare:
         """Rows of `split` to train on."""
-        from trainer.stream.sources import RowShare  # the stream needs torch
+        from trainer.stream.sources import RowShare  # imported late, because the stream needs torch
 
         return RowShare(0.0, min(self.share, 1 - self.holdout))
 
@@ -106,12 +106,12 @@ class Data(Options):
 
     @property
     def by_shares(self) -> bool:
-        """True: the weights of sources follow from shares."""
+        """True: the weights of sources are computed from shares."""
         return bool(self.mix_by == "shares" or self.temperature)
 
     @property
     def by_parts(self) -> bool:
-        """True: rows are dealt by their part of a version."""
+        """True: the part of a version that a row belongs to decides how often the row is used."""
         return bool(self.parts or self.half_life or self.replay < 1)
 
     @model_validator(mode="after")
@@ -124,7 +124,7 @@ class Data(Options):
         if self.by_shares and not self.mix:
             raise ValueError("data.mix_by and data.temperature need sources: set data.mix, which names them")
         if 0 < self.temperature < 1:
-            raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for none")
+            raise ValueError(f"data.temperature = {self.temperature:g}: expected 1 or more, or 0 for no temperature")
         if self.temperature and self.mix_by == "shares":
             raise ValueError("data.temperature computes shares from sizes: leave out data.mix_by, which states shares")
         if not self.mix:
@@ -153,9 +153,11 @@ class Order(Options):
     """Order of the stream's rows."""
 
     batch: Annotated[int, FromData(rules.batch)] = Field(
-        512, ge=1, le=1 << 24, description="B, queries of a step, over all ranks"
+        512, ge=1, le=1 << 24, description="B, the number of queries of a step, over all ranks"
     )
-    streams: int = Field(8, ge=1, description="S canonical streams, at least one for each rank; must divide the batch")
+    streams: int = Field(
+        8, ge=1, description="S, the number of canonical streams, at least one for each rank; must divide the batch"
+    )
     batches: Literal["mixed", "by_source"] = Field(
         "mixed",
         description=(
@@ -180,21 +182,21 @@ class Order(Options):
 
     @property
     def clusters(self) -> ClusterSchedule:
-        """Number of rows that are dealt together in every epoch: single rows."""
+        """Cluster size of every epoch; without clusters, rows are dealt one by one."""
         return SINGLE_ROWS
 
 
 class Storage(Options):
-    """Reading from storage. It does not change the order or the numbers, so a resumed run may set it differently."""
+    """Options of reading from storage. Order and results do not depend on these, so a resumed run may change them."""
 
     verify: bool = Field(True, description="verify checksums of everything that is read")
     damaged: Literal["stop", "skip"] = Field(
         "stop", description="what to do with a damaged row group: stop, or skip it"
     )
     fetch_threads: int = Field(
-        16, ge=0, le=MOST_THREADS, description="parallel requests to a remote store, ahead of use; 0: none"
+        16, ge=0, le=MOST_THREADS, description="parallel requests to a remote store for rows needed later; 0: none"
     )
-    cache: str = Field("", description="an empty local directory that caches remote shards; empty: no cache")
+    cache: str = Field("", description="an empty local directory that caches remote shards; '': no cache")
     cache_size: str = Field("", description="maximum size of the cache, e.g. '50GiB'")
 
     @property
@@ -238,24 +240,25 @@ class Classifier(Options):
     products: Literal["tf32", "bfloat16"] = Field(
         "tf32",
         description=(
-            "number type of products with bfloat16 label vectors of a shared pool, or of all labels, on a GPU: tf32 "
-            "rounds queries and slopes to 11 binary digits, bfloat16 to 8; sums are float32"
+            "number type of matrix products on a GPU with bfloat16 label vectors, of a shared pool or of all labels. "
+            "tf32 rounds queries and slopes to 11 significant bits, bfloat16 to 8; sums are float32"
         ),
     )
     storage: str = Field(
         "memory",
         description=(
             "where label vectors and optimizer rows are kept: memory (of the device); host (main memory; a GPU gets "
-            "the rows of a step); or a directory on a local disk with enough room, for a mapped file that is removed "
-            "at the end"
+            "the rows of a step); or a directory on a local disk with enough room, for a memory-mapped file that is "
+            "removed at the end"
         ),
     )
     bias: bool = Field(False, description="add a bias for each label")
     initial: Literal["random", "labels"] = Field(
         "random",
         description=(
-            "label vectors before the first step. random: normal numbers. labels: embeddings of the labels' texts by "
-            "the untrained encoder, which helps with a pre-trained encoder, or with few training points for each label"
+            "label vectors before the first step. random: drawn from a normal distribution. labels: embeddings of the "
+            "labels' texts from the untrained encoder, which help if the encoder is pre-trained, or if labels have few "
+            "training points"
         ),
     )
     initial_scale: Annotated[float, FromData(rules.initial_scale)] = Field(
@@ -282,17 +285,17 @@ class Train(Options):
     """Length, rates and random seed of a run."""
 
     epochs: Annotated[int, FromData(rules.epochs)] = Field(
-        20, ge=1, le=1_000_000, description="passes over the training split; with minutes, the maximum"
+        20, ge=1, le=1_000_000, description="number of passes over the training split; with train.minutes, the maximum"
     )
     minutes: float = Field(
         0.0,
         ge=0,
         description=(
-            "end after about this many minutes of training. Before each epoch but the first, the trainer decides and "
-            "records how many more epochs fit, and learning rates fall toward that end; 0: no limit"
+            "end training after about this many minutes; 0: no limit. Before each epoch except the first, the trainer "
+            "decides and records how many more epochs fit, and learning rates fall toward the end of the last epoch"
         ),
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="of the order and of all draws")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="random seed of the order and of all draws")
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps in which the learning rate rises")
     decay: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls after the warm-up")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the learning rate that is left at the end")
@@ -301,16 +304,16 @@ class Train(Options):
         ge=0,
         le=1,
         description=(
-            "exponent of the inverse propensity that weighs positives; 0, or without propensity constants: all "
-            "positives weigh the same"
+            "exponent of the inverse propensity, which weights positives; with 0, or without propensity constants, all "
+            "positives have the same weight"
         ),
     )
     positive_ratio: float = Field(
         1.0,
         gt=0,
         description=(
-            "with bce: weight of a positive relative to a negative, eta+ / eta- of MIPS-s (section 3.1: 50), which "
-            "lets hard negatives alone train from scratch"
+            "with bce: weight of a positive relative to a negative, eta+ / eta- of MIPS-s (section 3.1: 50). A "
+            "high ratio makes it possible to train from scratch with hard negatives alone"
         ),
     )
     device: str = Field(
@@ -323,27 +326,28 @@ class Train(Options):
     graph: bool = Field(
         False,
         description=(
-            "on a GPU, record steps as CUDA graphs; for a bag of embeddings with binary cross-entropy and own pools "
-            "that are planned ahead. Other runs say why they cannot, and train without graphs"
+            "on a GPU, record steps as CUDA graphs. This works for a bag of embeddings with binary cross-entropy and "
+            "own pools that are planned ahead; other runs print the reason, and train without graphs"
         ),
     )
     threads: int = Field(
-        0, ge=0, le=MOST_THREADS, description="threads of PyTorch, as with --threads; 0: one for each core"
+        0, ge=0, le=MOST_THREADS, description="number of PyTorch threads, as with --threads; 0: one for each core"
     )
     clip: float = Field(0.0, ge=0, description="maximum norm of the encoder's gradient; 0: no limit")
     start_from: str = Field(
         "",
         description=(
-            "a run on an earlier version of the data: start from its encoder and label vectors. Epochs, learning rates "
-            "and negatives that are not set are then chosen for a refresh"
+            "a run on an earlier version of the data: start from its encoder and label vectors. Unless they are set, "
+            "epochs, learning rates and negatives are then chosen for a refresh"
         ),
     )
     start_optimizer: bool = Field(False, description="with start_from: also take the optimizer state of that run")
     new_labels: Literal["points", "texts", "initial"] = Field(
         "points",
         description=(
-            "with start_from, the initial vectors of new labels: from the mean embedding of their points (without "
-            "points, of their text); from their texts; or as in a run from scratch"
+            "with start_from, the initial vectors of new labels. points: from the mean embedding of the label's "
+            "training points, or from its text if it has no points; texts: from its text; initial: as in a run from "
+            "scratch"
         ),
     )
     encoder_from: str = Field("", description="a run on the same data: start from the encoder of its checkpoint")
@@ -355,8 +359,8 @@ class Train(Options):
         ge=1,
         le=1 << 20,
         description=(
-            "encode the batch of a rank in this many parts, one after the other: the same step with less memory, but a "
-            "second forward pass"
+            "encode the batch of a rank in this many parts, one after another: the step gives the same result with "
+            "less memory, but needs a second forward pass"
         ),
     )
 
@@ -367,8 +371,8 @@ class Tables(Options):
     start: int = Field(
         5,
         ge=0,
-        description="tau_s: the first epoch with a table; two epochs after its dump, so 2 or more; with "
-        "train.start_from also 0, by the vectors of that run",
+        description="tau_s: the first epoch with a table, 2 or more, because a table is used two epochs after its "
+        "dump; with train.start_from also 0, for a table from the vectors of the earlier run",
     )
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
@@ -385,7 +389,11 @@ class Tables(Options):
             "maximum number of epochs between the dump of a table and its use; 0: every + 1, so no table may be late"
         ),
     )
-    wait_seconds: float = Field(600.0, gt=0, description="seconds that 'wait' waits; after that it behaves as 'warn'")
+    wait_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="maximum number of seconds to wait with stale = 'wait'; after that, a run continues as with 'warn'",
+    )
 
     @property
     def oldest(self) -> int:
@@ -396,7 +404,7 @@ class Tables(Options):
     def _check(self) -> Tables:
         if 0 < self.max_age < LEAD:
             raise ValueError(
-                f"refresh.max_age = {self.max_age}: every table is at least {LEAD} epochs old when it is used: set "
+                f"refresh.max_age = {self.max_age}, but every table is at least {LEAD} epochs old when it is used: set "
                 f"{LEAD} or more, or 0"
             )
         return self
@@ -405,11 +413,11 @@ class Tables(Options):
 class Checkpoint(Options):
     """Checkpoints of a run."""
 
-    every_epochs: int = Field(1, ge=0, description="0: only the last")
+    every_epochs: int = Field(1, ge=0, description="epochs between two checkpoints; 0: only the last checkpoint")
     every_steps: int = Field(
         0, ge=0, description="also save a checkpoint after this many steps; 0: only at the end of epochs"
     )
-    keep: int = Field(2, ge=1, description="number of newest checkpoints to keep, besides the best")
+    keep: int = Field(2, ge=1, description="number of newest checkpoints to keep, in addition to the best")
     background: bool = Field(
         True, description="write checkpoints and dumps in the background, while training continues"
     )
@@ -421,17 +429,19 @@ class Validation(Options):
     split: str = Field(
         "",
         description=(
-            "the split to score during training; default: the newest part of `val`, if a data version has one; empty: "
-            "none"
+            "the split to score during training; default: the newest part of the split `val`, if a data version has "
+            "that split; '': none"
         ),
     )
     parts: str | list[str] = Field("", description="parts of the split to score, as in data.parts; empty: all")
     every_epochs: int = Field(1, ge=1, description="epochs between two validations")
-    queries: int = Field(5000, ge=1, description="number of first rows to score (the rows of shards are shuffled)")
+    queries: int = Field(
+        5000, ge=1, description="number of rows to score, from the start of the split (shards are shuffled)"
+    )
     metric: str = Field(
         "P@1",
         pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",
-        description="the metric of the best checkpoint, which is kept besides the newest",
+        description="the metric that selects the best checkpoint, which is kept in addition to the newest",
     )
     patience: int = Field(
         0,
@@ -450,5 +460,5 @@ class Logging(Options):
         description="steps between measurements of the ranks of hard negatives among all labels; 0: no measurement",
     )
     tensorboard: bool = Field(True, description="also write RUN/tensorboard")
-    wandb: str = Field("", max_length=128, description="project of Weights & Biases that gets the metrics; empty: none")
-    mlflow: str = Field("", max_length=256, description="experiment of MLflow that gets the metrics; empty: none")
+    wandb: str = Field("", max_length=128, description="project in Weights & Biases that gets the metrics; empty: none")
+    mlflow: str = Field("", max_length=256, description="experiment in MLflow that gets the metrics; empty: none")

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch
 
 State = dict[str, Any]  # arrays by name
-# Names in a recipe's `refresh.index` of indexes that only the trainer has.
+# Values of a recipe's `refresh.index` for indexes that only the trainer has.
 FRESH = "fresh"  # no index: every label is scored with its present vector
 MOST_FRESH = 1 << 17  # labels per rank up to which `auto` means FRESH
-MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means; a search visits tau = 64 (MIPS-s, sections 4 and 5.1)
+MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means; a search visits tau = 64 clusters (MIPS-s, 4 and 5.1)
 
 
 class Sampled(NamedTuple):
     """Labels [B, k] of the global batch, ids in [0, L) with -1 pads; or rows of a rank's own labels.
 
-    `ranked`: each row is best first, without repetitions and positives, and each step draws `negatives.hard` of its
-    columns. If not ranked, all labels count, except known labels. A tensor stays on its device: it must be ranked, and
-    come from the only source.
+    `ranked`: the labels of each row are sorted, best first, without repetitions and positives, and each step draws
+    `negatives.hard` of the columns. If not ranked, all labels count, except labels that the query already has. A tensor
+    stays on its device: it must be ranked, and a run with a tensor has no other source.
     """
 
     ids: np.ndarray | Ragged | torch.Tensor
@@ -50,7 +50,7 @@ class Vectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Facts for opening a source.
+    """Arguments for opening a source.
 
     `on_device`: the source's labels may stay on the vectors' device, which merges the labels of a batch.
     """
@@ -68,7 +68,7 @@ class NegativeSource(ABC):
     """
 
     name: ClassVar[str]
-    stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
+    stateful: ClassVar[bool] = False  # True: a resumed run needs the source's `state`, which one rank saves
     first_epoch: int = 0  # first epoch of use
 
     @abstractmethod
@@ -79,7 +79,7 @@ class NegativeSource(ABC):
         """
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
-        """Record that the vectors of the distinct `rows` [C], counted from the rank's first, are updated."""
+        """Record that the vectors of the distinct `rows` [C], counted from the rank's first row, are updated."""
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:  # noqa: B027
         """React to the end of `step` of `epoch`, which was step `global_step` of the run, counted from 1."""
@@ -88,7 +88,7 @@ class NegativeSource(ABC):
         """Drop state that a run resumed from the checkpoint would lack."""
 
     def state(self) -> State:
-        """Return the state for a resumed run, as uncopied arrays by name; empty before the first use."""
+        """Return the state for a resumed run: arrays by name, not copied; empty before the first use."""
         return {}
 
     def load(self, state: State) -> None:  # noqa: B027
@@ -102,7 +102,7 @@ class NegativeSource(ABC):
 class SourceSection(Options):
     """Options of one source: a table in the section `negatives` of a recipe."""
 
-    hard: int | Literal["all"] = 0  # maximum labels per query; 0: the source is not used; "all": no maximum
+    hard: int | Literal["all"] = 0  # maximum number of labels per query; 0: the source is not used; "all": no maximum
 
     @property
     def most(self) -> int:
@@ -125,12 +125,12 @@ class NegativeSources(list[NegativeSource]):
     """All sources of a run that need embeddings."""
 
     def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
-        """Return the labels for the batch from each source that its epoch uses; x [B, D]."""
+        """Return the labels for the batch from each source that the batch's epoch uses; x [B, D]."""
         serving = (source for source in self if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     def figures(self) -> dict[str, float]:
-        """Return measurements of all sources about the last step."""
+        """Return measurements of the last step from all sources."""
         return {name: value for source in self for name, value in source.figures().items()}
 
     def state(self) -> State:

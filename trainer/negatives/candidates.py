@@ -31,7 +31,7 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
 
     `pool` [k_r]: draws with replacement. Each draw has the weight `weight` (L / k_r for an unbiased sum over every
     label outside P and H), or the weight of its label if `weight` is an array [L]; repeated draws count repeatedly. A
-    query's own P and H are masked in its pool.
+    query's own P and H are masked in the pool.
     """
     scalar = 1.0 if isinstance(weight, np.ndarray) else weight
     candidates = merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar)
@@ -44,7 +44,7 @@ def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float 
     """Build candidates with a random pool for each query: `pool`, [B, k_r] or rows of draws with replacement, -1 pads.
 
     Draws of the query's own P or H are dropped; each other draw has the weight `weight`, as in `shared_pool`. A label
-    that a query draws twice is one pair with twice the weight, so the pairs are at most queries times labels.
+    that a query draws twice is one pair with twice the weight, so there are at most queries times labels pairs.
     """
     rows = batch.positives, batch.positive_offsets, hard, pool
     if not isinstance(weight, np.ndarray):
@@ -111,7 +111,10 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
-    """Count label ids from `start`; ids outside [start, stop) become pads in a matrix [B, k], and leave rows."""
+    """Count label ids from `start`.
+
+    Ids outside [start, stop) become pads in a matrix [B, k], and are removed from rows.
+    """
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
         return own._replace(values=own.values - start)
@@ -119,10 +122,10 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), pads do not belong to a rank.
+    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), and pads belong to no rank.
 
-    Return the number of labels of each row for each rank, int32 [G, B]; their places in `rows.values`, ordered by rank
-    and row; and the end of each rank except the last, int64 [G - 1].
+    Return the number of labels of each row for each rank, int32 [G, B]; the places of labels in `rows.values`, ordered
+    by rank and row; and the end of each rank except the last, int64 [G - 1].
     """
     owner = np.empty(len(rows.values), np.int32)
     counts = np.zeros((len(bounds) - 1, rows.rows), np.int32)

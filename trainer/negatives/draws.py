@@ -1,4 +1,4 @@
-"""Draws of a batch: random pools, from which a rank draws only its own labels, and columns of a table per query."""
+"""Random draws for a batch: pools of random labels, and columns of a table for each query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,18 +13,18 @@ from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, RandomPoolStream, generator, philox_state
 
-_LEVELS = 6  # halvings of [0, 1) into 64 cells; a rank draws whole cells, so each of 64 ranks draws only its own
+_LEVELS = 6  # halvings of [0, 1) into 64 cells; each of up to 64 ranks draws only its own cells
 _CELLS = 1 << _LEVELS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _STEP, _MIX = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)  # constants of wyrand
-_AT_ONCE = 8  # draws at a time, without a branch for each, because the branch would be random
+_AT_ONCE = 8  # draws at a time; a branch for each draw would be slow, because it would be random
 _ONE_ROW, _SHORT, _LONG = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
 _WORDS = np.uint64(40)  # bits for a position in the random words of one node or cell of a row
 
 
 @numba.njit(nogil=True, cache=True)
 def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
-    """Return 64 pseudo-random bits for (key, first, second): the finaliser of SplitMix64 on their mix."""
+    """Return 64 pseudo-random bits for (key, first, second): the finaliser of SplitMix64, applied to their mix."""
     z = key + first * _GOLDEN
     for word in (second, np.uint64(0)):
         z += word
@@ -36,16 +36,17 @@ def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class RandomPool:
-    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the rest uniformly.
+    """Labels drawn with replacement: a share `by_frequency` in proportion to n_l + 1, the other draws uniformly.
 
-    So q_l = (1 - share) / L + share (n_l + 1) / Z > 0 for every label. With weights 1 / (k q_l), a sum over k draws is
-    an unbiased estimate of the sum over all labels, for any share. `frequency` [L] is n. A rank with the labels
-    `part` = [start, stop) draws only these labels, counted from start. `retired` [L] bool: labels that are never drawn;
-    L is then the number of the other labels.
+    A draw gives label l with probability q_l = (1 - share) / L + share (n_l + 1) / Z > 0. With weights 1 / (k q_l), a
+    sum over k draws is an unbiased estimate of the sum over all labels, for any share. `frequency` [L] is n. A rank
+    with the labels `part` = [start, stop) draws only these labels, counted from start. `retired` [L] bool: labels that
+    are never drawn; L is then the number of the other labels.
 
-    A draw is a number in [0, 1), which the shares q_l divide among the labels. First the number of a row's draws in
-    each half of [0, 1) is drawn, then in the halves of each half, down to 64 cells; then the draws within a cell. The
-    keys are seed, step, row and cell, so the draws of all ranks together do not depend on the number of ranks.
+    A draw is a number in [0, 1); the shares q_l divide this interval among the labels. First the number of a row's
+    draws in each half of [0, 1) is drawn, then the number in each quarter, and so on down to 64 cells. Then the draws
+    within each cell are made. The keys are seed, step, row and cell, so the draws of all ranks together do not depend
+    on the number of ranks.
     """
 
     labels: int  # L
@@ -80,7 +81,7 @@ class RandomPool:
                 labels = np.where(labels == PAD, PAD, self._live[first:last][labels] - start).astype(kind.dtype)
             return Ragged(labels, ends)
         below = self._cumulative[start - 1] if start else 0.0
-        # Rounding may move a number across the border of two cells.
+        # Rounding may move a number across the border between two cells.
         first, last = int(below * _CELLS - 1e-6), int(self._cumulative[stop - 1] * _CELLS + 1e-6)
         numbers, ends = _draw_numbers(key, at, count, max(0, first), min(last, _CELLS - 1))
         labels = np.searchsorted(self._cumulative, numbers * 2.0**-64, side="right")
@@ -99,7 +100,7 @@ class RandomPool:
     def _shares(self) -> np.ndarray:
         """Probability q_l of every label, float64 [L]."""
         if self.frequency is None or len(self.frequency) != self.labels:
-            raise ValueError(f"draws by frequency need the training points of each of {self.labels} labels")
+            raise ValueError(f"draws by frequency need the number of training points of each of {self.labels} labels")
         live = np.ones(self.labels) if self.retired is None else (~self.retired).astype(np.float64)
         mass = live * (self.frequency.astype(np.float64) + 1)
         return (1 - self.by_frequency) * live / self._count + self.by_frequency * mass / mass.sum()
@@ -111,7 +112,7 @@ class RandomPool:
 
     @cached_property
     def _inverse(self) -> np.ndarray:
-        with np.errstate(divide="ignore"):  # weights of retired labels
+        with np.errstate(divide="ignore"):  # retired labels have q_l = 0
             return 1 / self._shares[slice(*self.part) if self.part else slice(None)]
 
 
@@ -149,8 +150,9 @@ def _random(word):  # type: ignore[no-untyped-def]
 def _draw_labels(key, rows, count, labels, start, stop, kind):  # type: ignore[no-untyped-def]
     """Draw `count` uniform labels from [0, labels) for each row; return the part in [start, stop), counted from start.
 
-    Also return the end of each row, int64 [B + 1]. Cells at the ends of the range have pads for draws outside it. A
-    64-bit number u gives label u · labels / 2^64, rounded down: each label has 2^64 / labels numbers, or one more.
+    Also return the end of each row, int64 [B + 1]. In the first and the last cell, draws outside the range are
+    pads. A 64-bit number u gives label u · labels / 2^64, rounded down: the counts of numbers u per label differ by at
+    most one.
     """
     first, last = start * _CELLS // labels, min(_CELLS - 1, (stop * _CELLS - 1) // labels)
     counts, keys = _count_in_cells(key, rows, count, first, last)
@@ -202,7 +204,7 @@ def _count_in_cells(key, rows, count, first, last):  # type: ignore[no-untyped-d
     """Return the number of draws of each row in each of the cells [first, last], [B, cells], and the rows' keys [B].
 
     A draw is in either half of a node with equal probability: of n draws, the number in the lower half is the number of
-    set bits among n random bits. Only the nodes above these cells are visited.
+    set bits among n random bits. Only nodes above the cells [first, last] are visited.
     """
     counts, keys = np.empty((len(rows), last - first + 1), np.uint32), np.empty(len(rows), np.uint64)
     of_step = np.uint64(0)

@@ -1,7 +1,7 @@
 """Families of locality-sensitive hash functions: K functions per code, one code per table (LNS, 1.2, A.2 and A.3).
 
-Function j L + t is function j of the K functions of table t. A code depends only on the vector and the seed, because
-every sum adds the coordinates in order, for any batch.
+Function j L + t is function j of the K functions of table t. A code depends only on the vector and the seed, not on the
+batch, because every sum adds the coordinates in order.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: in
     width = 2 if family == "simhash" else width
     buckets = width**bits
     if not 2 <= buckets <= _MOST_BUCKETS:
-        raise ValueError(f"{buckets} buckets a table; expected 2 to {_MOST_BUCKETS}: take other bits")
+        raise ValueError(f"{buckets} buckets per table; expected 2 to {_MOST_BUCKETS}: change bits")
     if family == "simhash":
         return SimHash(dimension, bits, tables, seed)
     if not 2 <= width <= dimension:
@@ -82,7 +82,8 @@ class Dwta(HashFunctions):
     """Densified winner-take-all: the index of the largest of a bin's m coordinates (equation 4); zeros are ignored.
 
     Bins are cut from permutations of the coordinates. The K bins of a table come from different permutations, because
-    p^K requires independence. A bin of zeros borrows the winner of another bin, which is the same for every vector.
+    p^K requires independence. A bin of zeros borrows the winner of another bin; bins are tried in an order that is the
+    same for every vector.
     """
 
     @cached_property

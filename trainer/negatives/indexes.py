@@ -1,13 +1,13 @@
-"""Find hard negatives of fresh query embeddings with the trainer's own index of a rank's labels.
+"""Find hard negatives for fresh query embeddings with the trainer's own index of a rank's labels.
 
-`CopiedIndex` searches a stale copy of the vectors, which is renewed every `refresh.every_steps` steps and after every
-checkpoint. So a resumed run and a run that was not stopped both build the index from the checkpoint's vectors. With
-`refresh.rebuild_steps` a thread builds the next index meanwhile; the step of its first use does not depend on the time
-that this takes. Sampling by MIPS (MIPS-s, section 3).
+`CopiedIndex` searches a stale copy of the vectors (MIPS-s, section 3). The copy is renewed every `refresh.every_steps`
+steps and after every checkpoint, so that a resumed run and a run that was not stopped build the same index from the
+checkpoint's vectors. With `refresh.rebuild_steps`, a thread builds the next index in the background; the step that
+first uses the index does not depend on how long the build takes.
 
 `FreshIndex` scores every label with its present vector in every step, in bfloat16 if the processor supports it, so that
-a search costs a fraction of one-vs-all's forward pass. It looks for the best K labels in the K groups of labels with
-the largest maxima: no other group can contain one of the best K.
+a search costs a fraction of one-vs-all's forward pass. The search looks for the best K labels only in the K groups of
+labels with the largest maxima, because no other group can contain one of the best K labels.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,8 @@ _QUERIES = 512  # queries whose scores are in memory at a time
 class CopiedIndex(NegativeSource):
     """Index of a rank's labels, which finds `width` labels per query, and is built at its first use.
 
-    `kind`: a recipe's `refresh.index`. The index is rebuilt every `every` steps, and used from `lag` steps later on.
+    `kind`: a recipe's `refresh.index`. The index is rebuilt every `every` steps, and a new index is used
+    `lag` steps after its vectors were copied.
     """
 
     name = "in-trainer"
@@ -54,7 +55,7 @@ class CopiedIndex(NegativeSource):
         self._kind, self._every, self._lag = kind, every, lag
         self._current: tuple[Block, SearchParams] | None = None
         self._next: Future[tuple[Block, SearchParams]] | None = None
-        self._age = 0  # steps since the copy of the vectors in use was made
+        self._age = 0  # age of the copy of the vectors that is in use, in steps
 
     def before_checkpoint(self) -> None:
         """Rebuild the index at the next step, because a resumed run builds its index from the same vectors."""
@@ -98,7 +99,7 @@ class CopiedIndex(NegativeSource):
         return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
 
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
-        """Index the `vectors` [n, D] float32 of the rank's labels, which no other code changes."""
+        """Index the `vectors` [n, D] float32 of the rank's labels; no other code may change the array."""
         from search.block import Block, padded, set_up
         from search.factory import choose
         from search.index import SearchParams, apply, build, tune
@@ -152,7 +153,7 @@ class FreshIndex(NegativeSource):
 
 def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
     """Return the best labels over all ranks, [B, width], from each rank's `keys` [B, width] (search/candidates.py)."""
-    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer labels
+    (keys,) = group.gather_arrays(best(keys, width))  # a rank may have fewer than `width` labels
     labels, _ = unpack(merge(np.split(keys, group.ranks), width))
     return Sampled(labels, ranked=True)
 
@@ -169,8 +170,8 @@ class Products:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
 
-        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs `masked`:
-        queries and rows.
+        The order is arbitrary. Scores have the precision of `product_dtype`, and are -inf for the pairs `masked`
+        (queries and rows).
         """
         queries, rows = len(x), len(vectors)
         chunks = -(-rows // _CHUNK)
@@ -199,13 +200,13 @@ class Products:
     def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
         """Return uninitialised memory for [count] numbers, with the dtype and device of `x`."""
         if self._memory is None or len(self._memory) < count:
-            # The system would have to clear large memory again if every step allocated it.
+            # If every step allocated this memory, the system would have to clear it every time.
             self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)
         return self._memory[:count]
 
 
 def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
-    """Sort `rows` [B, k] by falling `scores`, equal scores by ascending row, to [B, width]; -1 pads, also for -inf."""
+    """Sort `rows` [B, k] by descending score, ties by ascending row, to [B, width]; -1 pads, also for score -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
     rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)
@@ -213,7 +214,7 @@ def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 if the device multiplies it faster than float32."""
+    """Return bfloat16 if the device multiplies it faster than float32, else float32."""
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.float32
     return torch.bfloat16

@@ -1,8 +1,9 @@
 """Locality-sensitive negative sampling (LNS, Algorithm 1): labels with the same hash as the query.
 
-L hash tables have buckets with a fixed capacity (section 1.2), in which rows are added, moved, and found. The size of a
-table does not grow with the rows: a bucket keeps `capacity` of its members. The codes of each row are stored, so that
-its old bucket is known. A row costs L codes and at most L capacity slots, for any number of rows.
+The L hash tables have buckets with a fixed capacity (section 1.2). Rows are added to buckets, moved between buckets,
+and looked up. A bucket keeps at most `capacity` of its members, so a table does not grow with the number of rows. The
+code of each row in each table is stored, so that its old bucket is known. To find the rows of a query, or to move a
+row, takes L codes and at most L * capacity slots, for any number of rows.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from trainer.negatives.base import Vectors
     from trainer.stream.batch import Batch
 
-_FILLED = 4096  # rows that are added to one table after the other, while their codes stay in the cache
-GROWTH = 1.1  # factor of the number of steps between two rehashes of touched rows
+_FILLED = 4096  # rows that are added to one table after another, while their codes stay in the cache
+GROWTH = 1.1  # growth factor of the number of steps between two rehashes of touched rows
 _HASHED = 1 << 16  # rows of the classifier that are hashed at a time
 
 
 class HashedNegatives(NegativeSource):
     """Labels in the query's buckets of hash tables over the vectors of a rank's labels.
 
-    All results are functions of (options, seed), the vectors, and the (epoch, step) of each call.
+    All results depend only on (options, seed), the vectors, and the (epoch, step) of each call.
     """
 
     name = "lsh"
@@ -59,7 +60,7 @@ class HashedNegatives(NegativeSource):
         return Sampled(labels._replace(values=labels.values.astype(np.int64) + self._vectors.start).padded())
 
     def start(self) -> None:
-        """Hash every row, in time linear in their number, once per run, unless `load` restores an earlier state."""
+        """Hash every row, in linear time; a run does this once, unless `load` restores an earlier state."""
         self._started = True
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
@@ -91,8 +92,8 @@ class HashedNegatives(NegativeSource):
     def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
         """Return distinct negatives of B queries, int32, without positives.
 
-        x [B, D]. By embedding (Theorem 2), x is hashed. By label (Theorem 1), each step draws one positive per query
-        and uses its stored code instead of x; a query without a positive gets no negatives.
+        With `query` = "embedding" (Theorem 2), x [B, D] is hashed. With "label" (Theorem 1), each step draws a positive
+        of each query and uses its stored code instead of x; a query without a positive gets no negatives.
         """
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
@@ -102,7 +103,7 @@ class HashedNegatives(NegativeSource):
         counts = positives.counts
         queries = np.flatnonzero(counts)
         drawn = values[offsets[queries] + draw.integers(0, counts[queries])]
-        # Rows without a positive take no `values`, so removing them does not change the offsets of the other rows.
+        # Rows without a positive have no `values`, so removing them does not change the offsets of the other rows.
         without = Ragged(values, np.append(offsets[queries], offsets[-1]))
         labels = self.tables.find(self.tables.codes[drawn], order, without, self.options.limit)
         sizes = np.zeros(len(counts), np.int64)
@@ -121,9 +122,10 @@ class HashedNegatives(NegativeSource):
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return whether a rehash is due after `step` steps: rehash k follows the previous by GROWTH**k * `every` steps.
+    """Return whether a rehash is due after `step` steps.
 
-    LNS, section 3.3: every 50 iterations at first, and exponentially less often later.
+    Rehash k comes GROWTH**k * `every` steps after the previous rehash. LNS, section 3.3: every 50 iterations at first,
+    and exponentially less often later.
     """
     return _rehashed(step, every) > _rehashed(step - 1, every)
 
@@ -134,16 +136,16 @@ def _rehashed(step: int, every: int) -> int:
     """
     if step <= 0:
         return 0
-    # The term 1e-9 prevents that rounding removes a rehash; at worst, a rehash comes one step early.
+    # The term 1e-9 prevents rounding from losing a rehash; at worst, a rehash comes one step early.
     return int(math.log1p(step * (GROWTH - 1) / every) / math.log(GROWTH) + 1e-9)
 
 
 class TableArrays(NamedTuple):
     """Contents of the hash tables.
 
-    `codes` [N, L]: the bucket of each row. `slots` [L, buckets, capacity] int32 holds rows, in the first `held`
-    [L, buckets] slots of each bucket. `members` [L, buckets] counts all rows with the bucket's code, `owed`
-    [L, buckets] the deletions that no insertion has compensated.
+    `codes` [N, L]: the bucket of each row. `slots` [L, buckets, capacity] int32 contains rows, in the first
+    `held` [L, buckets] slots of each bucket. `members` [L, buckets] counts all rows with the bucket's code, and `owed`
+    [L, buckets] counts the deletions that no insertion has compensated for.
     """
 
     codes: np.ndarray
@@ -156,13 +158,13 @@ class TableArrays(NamedTuple):
 class HashTables:
     """Rows [0, N) in L tables of buckets.
 
-    A bucket keeps a uniform sample of its rows, also after deletions: a later insertion compensates a deletion (random
-    pairing, Gemulla, Lehner and Haas, VLDB 2006).
+    A bucket keeps a uniform sample of its rows, even after deletions: a later insertion compensates for a deletion
+    (random pairing, Gemulla, Lehner and Haas, VLDB 2006).
     """
 
     def __init__(self, rows: int, tables: int, buckets: int, capacity: int) -> None:
         if not 0 <= rows < 1 << 31 or capacity < 1:
-            raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, and 1 or more a bucket")
+            raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, 1 or more per bucket")
         held, members, owed = np.zeros((3, tables, buckets), np.int32)
         slots = np.full((tables, buckets, capacity), -1, np.int32)
         self.codes = np.zeros((rows, tables), code_type(buckets))  # the bucket of each row
@@ -171,7 +173,8 @@ class HashTables:
     def state(self) -> dict[str, np.ndarray]:
         """Return the state that later steps depend on, by name, with the used buckets only.
 
-        `buckets` are their indices [n] among all buckets of all tables; `rows` is their content, ordered by bucket.
+        `buckets` [n] are the indices of used buckets among all buckets of all tables; `rows` is the content of these
+        buckets, in the same order.
         """
         codes, slots, held, members, owed = self.arrays
         buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
@@ -259,7 +262,7 @@ def _insert(row: int, table: int, code: int, key: np.uint64, tables: TableArrays
     members[table, code] += 1
     chance = (scrambled(key, np.uint64(table), np.uint64(row)) >> np.uint64(11)) * 2.0**-53
     debt = owed[table, code]
-    if debt:  # the insertion compensates a deletion, from the sample or from the other rows
+    if debt:  # the insertion compensates for a deletion, from the sample or from the other rows
         missing = min(capacity, members[table, code] - 1 + debt) - count
         owed[table, code] = debt - 1
         if int(chance * debt) < missing:
@@ -322,7 +325,7 @@ def _find(
 
 @numba.njit(nogil=True, cache=True)
 def _see(row: int, query: int, seen: np.ndarray) -> bool:
-    """Record that `query` has `row`; return whether the row is new for the query."""
+    """Record that `query` has found `row`; return whether the row is new for the query."""
     mask = seen.shape[1] - 1
     hashed = (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
     place = int(hashed) & mask

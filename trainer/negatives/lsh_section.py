@@ -18,17 +18,17 @@ class LshSection(Options):
     hard: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all",
         description=(
-            "maximum number of labels for each query: tables are searched until a query has this many. all: the union "
-            "of the query's buckets in all tables, as in the paper"
+            "maximum number of labels for each query: tables are searched until a query has this many labels. all: "
+            "the union of the query's buckets in all tables, as in the paper"
         ),
     )
     query: Literal["embedding", "label"] = Field(
-        "embedding", description="what is hashed: x, or the vector of a random positive"
+        "embedding", description="the hashed vector: x, or the vector of a random positive"
     )
     family: Family = Field("dwta", description="hash functions: signs of random projections, or winners of bins")
-    bits: int = Field(6, ge=1, le=28, description="K functions to a code")
-    tables: int = Field(50, ge=1, description="L hash tables")
-    width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")
+    bits: int = Field(6, ge=1, le=28, description="K, the number of hash functions per code")
+    tables: int = Field(50, ge=1, description="L, the number of hash tables")
+    width: int = Field(2, ge=2, description="number of coordinates in a bin of dwta; a table has width ** bits buckets")
     capacity: int = Field(
         128, ge=1, description="maximum number of labels in a bucket; a fuller bucket keeps a uniform sample"
     )
@@ -44,7 +44,7 @@ class LshSection(Options):
         if size > MOST_BYTES:
             raise ValueError(
                 f"negatives.lsh: {self.tables} tables of {self.buckets:,} buckets with room for {self.capacity} labels "
-                f"take {size / 2**30:.1f} GiB, more than the limit of {MOST_BYTES >> 30}: lower "
+                f"take {size / 2**30:.1f} GiB, more than the limit of {MOST_BYTES >> 30} GiB: lower "
                 "negatives.lsh.capacity, tables, bits or width"
             )
         return self

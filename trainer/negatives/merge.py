@@ -1,9 +1,9 @@
 """Find the distinct labels of a batch, ascending, and the place of every pair's label among them.
 
-Two methods exist; the sizes decide. With few labels per pair, a bitmap over all labels is used: a label's place is the
-number of set bits before it. Otherwise pairs are sorted by label, with at most 11 bits in each pass over memory. A
-bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on random labels,
-because such a branch costs more than all other work on a pair.
+There are two methods, and the sizes decide. With few labels per pair, a bitmap over all labels is used: a label's place
+is the number of set bits before the label's bit. Otherwise pairs are sorted by label, with at most 11 bits in each pass
+over memory. A bitmap reads one word per 64 labels; sorting makes a few passes over the pairs. Loops do not branch on
+random labels, because a random branch costs more than all other work on a pair.
 """
 
 import numba
@@ -15,7 +15,7 @@ from trainer.negatives.draws import ones
 from trainer.stream.batch import Candidates, DrawnLabels
 
 NUMBER_BITS = 24  # bits of a pair's number, below the bits of its label in one word
-_DIGIT_BITS = 11  # most bits per sorting pass: a cache holds the places that one pass writes to
+_DIGIT_BITS = 11  # maximum bits per sorting pass: the places that one pass writes to fit in a cache
 _LARGEST = 1 << NUMBER_BITS
 _MASK = np.uint64(_LARGEST - 1)
 _SHIFT = np.uint64(NUMBER_BITS)
@@ -38,10 +38,10 @@ def merge(
 ) -> Candidates:
     """Merge the positives [P] of B queries (`offsets` [B + 1]), their hard negatives and their own `draws`.
 
-    A label that a query draws repeatedly is one pair, whose weight is `weight` times the number of draws; it is dropped
-    if it is among the query's other labels. A positive or hard negative has the weight `weight_of_others`. Pads of
-    `hard` and `draws` are left out. Labels ascend, and are below 2**40; a query's positives come first, then its hard
-    negatives, then its draws. Raises ValueError for more than 2**24 pairs.
+    A label that a query draws repeatedly is one pair, whose weight is `weight` times the number of draws; the pair is
+    dropped if its label is already a positive or a hard negative of the query. A positive or hard negative has the
+    weight `weight_of_others`. Pads of `hard` and `draws` are left out. Labels ascend, and are below 2**40; a query's
+    positives come first, then its hard negatives, then its draws. Raises ValueError for more than 2**24 pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
@@ -53,7 +53,7 @@ def merge(
 def merge_with_pool(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, pool: np.ndarray, weight: float
 ) -> Candidates:
-    """Merge like `merge`, with the draws `pool` [k] that all queries share, each with `weight`.
+    """Merge like `merge`, with the draws `pool` [k] that all queries share, each draw with `weight`.
 
     Every pair has weight 1.
     """
@@ -105,7 +105,7 @@ def _queries(
     kind = np.int32 if all(column.dtype == np.int32 for column in columns) else np.int64
     size = sum(map(len, columns))
     if size >= _LARGEST:
-        raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
+        raise ValueError(f"{size} labels in a batch; expected at most {_LARGEST - 1}: make the batch smaller")
     positive, negative, drawn, shared = (np.ascontiguousarray(column, kind) for column in columns)
     bounds = np.ascontiguousarray(offsets, np.int64)
     return (positive, bounds, negative, hard.offsets, drawn, draws.offsets, shared), size
@@ -229,7 +229,7 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
     """Do the work of `_number` with a bitmap of `words` words."""
-    # Words, next to their number of preceding bits: first for labels outside the pool, then for labels of the pool.
+    # Words, each next to the number of bits before it: first for labels outside the pool, then for labels of the pool.
     bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
     before_in_pool = np.empty(words, np.uint32)
     for value in label[:pairs]:
@@ -310,8 +310,8 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
     """Do the work of `_number` with sorted words.
 
-    Labels of the pool have the greatest numbers, so they are the last words of a label: the last word shows whether the
-    pool has the label.
+    Labels of the pool have the greatest numbers, so their words come last among the words of a label: the last word
+    shows whether the label is in the pool.
     """
     size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)

@@ -47,10 +47,10 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """A batch of all ranks: `part` has this rank's rows, `sizes` [G] is the number of rows of each rank.
+    """A batch of all ranks: `part` contains this rank's rows, `sizes` [G] is the number of rows of each rank.
 
-    `whole` has the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates if
-    the batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
+    `whole` contains the row ids of all parts, the positives and hard negatives that this rank plans for, and candidates
+    if the batch is already planned. `stop_asked`: a rank was asked to stop before the batch was gathered.
     """
 
     part: Batch
@@ -61,14 +61,15 @@ class GlobalBatch:
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Planner of a batch's candidates by a method's `options`: a pure function of the batch, so any thread may run it.
+    """Plans a batch's candidates by a method's `options`: a pure function of the batch, so any thread may call it.
 
     `labels`: L. `positive_weight` [L] float32, if given, weights the positives. `parts`: the labels [start, stop) of
-    every rank; this rank is number `rank`, and plans the part of a single process's candidates that is in its range,
-    with ids counted from start. Without `parts` a rank plans for all labels. `mixtures`: k_h and k_r of each epoch, if
-    they change. `frequency` [L]: number of training points of each label, if draws depend on it. `positives`: number of
-    positives per query that a step trains on, for methods that use the labels of the batch; 0: all. `retired` [L] bool:
-    labels that must not be random negatives. `merges`: False if a device merges the labels of own pools itself.
+    every rank. This rank is number `rank`, and plans only the candidates in its range, with ids counted from start; all
+    ranks together plan what a single process would plan. Without `parts` a rank plans for all labels. `mixtures`: k_h
+    and k_r of each epoch, if they change. `frequency` [L]: number of training points of each label, if draws depend on
+    it. `positives`: number of positives per query that a step trains on, for methods that use the labels of the batch;
+    0: all. `retired` [L] bool: labels that must not be random negatives. `merges`: False if a device merges the labels
+    of own pools itself.
     """
 
     options: Options
@@ -91,7 +92,7 @@ class Planner:
         return self.options.candidates(self, batch, self._sampled(batch, sampled))
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
-        """Yield the candidates of a step: the candidates of the batch, or one chunk of labels after the other."""
+        """Yield the candidates of a step: the candidates of the batch, or one chunk of labels at a time."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:
             yield candidates
@@ -120,7 +121,7 @@ class Planner:
     ) -> Candidates:
         """Merge positives, hard negatives from `sampled`, and labels `drawn` with `weight`; each once per query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
-            assert isinstance(drawn, Ragged), "a device merges pools of each query's own alone"
+            assert isinstance(drawn, Ragged), "a device merges only own pools"
             ranked = sampled[0].ids
             columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
             candidates = drawn_labels(batch, ranked.gather(1, send(columns, ranked.device)), drawn, weight)
@@ -146,14 +147,14 @@ class Planner:
         return draw_positives(batch, self.positives, self.seed) if batch.learnt is None else batch.learnt
 
     def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
-        """Return every label in [start, stop), counted from this rank's first, as candidates of every query."""
+        """Return every label in [start, stop), counted from this rank's first label, as candidates of every query."""
         return label_range(batch, start, stop, self._weights)
 
     def gather(self, batch: Batch, group: Group, stop_asked: bool = False) -> GlobalBatch:
         """Gather and concatenate the batches of all ranks, with their row ids. Raises RankLostError.
 
-        A rank sends each other rank the positives, and the counted negatives of the table, that are in the other rank's
-        label range; without `parts`, all of them.
+        A rank sends each other rank the positives, and the negatives of the table that count in this step, if they are
+        in the other rank's label range; without `parts`, it sends all.
         """
         if group.ranks == 1:
             return GlobalBatch(batch, batch, [len(batch)], stop_asked)
@@ -183,11 +184,11 @@ class Planner:
         yield from zip(counts, np.split(order, ends), strict=True)
 
     def of_table(self, batch: Batch) -> np.ndarray | Ragged | None:
-        """Return the negatives [B, k_h] from the batch's table [B, K] that this step counts; None without a table."""
+        """Return the negatives [B, k_h] from the batch's table [B, K] that count in this step; None without a table."""
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] that a step counts, ids counted from its first label; -1 pads.
+        """Return this rank's hard negatives [B, k] that count in a step, as ids from its first label; -1 pads.
 
         Waits for negatives on a device.
         """
@@ -203,7 +204,7 @@ class Planner:
         return batch if self.part is None else within(batch, *self.part)
 
     def _hard(self, batch: Batch, sampled: Sequence[Sampled]) -> np.ndarray | Ragged | None:
-        """Return this rank's hard negatives from all sources that the step counts; each label once per query."""
+        """Return this rank's hard negatives, from all sources, that count in the step; each label once per query."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
         first, rest = self._labels_within(ranked), self._labels_within(others)
@@ -219,7 +220,7 @@ class Planner:
         return ids if self.part is None else ids_within(ids, *self.part)
 
     def _columns(self, batch: Batch, ranked: np.ndarray | Ragged) -> np.ndarray | Ragged:
-        """Draw the columns of ranked negatives [B, K] that this step counts, separately for each query.
+        """Draw the columns of ranked negatives [B, K] that count in this step, separately for each query.
 
         Negatives from other ranks are already drawn.
         """

@@ -1,9 +1,9 @@
 """Tables that are refreshed during training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
 
 For a table in epoch e, the trainer keeps the query embeddings of epoch e - 2, which training computes anyway, and dumps
-them at its end, with the classifier vectors for hard negatives. The miner works during e - 1. Epoch e starts with one
-decision about the table. Unused files are removed: all files of a run that begins again, and unfinished tables of a run
-that has ended.
+them at the end of that epoch. For hard negatives, the dump also has the classifier vectors. The miner works during
+epoch e - 1. Epoch e starts with one decision about the table. Unused files are removed: all files of a run that begins
+again, and unfinished tables of a run that has ended.
 """
 
 import threading
@@ -42,7 +42,7 @@ class Adoption:
     """Decision about an epoch: to use the table made for `table_epoch` (None: random negatives only, or random order).
 
     late: the due table was missing. stale: the newest table was also too old, so `refresh.stale` decided. dumped_at:
-    the step of the run at which the vectors were dumped. overlap: mean share of a row's hard negatives that the
+    the step of the run when the vectors were dumped. overlap: mean share of a row's hard negatives that the
     previous table also had, over all sources; None if unknown. epochs: the present number of epochs of the run; None in
     runs of earlier versions, which did not record it.
     """
@@ -62,7 +62,7 @@ class Adoption:
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
     def staleness(self, step: int) -> dict[str, int | float | bool | None]:
-        """Return facts about the table before `step`: its age in epochs and steps, and its new negatives."""
+        """Return facts about the table before `step`: age in epochs and steps, and overlap with the previous table."""
         return {
             "epoch": self.epoch,
             "table_epoch": self.table_epoch,
@@ -82,13 +82,13 @@ def adopt(
     epochs: int | None = None,
     interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
-    """Decide once which table `epoch` trains on, record it with `epochs`, and join the table to `sources`.
+    """Decide once which table `epoch` trains on, record the decision with `epochs`, and join the table to `sources`.
 
-    The choice is the newest finished table for an epoch up to this epoch; `refresh.stale` decides if the table is older
-    than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables exist. Raises
-    TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop" (nothing is
-    recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the wait for
-    a table.
+    The newest finished table that was made for this epoch or an earlier epoch is chosen; `refresh.stale` decides if the
+    table is older than `refresh.max_age`. An existing record, from a resumed run, is followed even if newer tables
+    exist. Raises TableError if a recorded table is missing or differs; ExtremisError if `refresh.stale` is "stop"
+    (nothing is recorded, and the run can resume when a table exists); StoppedError if a signal to stop comes during the
+    wait for a table.
     """
     decision = _recorded(run, epoch)
     if decision is None:
@@ -123,8 +123,8 @@ def follow(
         if storage.exists(run.adoption(epoch)):
             return adopt(run, recipe, sources, epoch, print)
     raise InputError(
-        f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Does rank 0 run, "
-        "and do all ranks have the same RUN?"
+        f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Is rank 0 "
+        "running, and do all ranks have the same RUN?"
     )
 
 
@@ -170,7 +170,7 @@ def _decide(
     if not recipe.clusters:  # check before the decision is recorded
         for found in tables.values():
             found.require_ids_of("points" if recipe.table_facts.get("by") == "points" else "labels")
-    # The order in which a resumed run reads them, so that its record of the decision has the same bytes.
+    # Sorted, because a resumed run reads the digests in this order, and its record must have the same bytes.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, newest, digests, late, stale, step, _overlap([table.manifest for table in tables.values()]))

@@ -1,6 +1,6 @@
 """Dump of an epoch for the miner: its query embeddings, in the order of the queries, and the classifier's vectors.
 
-Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes.
+Each rank collects and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes the dump.
 """
 
 import itertools
@@ -76,7 +76,7 @@ class EmbeddingCollector:
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
-        """Keep this rank's part of x [B, D], which has the global row ids `rows` [B]."""
+        """Keep this rank's part of x [B, D], the embeddings of the rows with the global ids `rows` [B]."""
         self._arriving.append((rows, LateCopy(x)))
         # On a GPU the last steps are still running: their embeddings are fetched after later steps have begun.
         self.fetch(0 if x.device == CPU else _BEHIND)
@@ -105,7 +105,8 @@ class EmbeddingCollector:
     def save_part(self, step: int, rows: np.ndarray) -> None:
         """Publish `rows` [n] as a part. `step` is the epoch's step that the checkpoint resumes at.
 
-        A row that is seen again meanwhile is also seen again by a resumed run.
+        If training embeds a row again before the part is written, the part may have its newer embedding. A resumed run
+        repeats these steps, and writes the same embedding.
         """
         if not len(rows):
             return
@@ -129,10 +130,10 @@ class EmbeddingCollector:
     def publish(
         self, vectors: torch.Tensor | None, labels: int, parameters: dict, read: ReadVectors | None = None
     ) -> None:
-        """Write each source's embeddings in its row order, and last this rank's vectors [n, D] of the `labels` labels.
+        """Write each source's embeddings in row order, and then this rank's vectors [n, D] of the `labels` labels.
 
-        `read` returns the old rows of `vectors` while they change. Clusters need only embeddings, whose manifest then
-        has the `parameters`. Raises StorageError.
+        `read` returns rows of `vectors` as they were when writing began, while training changes the vectors. Clusters
+        need only embeddings; their manifest then contains the `parameters`. Raises StorageError.
         """
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
@@ -172,7 +173,7 @@ class EmbeddingCollector:
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, read: ReadVectors, labels: int, parameters: dict) -> None:
-        """Publish vectors [L, D] as a table of contiguous row blocks, which end at the end of each rank's labels."""
+        """Publish vectors [L, D] as a table of contiguous row blocks; each block has labels of a single rank."""
         group = self._group
         edges = [0, *itertools.accumulate(group.sizes(len(vectors)))]
         places = [
@@ -205,7 +206,7 @@ class EmbeddingCollector:
     ) -> None:
         """Publish a table of vectors by id, with this rank's `blocks`: (shard of `count`, first id, vectors [n, D]).
 
-        `manifest`: its fields except columns, shards and range of ids; `group_rows`: the row groups of each shard.
+        `manifest`: all fields except columns, shards and range of ids. `group_rows`: the row groups of each shard.
         No rank overwrites a shard of a table that is still published. The manifest is written after all ranks have
         written their shards, which are in rank order.
         """
@@ -231,7 +232,7 @@ class EmbeddingCollector:
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
     """Return whether the dump of `epoch` is complete: its vectors are published last.
 
-    A dump `for_clusters` of the source of this name has only embeddings.
+    With `for_clusters`, the name of the source, the dump is for clusters and has only embeddings.
     """
     return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
 

@@ -1,4 +1,4 @@
-"""Hardness of a table's negatives: compare their scores by the present model with the scores in the table."""
+"""Hardness of a table's negatives: their scores by the present model, compared with the scores in the table."""
 
 import itertools
 
@@ -23,7 +23,8 @@ _Row = tuple[int, np.ndarray, np.ndarray]  # place in a batch, label ids [K], an
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
     """Return the mean scores of the same (query, hard negative) pairs in the table and now, and the difference.
 
-    The pairs are of some rows of the batch, encoded as in training, with dropout, before the batch is trained on.
+    The pairs come from some rows of the batch, which are encoded as in training, with dropout, before the model trains
+    on the batch.
 
     Every rank calls the function with its part of the batch. The result is empty if there is nothing to compare: no
     rows of a table, or a table that was mined with label embeddings.
@@ -31,7 +32,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     places, pairs, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
     if len(places):
-        # Rows are adjacent in any slice of a batch.
+        # A slice of a batch has adjacent rows, so all rows up to the last place are encoded.
         stop = int(places.max()) + 1
         encoder = model.encoder
         x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))
@@ -56,9 +57,9 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return places in `rows` [n] of some rows; and for their pairs index of place, label ids int64, scores float32.
+    """Return the places of some of the `rows` [n]; and their pairs: index of the place, label id int64, score float32.
 
-    The rows come from few row groups. Row ids count through the sources in storage order.
+    The rows come from few row groups. Row ids are counted over all sources, in storage order.
     """
     first, parts = 0, list[list[_Row]]()
     for source in sources:

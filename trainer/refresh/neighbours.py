@@ -1,4 +1,4 @@
-"""Memory of a run's training points: for every point a key, which is its embedding in a dump, and its labels."""
+"""Memory of a run's training points: the labels of every point, and a key, which is its embedding in a dump."""
 
 import numpy as np
 import torch
@@ -20,15 +20,15 @@ _WHAT = "a memory of training points"
 class Neighbours:
     """Keys of all points, [N, D] float16 of length 1, and their labels, in memory-mapped scratch files.
 
-    Keys come from the dump of the table of neighbours, so a resumed run has the same keys. A
-    point without an embedding in the dump, which the run does not train on, is never a neighbour.
+    Keys come from the dump that the table of neighbours was mined from, so a resumed run has the same keys. A point
+    that the run does not train on has no embedding in the dump, and is never a neighbour.
     """
 
     def __init__(self, run: RunLayout, options: MemorySection) -> None:
         self._run, self._options, self._table = run, options, ""
 
     def begin(self, sources: list[Source]) -> None:
-        """Begin an epoch: read the keys if the table is new. Raises TableError if they are missing."""
+        """Begin an epoch: read the keys if the table is new. Raises TableError if the keys are missing."""
         (source,) = sources
         table = source.negatives
         if table is None or table.digest == self._table:
@@ -55,7 +55,7 @@ class Neighbours:
         self._table = table.digest
 
     def learn(self, batch: Batch, x: torch.Tensor, queries: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
-        """Return the loss of a rank's part of a batch of `queries`, and its gradient on x [b, D]; 0 without a table."""
+        """Return the loss of a rank's part of a batch of `queries`, and the gradient on x [b, D]; 0 without a table."""
         if batch.hard is None or not len(batch):
             return 0.0, 0.0
         assert isinstance(batch.hard, np.ndarray)

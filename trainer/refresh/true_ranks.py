@@ -9,11 +9,11 @@ from trainer.stream import Batch
 
 ROWS = 64  # maximum number of rows of a batch to rank
 LABELS = 1 << 16  # labels scored at a time
-_TIE = 1e-9  # relative difference of scores below which two sums of the same products may differ only by rounding
+_TIE = 1e-9  # scores with a smaller relative difference may differ only by the rounding of their sums
 
 
 def describe(ranks: np.ndarray) -> dict[str, float]:
-    """Return the quantiles of `ranks` [n], and the shares of ranks in the first 10, 100 and 1000."""
+    """Return the quantiles of `ranks` [n], and the shares of ranks below 10, 100 and 1000."""
     quantiles = np.quantile(ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
     names = ("rank_p10", "rank_p50", "rank_p90")
     within = {f"within_{first}": float((ranks < first).mean()) for first in (10, 100, 1000)}
@@ -37,7 +37,7 @@ def measure(
     widths = group.sizes(hard.shape[1])
     if not sum(widths):
         return np.empty(0, np.int64)
-    # Scores [k, B] of all ranks are concatenated and sorted in each row, so one search counts for all of them.
+    # Scores [k, B] of all ranks are concatenated and sorted in each row, so one search serves all scores.
     scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
     above = group.sum(_above(scores, x, vectors, start, batch, rows))
     return np.sort(above[torch.isfinite(scores)].cpu().numpy())
@@ -57,5 +57,5 @@ def _above(
         chunk[query[inside], label[inside] - first] = -torch.inf
         place = torch.searchsorted(scores, chunk - _TIE * (1 + chunk.abs()))  # number of lower scores
         counts.scatter_add_(1, place, torch.ones_like(place))
-    # A label at place p scores above the first p scores.
+    # A label at place p scores higher than the first p scores.
     return counts.flip(1).cumsum(1).flip(1)[:, 1:]

@@ -1,1 +1,1 @@
-"""Matrices of which each step changes a few rows: their optimizers, kernels, rounding and memory."""
+"""Matrices in which each step changes only a few rows: optimizers, kernels, rounding and memory."""

@@ -1,4 +1,4 @@
-"""Numbers for forms of vectors and methods of optimizers, shared by CPU loops and GPU kernels."""
+"""Codes of the forms of vectors and of optimizer methods, shared by CPU loops and GPU kernels."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
-Number = Any  # of a step: a float or an int; a tensor [] on a device, if the step may be recorded
+Number = Any  # number of a step: a float or an int, or a tensor [] on a device, if the step may be recorded
 LOWBIAS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None))  # shifts and factors of lowbias32 (Wellons, 2018)
 
 
@@ -25,7 +25,7 @@ class Matrix(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """An optimizer's step; `keep`: share of a row left after weight decay; `key`: key of its random bits.
+    """An optimizer's step; `keep`: share of a row left after weight decay; `key`: key of the random bits.
 
     On a device, `rate` and `keep` (float32) and `key` may be tensors []: a recorded step reads them at each replay.
     """

@@ -1,7 +1,7 @@
-"""Rows in main memory, or in a file, for a device that computes with them but lacks room for all rows.
+"""Rows in main memory, or in a file, for a device that computes with them but has no room for all rows.
 
-A step's rows are gathered into pinned memory and sent; their gradient comes back while the device continues, and the
-next request for rows applies the updates, with the loops and random bits of a CPU.
+The rows of a step are gathered into pinned memory and sent to the device. Their gradient comes back while the device
+continues. The next request for rows applies the updates, with the same loops and random bits as on a CPU.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from trainer.rows.on_device import FORMS
 from trainer.stream.transfer import LateCopy, send, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of a step, whose gradients are on their way back
-# The optimizer step after which zero rows contain their gradient.
+# An optimizer step that sets rows of zeros to their gradient.
 _GRADIENT_RULE = Rule(
     SGD, np.array(-1, np.float32), np.array(1, np.float32), np.float32(0), np.float32(0), np.float32(0), 0
 )
@@ -32,12 +32,12 @@ class _PendingStep:
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
-        """Return whether the step may touch rows `ids`, judged by their ranges: chunks of labels are disjoint."""
+        """Return whether the step may touch rows `ids`, judged by ranges of ids: chunks have disjoint ranges."""
         return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
 
 
 class HostMatrix:
-    """`rows` [R, D] on the host; a step's rows go to `device` and their gradient comes back.
+    """`rows` [R, D] on the host; the rows of a step go to `device`, and their gradient comes back.
 
     Reading the rows, or their state, applies all pending steps first.
     """
@@ -73,12 +73,12 @@ class HostMatrix:
         return ids
 
     def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Return rows `ids` [C] on the device, as a float32 leaf that takes a gradient, [C, D]."""
+        """Return rows `ids` [C] on the device, as a float32 leaf that requires a gradient, [C, D]."""
         assert isinstance(ids, np.ndarray)
         return self._fetch(ids).float().requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on distinct rows `ids` [C], like a RowMatrix, but after the current step."""
+        """Make one optimizer step on distinct rows `ids` [C], like `RowMatrix.update`, but after the current step."""
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
         assert isinstance(ids, np.ndarray)
@@ -100,7 +100,7 @@ class HostMatrix:
         self._defer(ids, made.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
-        """Return a copy of rows `ids` [C] on the device, in their narrow type."""
+        """Return a copy of rows `ids` [C] on the device, in the dtype of the stored rows."""
         self._apply_pending(ids)
         weight, pinned = self._rows.weight, self._device.type == "cuda"
         rows = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype, pin_memory=pinned)

@@ -1,15 +1,15 @@
 """Compiled loops over rows of a matrix in main memory, in one pass over the rows.
 
 Matrices of vectors are passed as unsigned integers of their width, uint32 for float32 and uint16 otherwise, with their
-`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one call; rows are distinct. `block`:
-current rows as float32 [n, D] and their gradient; number i of `ids` is in row i - before.
+`form`. Every loop takes rows [start, stop) of `ids`, so that several threads share the work; rows are distinct.
+`block`: current rows as float32 [n, D], and their gradient; row ids[i] is in row i - before of the block.
 
 Values narrower than float32 are rounded stochastically, up or down so that the expectation is the exact value. The
 random bits are a hash of (key, row, column): they have no state, and are the same in any order of rows, with any number
 of threads or ranks, and after a resume. See docs/decisions/0012.
 
-Each part processes a block of rows and is inlined into the loops that call it: rows of 64 columns take less time than a
-call. A loop over columns does one thing: with two, the compiler emits no vector instructions.
+Each part processes a block of rows and is inlined into the loops that call it, because a row of 64 columns takes less
+time than a call. A loop over columns does only one thing, because for two the compiler emits no vector instructions.
 """
 
 import math
@@ -25,7 +25,7 @@ from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT32, LOWBIAS, MOMENTUM, SG
 class Pairs(NamedTuple):
     """Pairs in the order of their labels: label number i has pairs [starts[i], starts[i + 1]).
 
-    The sign of a weight tells whether the label is positive (minus), its absolute value how much the pair counts.
+    The weight of a positive label is negative. The absolute value of a weight is how much the pair counts.
     """
 
     query: np.ndarray  # [n]
@@ -42,12 +42,12 @@ class Queries(NamedTuple):
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
-# Of splitmix64 (Steele, Lea and Flood, 2014).
+# Constants of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
 (_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in LOWBIAS[:2])
 _SIGN = np.uint32(0x8000)
 _BLOCK = 8  # rows processed at a time
-_AHEAD = 32  # rows prefetched from memory meanwhile
+_AHEAD = 32  # rows prefetched from memory ahead of use
 _LINE = 64  # bytes of a cache line
 
 # The compiler may reorder sums, but the order is the same in every run.
@@ -67,7 +67,7 @@ def _lines(array):  # type: ignore[no-untyped-def]
 @_part
 def _expect(lines, row):  # type: ignore[no-untyped-def]
     """Prefetch row `row` of a matrix, given its `_lines`."""
-    # Rows lie far apart: loading a row only when it is needed costs more than all computation on it.
+    # Rows are far apart in memory: loading a row only when it is needed costs more than all computation on it.
     address, width = lines
     for place in range(address + row * width, address + (row + 1) * width, _LINE):
         prefetch_to_write(place)
@@ -75,7 +75,7 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
 
 @_part
 def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
-    """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
+    """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], row ids[i] into row i - before."""
     columns = bits.shape[1]
     for i in range(start, stop):
         row, place = ids[i], i - before
@@ -113,7 +113,7 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round in the same way to float16. All cases are computed and one is chosen, as vector instructions require.
+    """Round to float16 like `_bfloat16`. Vector instructions require that all cases are computed, and one case chosen.
 
     Below 2**-14 values are evenly spaced, and the remainder under 2**-13 of the spacing is cut off. Values above 65504
     become 65504.
@@ -135,7 +135,7 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
 
 @_part
 def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
-    """Write rows that `_load` filled, held[0], back to the matrix; `_scratch` made the rest of `held`.
+    """Write the rows held[0], which `_load` filled, back to the matrix; `_scratch` gives the rest of `held`.
 
     Label ids[i] + origin, `key` and the column determine the direction of rounding.
     """
@@ -148,7 +148,7 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
             for j in range(columns):
                 vectors[row, j] = bits[place, j]
         return
-    # One random word serves a column of the first half and one of the second.
+    # One random word serves a column of the first half and a column of the second half.
     half = (columns + 1) // 2
     for i in range(start, stop):
         row, place = ids[i], i - before
@@ -176,7 +176,7 @@ def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-unty
 
 @_part
 def _scratch(columns):  # type: ignore[no-untyped-def]
-    """Return the other arguments of `_store`: column numbers, and room for their random bits."""
+    """Return the rest of `held` for `_store`: column numbers, and room for random bits."""
     half = (columns + 1) // 2
     return np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
 
@@ -263,9 +263,9 @@ def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def
 
 @_part
 def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
-    """Return the loss of the pairs of labels [start, stop); add to the gradients on them and on x.
+    """Return the loss of the pairs of labels [start, stop); add to the gradients on the labels and on x.
 
-    Meanwhile it prefetches the next block of rows of `lines`, up to number `last`.
+    The loop also prefetches the next block of rows of `lines`, up to number `last`.
     """
     query, weight, starts = pairs
     x, on_x, scale = queries
@@ -296,10 +296,10 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
 
 @_loop
 def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[no-untyped-def]
-    """Make a step of binary cross-entropy on rows [start, stop) = `span` of `ids` [C], each read and written once.
+    """Make a step of binary cross-entropy on rows [start, stop) = `span` of `ids` [C].
 
-    `pool` [R, D] is an additional gradient on the first R rows. Returns the loss as float64, without the factor
-    `queries.scale`.
+    Each row is read and written once. `pool` [R, D] is an additional gradient on the first R rows. Returns the loss
+    as float64, without the factor `queries.scale`.
     """
     start, stop = span
     columns = matrix.vectors.shape[1]

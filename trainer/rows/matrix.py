@@ -1,4 +1,4 @@
-"""A matrix of which a step changes only a few rows: classifier vectors, embedding tables, their optimizers."""
+"""A matrix in which a step changes only a few rows, such as classifier vectors or an embedding table."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _NO_ROWS, _NO_NUMBERS = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """Optimizer that updates touched rows.
+    """Optimizer that updates only touched rows.
 
     sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number per row), w -= lr g / (sqrt(a) + eps). adam:
     Adam whose moments change only when the row is touched, bias-corrected by the row's own number of updates.
@@ -54,11 +54,12 @@ class DeviceStep(NamedTuple):
 
 
 class RowMatrix:
-    """[R, D] in float32, bfloat16 or float16 with its optimizer's state by row; a step's cost does not depend on R.
+    """Matrix [R, D] with its optimizer's state by row; the cost of a step does not depend on R.
 
-    Computation is in float32, and narrower rows are rounded stochastically; the state is float32. Row 0 is row `first`
-    of a larger matrix; results do not depend on the split. `storage`: the place of the state (memory.py). On a CPU,
-    compiled loops do the work and ids are arrays; elsewhere kernels do, and ids may be tensors.
+    Rows are in float32, bfloat16 or float16. Computation is in float32, and narrower rows are rounded stochastically;
+    the state is float32. Row 0 is row `first` of a larger matrix; results do not depend on the split. `storage`: the
+    place of the state (memory.py). On a CPU, compiled loops do the work and ids are arrays; on other devices kernels do
+    the work, and ids may be tensors.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RowMatrix:
             self.state = {name: value.to(device) for name, value in self.state.items()}
 
     def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Return rows `ids` [C] as a float32 leaf that takes a gradient, [C, D]."""
+        """Return rows `ids` [C] as a float32 leaf that requires a gradient, [C, D]."""
         if self.device != CPU:
             return self.weight.index_select(0, self.places(ids).clamp(min=0)).float().requires_grad_()
         assert isinstance(ids, np.ndarray)
@@ -97,7 +98,8 @@ class RowMatrix:
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
         """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, pads may follow.
 
-        `gathered`, the result of `gather(ids)` with its gradient, is used up. Global `step` keys stochastic rounding.
+        `gathered` is the result of `gather(ids)` with its gradient; it may be overwritten. The global `step` is the key
+        of stochastic rounding.
         """
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
@@ -122,11 +124,11 @@ class RowMatrix:
         return places
 
     def prepare(self, ids: np.ndarray) -> np.ndarray | torch.Tensor:
-        """Return `ids` [C] in a form for both `gather` and `update`, so that they are sent once."""
+        """Return `ids` [C] in a form for both `gather` and `update`, so that they are sent only once."""
         return ids if self.device == CPU else self.places(ids)
 
     def begin(self, ids: np.ndarray, lr: Number, step: Number) -> DeviceStep:
-        """Return the input of `operations_of` the device for a step on rows `ids` [C], distinct; then call `end`."""
+        """Return the input of `operations_of(device)` for a step on distinct rows `ids` [C]; then call `end`."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
@@ -134,7 +136,7 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> Matrix:
-        """Return the matrix in the form that `operations_of` the device accept."""
+        """Return the matrix in the form that `operations_of(device)` accept."""
         state, form = self.state, on_device.FORMS[self.weight.dtype]
         first, numbers = state.get("momentum", state.get("first")), state.get("square", state.get("count"))
         return Matrix(self.weight, form, first, state.get("second"), numbers, self._first)
@@ -144,7 +146,10 @@ class RowMatrix:
         return self._matrix(), self.rule(lr, step)
 
     def rule(self, lr: Number, step: Number) -> Rule:
-        """Return the optimizer's step for global `step` at rate `lr`; tensors [] must be a `key` and a float64."""
+        """Return the optimizer's step for global `step` at rate `lr`.
+
+        If these are tensors [], `step` is a `key`, and `lr` is a float64.
+        """
         options, real = self.optimizer, np.float32
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
         if isinstance(lr, torch.Tensor):
@@ -161,7 +166,7 @@ class RowMatrix:
         return 0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step)
 
     def _send_numbers(self, lr: float, step: int) -> Any:
-        """Return rate, kept share and key on the device; all chunks of a step share these."""
+        """Return rate, kept share and key on the device; all chunks of a step share the three numbers."""
         if self._sent is None or self._sent[0] != (lr, step):
             numbers = np.float32(lr), np.float32(1 - lr * self.optimizer.weight_decay), np.int64(self.key(step))
             self._sent = (lr, step), send(tuple(map(np.asarray, numbers)), self.device)

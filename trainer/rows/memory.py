@@ -1,4 +1,4 @@
-"""Zeros for large matrices: in memory, where unused pages take no space; in a file; on a GPU."""
+"""Zeros for large matrices: in memory, where unused pages take no space; in a file; or on a GPU."""
 
 import contextlib
 import math
@@ -19,8 +19,8 @@ def zeros(
 ) -> torch.Tensor:
     """Return zeros of `shape` on `device`; on a CPU in memory, or in a new file in the directory `storage`.
 
-    The file has no name, so it disappears however the process ends. All of its room is reserved at once: a disk that
-    fills up later would kill the process. Raises InputError: no such directory, or no room for the whole matrix.
+    The file has no name, so it disappears however the process ends. All of its room is reserved at once, because a disk
+    that fills up later would kill the process. Raises InputError: no such directory, or no room for the whole matrix.
     """
     if device != CPU:
         return _on_device(shape, dtype, device)
@@ -47,7 +47,7 @@ def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
 def _anonymous(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Rows lie far apart: with pages of 4 KiB, each row costs a page table walk that no cache can serve.
+        # Rows are far apart in memory: with pages of 4 KiB, each row costs a page table walk that no cache can serve.
         with contextlib.suppress(OSError):  # for kernels without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,8 +1,8 @@
 """Steps on rows of a matrix on a device, in plain PyTorch: a reference and a substitute for Triton's kernels.
 
-They do the same as the compiled loops of `kernels.py` in main memory, with the same random bits for rounding. No value
-is read back, so nothing waits for the device: the number of operations does not depend on values, and the length of
-arrays is the number of pairs.
+The functions do the same as the compiled loops of `kernels.py` in main memory, with the same random bits for rounding.
+No value is read back, so nothing waits for the device: the number of operations does not depend on values, and the
+length of arrays is the number of pairs.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from trainer.rows.forms import ADAGRAD, BFLOAT16, FLOAT16, FLOAT32, LOWBIAS, MOM
 
 FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _LOW32 = 0xFFFFFFFF
-# Of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
+# Constants of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
 _GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _S1, _S2, _S3 = 30, 27, 31
 
@@ -23,9 +23,9 @@ _S1, _S2, _S3 = 30, 27, 31
 class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
-    `label` [n]: the number of the label among C. `order` [n] sorts pairs by their labels: label number i has pairs
-    order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after the
-    labels; their pairs have weight 0.
+    `label` [n]: the number of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
+    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after
+    the labels; their pairs have weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -40,7 +40,7 @@ Scored = tuple[DevicePairs, torch.Tensor, torch.Tensor]  # pairs, their slopes [
 
 
 def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
-    """Return both orders of the pairs of `candidates` (Candidates on the device), B = `queries`, C = `labels`."""
+    """Return the pairs of `candidates` (Candidates on the device) in both orders; B = `queries`, C = `labels`."""
     query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.long()
     ordered, order = torch.sort(candidates.pair_label, stable=True)
     return DevicePairs(
@@ -56,10 +56,11 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
     """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], with pads at the end.
 
-    `hard`: hard negatives to fill into `drawn`. Like `merge.merge`, except that a repeated draw of a query is two
-    pairs, and that pads, and draws that are already labels of the query, are pairs of weight 0.
+    `hard`: hard negatives to fill into `drawn`. The function works like `merge.merge`, with two exceptions: a label
+    that a query draws twice gives two pairs; and pads, and draws that are already labels of the query, give pairs of
+    weight 0.
     """
-    none = torch.iinfo(drawn.label.dtype).max  # pads are sorted behind all labels
+    none = torch.iinfo(drawn.label.dtype).max  # pads are sorted after all labels
     label, weight, count = drawn.label, drawn.weight, len(drawn.label)
     if hard is not None:
         places = (drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)).flatten()
@@ -71,7 +72,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     changes = torch.zeros(count, dtype=torch.bool, device=label.device)
     torch.ne(ordered[1:count], ordered[: count - 1], out=changes[1:])
     number = changes.cumsum(0)
-    # Ascending by label, then by query; among pairs of a query with one label, draws come last.
+    # Ascending by label, then by query; among pairs of a query with the same label, draws come last.
     key = torch.add(drawn.use.index_select(0, order), number, alpha=2 * (len(drawn.starts) - 1))
     again = key != key.index_select(0, torch.searchsorted(key, key & -2))
     numbers = torch.arange(count + 1, device=label.device)
@@ -222,6 +223,6 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def starts_of(ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the start of each number of [0, `count`] in `ordered` [n], int32 [count + 1]."""
+    """Return the place in `ordered` [n] where each number of [0, `count`] starts, int32 [count + 1]."""
     numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, numbers, out_int32=True)

@@ -1,4 +1,4 @@
-"""Scores of (query, label) pairs and their gradients as sparse products: no [pairs, D] is ever materialised."""
+"""Scores of (query, label) pairs and their gradients as sparse products: no matrix [pairs, D] is ever materialised."""
 
 import warnings
 
@@ -12,14 +12,15 @@ from trainer.rows.on_device import starts_of
 SPAN = 128  # entries of a row that are summed in sequence
 _PAIRS = 1 << 17  # pairs whose rows are gathered at a time
 
-# Torch calls its sparse formats beta at first use; tests compare the operations used here with dense products.
+# Torch warns at first use that its sparse formats are in beta; tests compare the operations used here with dense
+# products.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
 def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Return x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending.
 
-    Gradients do not flow through it. `query` and `label` are both int32, or both int64.
+    Gradients do not flow through the result. `query` and `label` are both int32, or both int64.
     """
     if x.device != CPU:  # on a GPU sampled products wait for memory: gather both sides of some pairs at a time
         blocks = zip(query.split(_PAIRS), label.split(_PAIRS), strict=True)
@@ -40,7 +41,7 @@ def sparse_product(
 ) -> torch.Tensor:
     """Return A @ dense [rows, D], where A has `value` at (row, column); repeated entries add up.
 
-    Rows come in any order, unless `ascending` is set.
+    Rows may come in any order, unless `ascending` is set.
     """
     if row.device != CPU:
         # A stable sort keeps the order of a row's entries, and so the exact bits of their sum.
@@ -51,7 +52,7 @@ def sparse_product(
     if ascending:
         starts = starts_of(row, rows).to(column.dtype)
     else:
-        # A counting sort: takes a tenth of the time of torch's sort.
+        # A counting sort takes a tenth of the time of torch's sort.
         sorted_by_row = by_row(row.numpy(), column.numpy(), value.numpy(), rows)
         column, value, starts = map(torch.from_numpy, sorted_by_row)
         starts = starts.to(column.dtype)
@@ -67,8 +68,8 @@ def sum_entries(
 ) -> torch.Tensor:
     """Return the sums [rows, D] of value * dense[column] over entries [starts[i], starts[i + 1]) of each row i.
 
-    Sums have a fixed order: the same bits in every run. `pieces`: result of `split_rows`, for a device that sums the
-    entries of a row in sequence and rows in parallel.
+    The order of the sums is fixed, so every run gives the same bits. `pieces`: result of `split_rows`, for a device
+    that sums the entries of a row in sequence and rows in parallel.
     """
     cuts, firsts = pieces or (starts, None)
     sums = embedding_bag(column, dense, cuts, mode="sum", per_sample_weights=value, include_last_offset=True)

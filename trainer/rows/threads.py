@@ -1,4 +1,4 @@
-"""Threads: torch's threads when their number must not change results, and threads for compiled loops over rows.
+"""Threads: a single torch thread where the number of threads changes results, and threads for loops over rows.
 
 A serving process does not import torch: without torch, compiled loops use as many threads as Faiss.
 """
@@ -35,7 +35,8 @@ def one_thread() -> Iterator[None]:
 def in_parts(work: Callable[[int, int, int], Result], rows: int, alone: int = _ALONE) -> list[Result]:
     """Return `work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch or Faiss uses.
 
-    Fewer than `alone` rows take one thread. `work` releases the interpreter's lock, as compiled loops do.
+    For fewer than `alone` rows, one thread does all the work. `work` releases the interpreter's lock, as compiled loops
+    do.
     """
     calls = [(part, rows * part // PARTS, rows * (part + 1) // PARTS) for part in range(PARTS)]
     if rows < alone or (threads := _count()) == 1:

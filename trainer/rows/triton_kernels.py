@@ -1,12 +1,13 @@
 """Steps on rows of a matrix on a GPU, as Triton kernels: like `on_device.py`, with each row read and written once.
 
-No sum is made by several programs at once, so the same input gives the same bits in every run. One program handles a
-query and loops over its pairs; another handles some labels. A label's pairs are summed in sequence, except for whole
-spans of _SPAN pairs, which separate programs sum first: otherwise a label of every query would be as slow as all others
-together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
+No sum is made by several programs at once, so the same input gives the same bits in every run. A program handles either
+a query, and loops over its pairs, or some labels. A label's pairs are summed in sequence, except for whole spans of
+_SPAN pairs, which separate programs sum first: otherwise a label that every query has would take as long as all other
+labels together. Arithmetic is in float32; rows are loaded and stored as the bits of their dtype.
 
-A program stores its changes after a barrier, when all its threads have loaded the old values: several warps load the
-scalar of a row, and if a tile is smaller than a warp, several threads load each number.
+A program stores its changes after a barrier, when all its threads have loaded the old values. The barrier is needed
+because several warps load the scalar of a row, and several threads load each number of a tile that is smaller than a
+warp.
 """
 
 import math
@@ -22,11 +23,11 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 _TILE = 2048  # elements of a tile of pairs' rows: 16 registers per thread of four warps
 _MOST_PAIRS = 32  # pairs of one label or query, at a time
 _ROWS_TILE = 1024  # elements of a tile of rows' pairs, 4 per thread: as many rows are in flight as registers allow
-_PAIRS_OF_ROWS = 2  # pairs of each row that a program updates, at a time: most labels have one
+_PAIRS_OF_ROWS = 2  # pairs of each row that a program sums at a time: most labels have one pair
 _MOST_ROWS = 16  # rows that a program updates
 POOL_TILE = {"ROWS": 8, "COLUMNS": 256, "num_warps": 4}  # tile of scores
-_SPAN = 32  # pairs that are summed ahead, if one label has all of them
-_WIDE, _SPLITS = 512, 4  # from this width on, a query has so many programs: a tile holds few of its pairs
+_SPAN = 32  # pairs that are summed first, if all belong to one label
+_WIDE, _SPLITS = 512, 4  # from this width on, _SPLITS programs share a query: few of its pairs fit in a tile
 _SGD, _MOMENTUM, _ADAGRAD, _ADAM = (tl.constexpr(method) for method in (SGD, MOMENTUM, ADAGRAD, ADAM))
 _FLOAT32, _BFLOAT16 = tl.constexpr(FLOAT32), tl.constexpr(BFLOAT16)
 
@@ -84,7 +85,7 @@ def _narrowed(values, noise, FORM: tl.constexpr):  # type: ignore[no-untyped-def
 
 @triton.jit
 def _one_less(power):  # type: ignore[no-untyped-def]
-    """Return 1 - exp(power), exact near 0 too; power <= 0."""
+    """Return 1 - exp(power), also exact near 0; power <= 0."""
     series = -power * (1.0 + power / 2.0 * (1.0 + power / 3.0 * (1.0 + power / 4.0)))
     return tl.where(power > -0.05, series, 1.0 - tl.exp(power))
 
@@ -94,7 +95,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     x, vectors, ids, label, weight, starts, loss, slopes, on_x, scale, D,
     FORM: tl.constexpr, SPLITS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Use SPLITS programs per query: scores of its pairs, their loss and slopes, and their share of x's gradient."""
+    """Score the pairs of a query in SPLITS programs: loss, slopes, and each program's part of the gradient on x."""
     query = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     column = tl.arange(0, WIDTH)
@@ -132,7 +133,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
     x, slopes, query, label, ids, order, sums, D,
     SPAN: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Use one program per span of SPAN pairs, ordered by label: compute its gradient if all have one label."""
+    """Sum the gradient of a span of SPAN pairs, ordered by label, if all have one label; one program per span."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     low = tl.program_id(0) * SPAN
@@ -153,7 +154,7 @@ def span_kernel(  # type: ignore[no-untyped-def]
 def pool_kernel(  # type: ignore[no-untyped-def]
     scores, weight, out, loss, queries, labels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Use one program per tile of scores of a shared pool: its loss and slopes, which may overwrite the scores."""
+    """Compute loss and slopes of a tile of a shared pool's scores; the slopes may overwrite the scores."""
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < queries)[:, None] & (column < labels)[None, :]
@@ -175,14 +176,14 @@ def update_kernel(  # type: ignore[no-untyped-def]
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, SPAN: tl.constexpr,
     ROWS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Use one program per ROWS of `count` rows, without pads: sum gradients of `dense` [rows, D] and pairs; update."""
+    """Sum the gradients of `dense` [rows, D] and of pairs, and update ROWS of the `count` rows; pads do not change."""
     number = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     row = tl.load(ids + number, mask=number < count, other=-1).to(tl.int64)
     there_is = row >= 0
     inside = there_is[:, None] & (column < D)[None, :]
     place = row[:, None] * D + column[None, :]
-    # Before the pairs, which take time as well.
+    # Loaded before the loop over pairs, which takes time as well.
     bits = tl.load(vectors + place, mask=inside, other=0)
     if (METHOD == _ADAGRAD) | (METHOD == _ADAM):
         figure = tl.load(scalar + row, mask=there_is, other=0.0)

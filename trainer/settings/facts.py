@@ -1,4 +1,4 @@
-"""Statistics of the training rows, from which settings are derived."""
+"""Statistics of the training rows, which determine settings."""
 
 import functools
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from trainer.methods.sections import Data
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
 
-SAMPLED_ROWS = 200_000  # number of rows on which n-grams are counted
+SAMPLED_ROWS = 200_000  # number of rows in which n-grams are counted
 HEAPS = 0.7  # the number of distinct n-grams of n texts grows like n ** 0.7
 _HASHES = 1 << 31
 

@@ -14,7 +14,7 @@ from trainer.methods.rules import Facts, FromData, Setting, log_odds
 from trainer.settings.facts import measure
 from trainer.settings.versions import EarlierRun, settings_of_refresh, settings_of_validation
 
-_FAR_BIAS = 1.0  # distance from the prior: half of the distance that halves P@1
+_FAR_BIAS = 1.0  # distance from the prior: half of the distance at which P@1 is halved
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class EarlierRun:
         for key in keys:
             section, _, option = key.partition(".")
             if section in _MODEL and key not in RATES:
-                settings[key] = Setting(self.options.get(section, {}).get(option), f"that of {self.url}")
+                settings[key] = Setting(self.options.get(section, {}).get(option), f"as in {self.url}")
         return settings
 
     def share_of_new(self, data: str, split: str) -> float:
@@ -62,7 +62,7 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
 def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[str, Setting]:
     """Train on new rows half as often as from scratch, and on old rows as often as the remaining time allows.
 
-    The total time is that of LEAST + SHARE * `share` of the epochs.
+    The total time is LEAST + SHARE * `share` of the time of a run from scratch.
     """
     epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
     reason = f"{share:.1%} of the rows are new since {run}"
@@ -72,7 +72,7 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: set[str]) -> dict[st
     if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
             "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; a run from scratch has {epochs}"),
-            "data.replay": Setting(round(times, 3), f"so that it takes {time:.0%} of the time of a run from scratch"),
+            "data.replay": Setting(round(times, 3), f"for {time:.0%} of the time of a run from scratch"),
         }
     return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; a run from scratch has {epochs}")}
 
@@ -98,7 +98,7 @@ def _negatives(recipe: Recipe, stated: set[str]) -> dict[str, Setting]:
     if recipe.tables is None or recipe.clusters or "refresh.start" in stated:
         return {}
     one = Setting(recipe.train.epochs, "one table, of all rows, from the earlier run")
-    return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "it is mined before the first step")}
+    return {**begun, "refresh.every": one, "refresh.stale": Setting("wait", "the table is mined before the first step")}
 
 
 def _can_search(recipe: Recipe) -> bool:
@@ -107,14 +107,14 @@ def _can_search(recipe: Recipe) -> bool:
 
 
 def _searched(recipe: Recipe) -> str:
-    """Return the kind of vectors from which the tables of a run are mined."""
+    """Return the kind of vectors that the tables of a run are mined from."""
     return str(recipe.table_facts.get("by", "classifier")) if recipe.tables else "classifier"
 
 
 def _needs_whole_epochs(recipe: Recipe, stated: set[str]) -> bool:
     """Return whether tables need whole epochs or sources, or the model forgets rows that it does not see.
 
-    With old rows dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex: it has no vector per label to retain it.
+    With old rows dealt less often, a dual encoder lost 1.5 P@5 on EUR-Lex: no vector per label remembers the old rows.
     """
     if recipe.encodes_labels:
         return True
@@ -139,5 +139,5 @@ def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any])
     newest = parts[-1].name
     return {
         "validation.split": Setting(SPLIT, f"part {newest} is the newest part of this version"),
-        "validation.parts": Setting(glob.escape(newest), "the newest that has rows"),
+        "validation.parts": Setting(glob.escape(newest), "the newest part with rows"),
     }

@@ -16,12 +16,13 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """Drawn labels of queries with their own pools, which a device will merge.
+    """Labels of queries with their own pools, which a device will merge.
 
-    Query q has `label` [starts[q] : starts[q + 1]], int32 (int64 from 2**31 labels on), draws last; `starts` [B + 1]
-    int32. A draw is ignored if the query already has that label. `use` [n] int32 is 2 q, for draws 2 q + 1; the
-    absolute value of `weight` [n] float32 is how much a label counts, negative for a positive. Hard negatives may be on
-    the device already, as `hard` [B, H] with -1 pads: the places of query q start at hard_starts[q] and contain -1.
+    The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
+    `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
+    1 for a draw. The absolute value of `weight` [n] float32 is how much a label counts; the weight of a positive is
+    negative. Hard negatives may already be on the device, as `hard` [B, H] with -1 pads: their places start at
+    hard_starts[q] for query q, and contain -1.
     """
 
     label: np.ndarray
@@ -33,7 +34,7 @@ class DrawnLabels:
     pads: bool = False  # there may be pads at the end
 
     def padded(self) -> "DrawnLabels":
-        """Return the draws with pads at the end, above all labels and of no query, so that few lengths occur."""
+        """Return the draws with pads at the end, greater than all labels and of weight 0, so that few lengths occur."""
         more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
         columns: dict[str, Any] = {
@@ -45,12 +46,13 @@ class DrawnLabels:
 class Candidates(NamedTuple):
     """Labels to score, each once, and their use by queries.
 
-    `ids` [C] int64: the rows of the classifier that the step touches. The first R ascend, and so do the others, so that
-    rows near each other in memory follow each other. The first R are the shared pool: every query is scored with it
-    with `pool_weight` [R] float32, except for its own positives and hard negatives, (`masked_query`, `masked_pool`)
-    [m]. A pair scores one query against one label: `pair_query` [n] ascending, `pair_label` [n] (index into ids),
-    `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32 with a shared pool, int64
-    otherwise. If a device merges the labels, they are `drawn`, and the other fields are empty.
+    `ids` [C] int64: the rows of the classifier that the step touches. The first R ids ascend, and the other ids ascend,
+    so that rows that are close in memory follow each other. The first R ids are the shared pool: every query is scored
+    against the pool with `pool_weight` [R] float32, except for the query's own positives and hard negatives,
+    (`masked_query`, `masked_pool`) [m]. A pair scores one query against one label: `pair_query` [n] ascending,
+    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
+    with a shared pool, int64 otherwise. If a device merges the labels, they are `drawn`, and the other fields are
+    empty.
     """
 
     ids: np.ndarray
@@ -91,8 +93,8 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
     `hard` [B, K] joined from the table, -1 pads, or None before the first table; `candidates` if the stream plans them,
-    and `prepared` if the encoder prepares the inputs in the stream. A rank may hold only its own labels of a global
-    batch: positives, `learnt` [sum P] bool (whether the step trains on each), and hard negatives as rows.
+    and `prepared` if the encoder prepares the inputs in the stream. A rank may have only its own labels of a global
+    batch: positives, `learnt` [sum P] bool (whether the step trains on a positive), and hard negatives as rows.
     """
 
     epoch: int
@@ -128,7 +130,7 @@ class Batch:
         return map_arrays(self, move)
 
     def pin_memory(self) -> "Batch":
-        """Return this batch with tensors in pinned memory, from which a device copies without waiting."""
+        """Return this batch with tensors in pinned memory, so that a device can copy without waiting."""
         return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +165,7 @@ def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) 
 
 @numba.njit(cache=True)  # so short that releasing the lock would take longer
 def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
-    """Write the lengths of rows, `most` at most; return the greatest length, at least 1."""
+    """Write the lengths of rows, at most `most`; return the greatest length, at least 1."""
     longest = 1
     for row in range(len(lengths)):
         lengths[row] = min(offsets[row + 1] - offsets[row], most)

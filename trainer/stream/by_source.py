@@ -1,8 +1,8 @@
-"""Order of an epoch whose batches come from a single source each.
+"""Order of an epoch in which each batch comes from a single source.
 
-Each source has its own order, as if it were alone, with streams, a tail and a weight. The turns, which say which
-source's batch comes at each step, repeat each source as often as it has batches, in an order permuted by (seed, epoch).
-A window has the rows of so many steps, from all sources.
+Each source has its own order, as if it were alone, with streams, a tail and a weight. The turns list the source of each
+step: each source comes as often as it has batches, in an order permuted by (seed, epoch). A window has the rows of
+`steps_per_window` steps, from all sources.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class OrderBySource(EpochOrder):
 
     @cached_property
     def _steps(self) -> list[int]:
-        """Number of batches of each source; read at every step, so it does not wait for a permutation."""
+        """Number of batches of each source; computed without a permutation, because every step reads the numbers."""
         return [
             self._steps_for(count_rows(self._dealt[first:stop], (share,)))
             for _, first, stop, share in source_ranges(self.mix)
@@ -48,7 +48,7 @@ class OrderBySource(EpochOrder):
 
     @property
     def steps(self) -> int:
-        """Global batches in the epoch: the last batch of each source may be shorter, or is dropped."""
+        """Number of global batches in the epoch; the last batch of each source may be shorter, or is dropped."""
         return sum(self._steps)
 
     @cached_property
@@ -96,7 +96,7 @@ class OrderBySource(EpochOrder):
         deals = [order.take(stream, window) for order in self._orders]
         starts = offsets_of(np.array([len(rows) for rows, _ in deals]))
         rows = np.concatenate([rows + start for (rows, _), start in zip(deals, starts, strict=False)])
-        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # of batches, source by source
+        sizes = np.concatenate([np.diff(ends) for _, ends in deals])  # sizes of batches, source by source
         first = window * self.steps_per_window
         # Batches sorted by source come at steps `place`, which ascend within a source.
         place = np.argsort(self.turns[first : first + self.steps_of(window)], kind="stable")

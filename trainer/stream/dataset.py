@@ -28,7 +28,7 @@ from trainer.stream.sources import Source, count_clusters
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
-PIECES_AHEAD = 1  # pieces (a few batches each) beyond those that threads work on
+PIECES_AHEAD = 1  # pieces (a few batches each) beyond the pieces that threads work on
 _OPTIONAL = {"batches", "clusters", "parts"}  # keys of a state that may be missing
 WINDOWS_AHEAD = 1  # windows that threads decode ahead; meanwhile a remote store is asked for the next window
 
@@ -40,11 +40,11 @@ class StreamOptions:
     """Options of a stream.
 
     `batch`: B. `streams`: S. `inputs`: the encoder's inputs. `threads` read, decode and gather ahead, and run `plan`,
-    which gives each batch its candidates, and `prepare`, which lets the encoder prepare it; with 0 everything runs in
-    line. `damaged`: a row group that cannot be decoded stops the stream (TableError), or is skipped and counted in
-    `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of these sizes. `tail`: keep the
-    last batch of an epoch, which may be shorter, or drop it. `batches` mix rows of all sources, or come from a single
-    source each.
+    which gives each batch its candidates, and `prepare`, which prepares a batch for the encoder; with 0 threads,
+    everything runs in the calling thread. `damaged`: a row group that cannot be decoded stops the stream (TableError),
+    or is skipped and counted in `skipped_rows`. `clusters`: if all tables are in cluster order, deal whole clusters of
+    these sizes. `tail`: keep the last batch of an epoch, which may be shorter, or drop it. `batches` mix rows of all
+    sources, or come from a single source each.
     """
 
     batch: int
@@ -67,10 +67,10 @@ class StreamOptions:
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
 
-    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are fields of
-    `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
-    `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
-    resume at. Raises InputError for more ranks than streams, or two sources of one name.
+    `sources`: tables that are dealt as one table, each as often as its weight states. `labels`: L. `options` are fields
+    of `StreamOptions`. Iteration yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next
+    epoch. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step
+    to resume at. Raises InputError for more ranks than streams, or two sources with the same name.
     """
 
     def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
@@ -86,13 +86,13 @@ class JoinedStream(IterableDataset):
         self._set_sources(sources)
         self._later: list[Source] | None = None  # sources of the next epoch, if a state had other weights
         self._epoch, self._step = 0, 0
-        self._slice: WorkerSlice | None = None  # `_step` is one of its steps; None: of all steps
+        self._slice: WorkerSlice | None = None  # the slice that `_step` belongs to; None: all steps
         self._channel = WorkerChannel()
         self._last_read = self._channel.number
 
     @property
     def rows(self) -> int:
-        """Number of rows of all sources, whatever their weights: row ids are below it."""
+        """Number of rows of all sources, for any weights; row ids are below this number."""
         return int(self._groups.first_row[-1])
 
     @property
@@ -112,7 +112,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Rows of a cluster (1: single rows) and, if above 1, the number of clusters in each row group [M]."""
+        """Number of rows of a cluster (1: single rows) and, if above 1, of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
@@ -127,7 +127,7 @@ class JoinedStream(IterableDataset):
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch; the number is the same on every rank."""
+        """Number of batches in an epoch, the same on every rank."""
         return self.order.steps
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class JoinedStream(IterableDataset):
         self._notify_workers()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to continue after the newest batch, or after the batch `after`.
+        """Return the state that lets `load_state_dict` continue after the newest batch, or after the batch `after`.
 
         If DataLoader workers deal the batches, only the workers know the newest batch: pass the batch, or use a
         `StatefulDataLoader`, whose state comes from its workers (and resumes only with the same number of workers).
@@ -162,7 +162,7 @@ class JoinedStream(IterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError if the state belongs to a different order.
 
-        The epoch keeps its weights; if these sources have other weights, they count from the next epoch on.
+        The epoch keeps its weights; if the present sources have other weights, these count from the next epoch on.
         """
         beyond: dict[str, Any] = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
         mix = state.get("mix") or []
@@ -218,12 +218,12 @@ class JoinedStream(IterableDataset):
         self.__dict__.pop("_cluster_counts", None)
 
     def _set_weights(self, mix: list[list[Any]]) -> None:
-        """Set the weights of the sources to those of `mix`, which lists the sources in order."""
+        """Set the weights of the sources from `mix`, which lists the sources in order."""
         pairs = zip(self._sources, mix, strict=True)
         self._set_sources([replace(source, weight=weight) for source, (_, weight) in pairs])
 
     def _notify_workers(self) -> None:
-        """Tell the copies in workers the current step of this stream."""
+        """Send the current step of this stream to the copies in workers."""
         if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}

@@ -24,8 +24,8 @@ Task: TypeAlias = Callable[[], None]
 class Decoding:
     """Work of decoding window `window` of `streams`: run `tasks` in any threads, then call `result`.
 
-    Its rows are the segments laid end to end, [n]. Lists of a row group are held as read; matrices, such as hard
-    negatives, are copied.
+    The rows [n] of the window are its segments, end to end. Lists of a row group are kept as they were read; matrices,
+    such as hard negatives, are copied.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Decoding:
 
     def result(self) -> Window:
         """Return the window; unread rows are in no batch. Raises TableError if no row group can be decoded."""
-        self.tasks.clear()  # they refer to this object: a cycle would keep the window until a collection
+        self.tasks.clear()  # tasks refer to this object: the cycle would keep the window until a garbage collection
         positions, rows, offsets, matrices = self._positions, self._rows, self._offsets, self._matrices
         sizes = np.diff(self._starts)
         missing = np.repeat([segment is None for segment in self._lists], sizes).astype(bool)
         like = next((segment for segment in self._lists if segment is not None), None)
-        if like is None:  # fewer rows than streams, or all damaged: still as many steps as the other ranks
+        if like is None:  # fewer rows than streams, or all damaged: this rank takes as many steps as other ranks
             like = _read_no_rows(self._groups)
             names = _matrices_of(like)
             matrices, like = self._lend(like, names, 0), like.drop_columns(names)
@@ -94,7 +94,7 @@ def _matrices_of(table: pa.Table) -> list[str]:
 def decodings(
     order: EpochOrder, groups: RowGroups, streams: Sequence[int], first: int, fetched: int, damaged: Damaged
 ) -> Iterator[Decoding]:
-    """Yield the decoding of each window of `streams` from number `first` on; they complete in order.
+    """Yield the decoding of each window of `streams` from number `first` on; the decodings complete in order.
 
     Row groups are requested `fetched` windows ahead. A row group that spans two windows is read once, for both.
     """
@@ -119,7 +119,7 @@ def decodings(
 
 
 def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
-    """Yield, for each window from `first` on, the row groups to read, and which of these the next window also needs."""
+    """Yield for each window from `first` on: the row groups to read, and the row groups that the next window shares."""
 
     def groups_of(window: int) -> set[int]:
         return {segment.group for stream in streams for segment in order.segments(stream, window)}
@@ -134,7 +134,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
 
 
 def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:
-    """Read a row group and add it if it is needed. Raises TableError, unless damaged row groups are skipped."""
+    """Read a row group and add it to `windows`. Raises TableError, unless damaged row groups are skipped."""
     try:
         table = groups.read(group)
     except TableError:

@@ -1,17 +1,18 @@
-"""Order of rows: computed from row-group sizes alone, without any file.
+"""Order of rows: computed from row-group sizes alone, without reading any file.
 
 Row groups (each once, or by the weights of their sources) are permuted by (seed, epoch). The permuted sequence of N
 rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row groups.
 Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or threads, and
-any step can be reached without reading others.
+any step can be reached without reading other steps.
 
-For rows in cluster order (NGAME) whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
-cut and taken, so a batch is B / C clusters, and one batch has all rows of a cluster.
+For rows in cluster order (NGAME), whole clusters are dealt instead of rows: clusters of consecutive rows are permuted,
+cut and taken, so a batch consists of B / C clusters, and all rows of a cluster are in one batch.
 
-An epoch deals each row of a source of N rows and weight w floor(w) times, and round((w - floor(w)) * N) of its rows
-once more. (seed, epoch, source) chooses these rows: row groups are permuted again every b = floor(N / rows chosen)
-epochs, and each of the b takes the next range of rows of that permutation. So the choice is whole row groups except for
-the two that the range cuts, no row is chosen twice within b epochs, and w = 0.5 deals each row once in two epochs.
+A source has N rows and weight w. An epoch deals each row floor(w) times, and round((w - floor(w)) * N) of the rows once
+more. (seed, epoch, source) determines the chosen rows: row groups are permuted again every b = floor(N / rows chosen)
+epochs, and each of the b epochs takes the next range of rows of the permutation. So whole row groups are chosen, except
+for the two groups that the range cuts; no row is chosen twice within b epochs; and w = 0.5 deals each row once in two
+epochs.
 """
 
 import math
@@ -58,7 +59,7 @@ def pieces_of(dealt: np.ndarray, mix: Sequence[WeightedGroups], seed: int, epoch
     """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
     `dealt` [M, 2]: the rows [first, end) of each row group that are dealt, in storage order; without a `mix`, each of
-    these once.
+    these rows is dealt once.
     """
     whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:
@@ -121,9 +122,9 @@ class EpochOrder:
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B. `window_groups`:
     approximate number of row groups per window. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out steps
     that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
-    `clusters` [M]: the number of clusters of equal size (within one) in each row group, in order; C = `cluster` is the
-    largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of each
-    row group that are dealt; None: every row.
+    `clusters` [M]: the number of clusters of equal size (up to one row) in each row group, in order; C = `cluster` is
+    the largest size, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows [first, end) of
+    each row group that are dealt; None: every row.
     """
 
     group_rows: np.ndarray
@@ -158,12 +159,12 @@ class EpochOrder:
 
     @cached_property
     def rows(self) -> int:
-        """N, the number of rows of every epoch; read at every step, so it does not wait for the permutation."""
+        """N, the number of rows of every epoch; computed without the permutation, because every step reads N."""
         return count_rows(self._dealt, self.mix)
 
     @cached_property
     def units(self) -> int:
-        """Units dealt in an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
+        """Number of units of an epoch: clusters, or N rows without clusters. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
@@ -173,7 +174,7 @@ class EpochOrder:
 
     @cached_property
     def window_units(self) -> int:
-        """Units of a window: about `window_groups` row groups, a multiple of `share`: no batch straddles windows."""
+        """Units of a window: about `window_groups` row groups, a multiple of `share`, so no batch straddles windows."""
         per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
@@ -181,7 +182,7 @@ class EpochOrder:
 
     @property
     def steps(self) -> int:
-        """Global batches in the epoch, the same on every rank."""
+        """Number of global batches in the epoch, the same on every rank."""
         return self._steps_for(self.units)
 
     def _steps_for(self, units: int) -> int:
@@ -190,7 +191,7 @@ class EpochOrder:
 
     @property
     def windows(self) -> int:
-        """Windows in the epoch."""
+        """Number of windows in the epoch."""
         return -(-self.steps * self.share // self.window_units)
 
     @property
@@ -198,7 +199,7 @@ class EpochOrder:
         return self.window_units // self.share
 
     def steps_of(self, window: int) -> int:
-        """Return the number of batches of `window`: the last window has fewer."""
+        """Return the number of batches of `window`; the last window may have fewer batches."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
@@ -252,9 +253,9 @@ class EpochOrder:
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """Return the streams of `rank` among `ranks`: contiguous, so that ranks' batches end to end form the global batch.
+    """Return the streams of `rank` among `ranks`: contiguous, so that ranks' batches in order form the global batch.
 
-    Numbers of streams differ by at most one. Raises InputError for more ranks than streams.
+    The ranks' numbers of streams differ by at most one. Raises InputError for more ranks than streams.
     """
     if ranks > streams:
         raise InputError(
@@ -268,7 +269,8 @@ def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
     """Order the rows of several streams' windows, concatenated, by batches.
 
     `deals` [s]: one for each stream's window, with equal numbers of batches. Returns the gather order (batch by batch,
-    stream by stream within) and the batches' offsets into it [batches + 1]; rows after the last batch are left out.
+    and stream by stream within a batch) and the batches' offsets into it [batches + 1]; rows after the last batch are
+    left out.
     """
     starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
     rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])

@@ -1,4 +1,4 @@
-"""Work ahead of its use: downloads for coming reads, in bounded memory, and items in order."""
+"""Work done before its result is needed: downloads, in bounded memory, and items, in order."""
 
 import threading
 from collections import deque
@@ -33,9 +33,9 @@ def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
 
 
 def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
-    """Yield the same items: the pool works on up to `depth` pieces ahead, and also prepares the next of `works`.
+    """Yield the items in order; the pool works on up to `depth` pieces ahead, and prepares the next of `works`.
 
-    Tasks of the next work alternate with the pieces of this one, so that neither waits for all of the other.
+    Tasks of the next work alternate with pieces of the current work, so that both make progress.
     """
     pieces: deque[tuple[Future[list[T]], Callable[[], None] | None]] = deque()
 
@@ -77,8 +77,8 @@ class _Download(Generic[T]):
 class DownloadQueue(Generic[T]):
     """Calls `download` on `threads` separate threads for items requested before their use, in order of request.
 
-    Items in progress, or waiting to be taken, have at most `limit` bytes, by `size` of each item, or are a single item.
-    Thread-safe, and usable after `close`.
+    Items that are in progress or waiting to be taken have at most `limit` bytes together, by the `size` of each item; a
+    single item may be larger. Thread-safe, and usable after `close`.
     """
 
     def __init__(self, download: Callable[[Any], T], size: Callable[[Any], int], threads: int, limit: int) -> None:
@@ -111,7 +111,7 @@ class DownloadQueue(Generic[T]):
         return download.future.result()
 
     def close(self) -> None:
-        """Drop downloads, cancel waiting requests, wait for those in progress, and end the threads."""
+        """Cancel waiting requests, wait for downloads in progress, drop all downloads, and end the threads."""
         with self._lock:
             pool = self._pool
             self._reset()

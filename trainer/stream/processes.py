@@ -26,7 +26,7 @@ class Ranks(NamedTuple):
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
     """Return RANK and WORLD_SIZE from the environment, as set by `torchrun` and other launchers; default (0, 1).
 
-    Raises InputError for one without the other, and for impossible values.
+    Raises InputError if only one variable is set, and for impossible values.
     """
     variables = os.environ if environment is None else environment
     rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
@@ -46,7 +46,7 @@ def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
 
 @dataclass(frozen=True)
 class WorkerSlice:
-    """Worker `worker` of `workers`: a loader takes batches from workers in turns, so each deals every n-th step."""
+    """Worker `worker` of `workers`: a loader takes batches from workers in turns, so a worker deals every n-th step."""
 
     worker: int
     workers: int
@@ -59,11 +59,11 @@ def slice_of_process() -> WorkerSlice | None:
 
 
 class WorkerChannel:
-    """Last message of the main process to copies of a stream in workers that survive an epoch, in shared memory.
+    """Last message of the main process, in shared memory, to copies of a stream in workers that survive an epoch.
 
-    The memory has no name, and disappears with the processes. It moves to /dev/shm, which may be small in a container,
-    if a loader spawns workers. Writer and readers take turns: a loader's workers begin an epoch only after the owner
-    has called `set_epoch`.
+    The memory has no name, and disappears with the processes. If a loader spawns workers, the memory moves to /dev/shm,
+    which may be small in a container. Writer and readers take turns: a loader's workers begin an epoch only after the
+    owner has called `set_epoch`.
     """
 
     def __init__(self) -> None:

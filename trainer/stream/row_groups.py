@@ -62,15 +62,15 @@ class _TableGroup:
 
     @property
     def bytes(self) -> int:
-        """Approximate number of bytes to download, rather too high."""
+        """Approximate number of bytes to download, too high rather than too low."""
         return -(-self.entry.bytes * self.rows // self.entry.rows)
 
 
 class RowGroups:
     """Reads the row groups of several sources. Thread-safe.
 
-    Row groups and row ids are numbered source by source in storage order. It can be pickled, without open files and
-    downloads.
+    Row groups and row ids are numbered source by source in storage order. The object can be pickled, without open files
+    and downloads.
     """
 
     _downloads: DownloadQueue[Pieces] | None
@@ -94,7 +94,7 @@ class RowGroups:
         self.group_rows = np.concatenate([*(np.diff(groups.first) for _, groups in tables), np.empty(0, np.int64)])
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
         dealt = [source.share.bounds(groups.first) for source, groups in tables]
-        # [M, 2] rows of each row group that are dealt; None if all are.
+        # [M, 2] rows of each row group that are dealt; None if all rows are dealt.
         self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
         self.shares = tuple(WeightedGroups(len(groups), source.weight) for source, groups in tables)
         # Empty if every row is dealt once.
@@ -123,7 +123,7 @@ class RowGroups:
         )
 
     def close(self) -> None:
-        """End the threads, drop downloads and close the files. Another read opens them again."""
+        """End the threads, drop downloads and close the files. A later read opens the files again."""
         self._after_fork()
         if self._downloads is not None:
             self._given_up.set()
@@ -171,7 +171,7 @@ class RowGroups:
 
     def _reset(self) -> None:
         self._process = os.getpid()
-        self._downloads = None  # else its methods refer to this object and keep local files open
+        self._downloads = None  # otherwise, its methods would refer to this object and keep local files open
         if self._remote and (threads := self._reading.threads):
             self._downloads = DownloadQueue(self._download, self._bytes_of, threads, self._reading.ahead_bytes)
         self._given_up = threading.Event()

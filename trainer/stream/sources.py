@@ -19,7 +19,7 @@ from trainer.schedule import MOST_WEIGHT
 
 
 class RowShare(NamedTuple):
-    """Shares [start, stop) of [0, 1] of the rows in storage order; other rows are not read."""
+    """Rows of a table from the share `start` to the share `stop`, in storage order; other rows are not read."""
 
     start: float = 0.0
     stop: float = 1.0
@@ -128,7 +128,7 @@ def open_sources(
     TableError.
     """
     if mix:
-        # Sorted, so that a recipe may list them in any order: the order decides the row ids.
+        # Sorted, because the order decides the row ids, and a recipe may list splits in any order.
         splits = sorted(name for name in mix if name != LABEL_TEXTS)
         sources = [Source(name, open_queries(data, name), weight=mix[name]) for name in splits]
     else:
@@ -144,8 +144,9 @@ def open_sources(
 def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[Source]:
     """Return `sources` with new weights: each source's share of the dealt rows is its current weight over their sum.
 
-    With a `temperature` T the share of N rows is proportional to weight * N ** (1 / T), so to size with T = 1. An epoch
-    deals rows of the least dealt source once. Raises InputError if rows of another would be dealt too often.
+    With a `temperature` T, the share of a source of N rows is proportional to weight * N ** (1 / T); T = 1 gives shares
+    by size. An epoch deals rows of the least dealt source once. Raises InputError if rows of another source would be
+    dealt too often.
     """
     rows = [max(1, source.share.rows(source.rows)) for source in sources]
     times = [source.weight * count ** (1 / temperature - 1) for source, count in zip(sources, rows, strict=True)]
@@ -161,11 +162,11 @@ def by_shares(sources: Sequence[Source], temperature: float = math.inf) -> list[
     return [replace(source, weight=each / least) for source, each in zip(sources, times, strict=True)]
 
 
-_LEAST = 1e-12  # weight for which no row of any part is dealt
+_LEAST = 1e-12  # weight so small that no row of any part is dealt
 
 
 class Replay(NamedTuple):
-    """Parts that an earlier run was trained on, and how often an epoch deals their rows; other rows once."""
+    """Parts that an earlier run was trained on, and how often an epoch deals their rows; other rows are dealt once."""
 
     trained: frozenset[str]
     times: float
@@ -176,9 +177,9 @@ def in_window(
 ) -> list[Source]:
     """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
 
-    A part of age a, counted in parts from the window's newest part on, is dealt 2 ** (-a / half_life) times an epoch,
-    if there is a half-life; rows of an earlier run, including label texts, are dealt `replay.times`. Raises InputError
-    if there is no such part.
+    With a half-life, a part that is n parts older than the window's newest part is dealt 2 ** (-n / half_life) times an
+    epoch. Rows of an earlier run, including label texts, are dealt `replay.times` times as often. Raises InputError if
+    no part is in the window.
     """
     if not window and not half_life and replay is None:
         return sources
@@ -202,7 +203,8 @@ def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
     """Count the clusters of each row group [M]; a cluster of at most `rows` rows is dealt as 2**halvings parts.
 
-    A row group has clusters of `rows` rows, or fewer than `rows` clusters of one row less: its size tells which.
+    A row group has clusters of `rows` rows, or fewer than `rows` clusters with one row less; the size of the row group
+    shows which of the two.
     """
     return np.minimum(group_rows, -(-group_rows // rows) << halvings)
 

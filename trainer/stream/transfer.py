@@ -33,13 +33,13 @@ class Place(NamedTuple):
 
 
 def rounded_up(count: int) -> int:
-    """Round `count` up by at most an eighth, or 127, so that batches of similar size have one size, with pads."""
+    """Round `count` up by at most an eighth, or 127, so that batches of similar size have the same size, with pads."""
     step = 1 << max(7, count.bit_length() - 4)
     return -(-count // step) * step
 
 
 def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
-    """Apply `change` to all parts of `value` that are of `kinds`, in dataclasses and named tuples at any depth."""
+    """Apply `change` to all parts of `value` with a type in `kinds`, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
         return change(value)  # type: ignore[no-any-return]
     if isinstance(value, tuple):
@@ -52,12 +52,12 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 
 
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
-    """Return `value` with places in place of its NumPy arrays, and the uint8 tensor that contains them.
+    """Return `value` with a `Place` instead of each NumPy array, and the uint8 tensor that contains the arrays.
 
-    None without arrays, and if shared memory lacks room.
+    Return None if there are no arrays, or if shared memory has no room.
 
-    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. `pinned`:
-    in page-locked memory, which a device reads by itself.
+    In a DataLoader worker the tensor is in shared memory, so another process gets the arrays without a copy. With
+    `pinned`, the tensor is in page-locked memory, which a device reads by itself.
     """
     arrays: list[np.ndarray] = []
     places: list[Place] = []
@@ -94,10 +94,11 @@ def unpack(skeleton: T, buffer: torch.Tensor) -> T:
 
 
 def send(value: Any, device: torch.device) -> Any:
-    """Return `value` with tensors on `device` in place of all arrays; for a CPU they share the arrays' memory.
+    """Return `value` with tensors on `device` in place of all arrays; on a CPU, tensors share memory with the arrays.
 
-    Otherwise one copy moves them from pinned memory, on a separate stream, while the device works on earlier input;
-    tensors that are already there stay. 64 and 32 bits are treated alike: no unsigned numbers.
+    For another device, one copy moves the arrays from pinned memory, on a separate stream, while the device works on
+    earlier input; tensors that are already on the device stay there. Arrays of 64 and of 32 bits are treated alike;
+    unsigned arrays are not allowed.
     """
     if device == CPU:
         return map_arrays(value, as_tensor)
@@ -111,9 +112,9 @@ def send(value: Any, device: torch.device) -> Any:
 
 
 class LateCopy:
-    """A tensor on its way to the CPU, on a separate stream: `take` waits for it, but the step that made it does not.
+    """A copy of a tensor to the CPU, on a separate stream: `take` waits for the copy, but no step waits for it.
 
-    It must not change meanwhile, unless the caller of `take` can handle this.
+    The tensor must not change meanwhile, unless the caller of `take` can handle a change.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -143,7 +144,7 @@ class LateCopy:
 
 
 def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. A GPU waits for it too."""
+    """Copy a tensor to the CPU; return a function that waits for the copy and returns it. A GPU waits as well."""
     if tensor.device.type != "cuda":
         copied = tensor.to("cpu", copy=True)
         return lambda: copied
@@ -153,20 +154,20 @@ def copy_before_change(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `buffer` (pinned memory for a GPU) on `device`: the copy runs beside other work, and nothing waits."""
+    """Return `buffer` (pinned memory for a GPU) on `device`; the copy runs in parallel with other work."""
     if device.type != "cuda":
         return buffer.to(device)
     with beside(device) as hand_over:
-        # Its memory is reused when both streams have finished with it.
+        # The memory of the copy is reused when both streams have finished with it.
         return hand_over(buffer.to(device, non_blocking=True))
 
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[Callable[[T], T]]:
-    """Give the device the work of the block in parallel with its current work, on the stream for incoming arrays.
+    """Run the device's work of the block in parallel with its current work, on the stream for incoming arrays.
 
-    The block gets a function to pass tensors on, so that later work waits for these. It has no effect except on a GPU,
-    and none while a step is recorded, which uses one stream.
+    The block gets a function that passes tensors on, so that later work waits for the tensors. This has no effect
+    without a GPU, or while a step is recorded, because a recorded step uses a single stream.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         yield lambda value: value

@@ -14,7 +14,7 @@ from trainer.inputs import Inputs
 from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
 
-_AHEAD = 16  # rows prefetched from memory while one is copied
+_AHEAD = 16  # rows prefetched from memory while another row is copied
 _NEXT = np.uint64(1)
 HARD = "hard"  # the column of joined negatives
 _BATCHES = 8  # batches gathered at a time: few calls, and the memory is reused while it is still in the cache

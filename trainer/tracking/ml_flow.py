@@ -13,9 +13,9 @@ from schemas.waits import Wait
 from trainer.config.merging import flatten
 from trainer.tracking.watchers import RunFacts, Watcher
 
-_PARAMETERS = 100  # metrics in one request
+_PARAMETERS = 100  # parameters in one request
 _LONGEST = 500  # characters of a parameter
-_WAIT_SECONDS = 60.0  # for unsent numbers at the end of a run
+_WAIT_SECONDS = 60.0  # maximum wait for unsent numbers at the end of a run
 
 
 class MLflow(Watcher):
@@ -31,7 +31,7 @@ class MLflow(Watcher):
         self._client: Any = None
         self._run = ""
         self._resumed = False
-        self._steps: dict[str, set[int]] = {}  # of a resumed run: the steps of a metric in MLflow
+        self._steps: dict[str, set[int]] = {}  # of a resumed run: the steps of each metric that MLflow already has
         self._waiting: queue.SimpleQueue[tuple[int, dict[str, float], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_all, name="extremis-mlflow", daemon=True)
 
@@ -65,12 +65,12 @@ class MLflow(Watcher):
             self._thread.join(_WAIT_SECONDS)
         if self._thread.is_alive():
             self._facts.say(
-                f"MLflow: some records were not sent within {_WAIT_SECONDS:g} s; metrics.jsonl has all of them"
+                f"MLflow: some records were not sent within {_WAIT_SECONDS:g} s; metrics.jsonl has all records"
             )
             return
         try:
             self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
-        except Exception as error:  # from any store or network below the library
+        except Exception as error:  # of any store or network that the library uses
             self._facts.say(f"MLflow: {error}")
 
     def _begin(self) -> str:
@@ -90,7 +90,7 @@ class MLflow(Watcher):
         while (record := self._waiting.get()) is not None:
             try:
                 self._send(*record)
-            except Exception as error:  # from any store or network below the library: the run continues
+            except Exception as error:  # of any store or network that the library uses: the run continues
                 if not failed:
                     self._facts.say(f"MLflow: {error}. Training continues; metrics.jsonl has all records")
                 failed = True

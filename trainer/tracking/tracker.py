@@ -23,8 +23,8 @@ Listener = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 class Tracker:
     """Appends records to metrics.jsonl and sends their numbers to the watchers that `options` name.
 
-    Object stores cannot append, so for these the files are kept locally and `sync` publishes them whole, on the owner
-    of the run's `claim`. Raises InputError if a watcher's library is not installed.
+    Object stores cannot append: for an object store, files are kept locally, and `sync` publishes whole files if
+    this process owns the run's `claim`. Raises InputError if a watcher's library is not installed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Tracker:
         """Publish the remaining records; `finished`: whether the run reached its end."""
         if self._file is None:
             return
-        with contextlib.suppress(LostError):  # another process owns the records there
+        with contextlib.suppress(LostError):  # another process owns the records of the run
             self.sync()
         with self._goes_on():
             self._file.close()
@@ -109,7 +109,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _goes_on(self) -> Iterator[None]:
-        """Continue if a record cannot be written, and report this once: a log never stops training."""
+        """Continue if a record cannot be written, and report the error once: a log never stops training."""
         try:
             yield
         except OSError as error:

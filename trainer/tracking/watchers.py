@@ -1,4 +1,4 @@
-"""Watchers, which receive a run's numbers: a file for each, and an entry in `trainer/methods/sections.py`."""
+"""Watchers, which receive a run's numbers: each has a file here, and an entry in `trainer/methods/sections.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from trainer.methods.sections import WATCHERS, Logging
 class RunFacts:
     """Facts of a run for its watchers.
 
-    `url`: its place; `folder`: a local folder for files, which persists unless `is_temporary`; `recipe`: its options by
-    section; `say`: prints a line on the terminal.
+    `url`: the run's place; `folder`: a local folder for files, which persists unless `is_temporary`; `recipe`: the
+    run's options by section; `say`: prints a line on the terminal.
     """
 
     url: str
@@ -32,7 +32,7 @@ class RunFacts:
 
 
 class Watcher:
-    """A destination of a run's numbers, with its own library; made from `RunFacts` and its option."""
+    """A destination for a run's numbers, with its own library; made from `RunFacts` and the value of an option."""
 
     def start(self, step: int, identity: str | None) -> str | None:
         """Begin a run, or continue the run `identity` after global `step`; return the run's identity, if it has one.

@@ -8,7 +8,7 @@ from typing import Any
 from schemas.errors import InputError, MissingExtra
 from trainer.tracking.watchers import RunFacts, Watcher
 
-_FINISH_SECONDS = 60.0  # for unsent numbers at the end of a run; later `wandb sync` sends them
+_FINISH_SECONDS = 60.0  # maximum wait for unsent numbers at the end of a run; `wandb sync` sends them later
 
 
 class WeightsAndBiases(Watcher):
@@ -45,12 +45,12 @@ class WeightsAndBiases(Watcher):
         self._sent = self._run.step if identity else 0
         offline = self._run.settings.mode in ("offline", "dryrun")
         facts.say(
-            f"W&B: {f'offline; send it with wandb sync {self._run.settings.sync_dir}' if offline else self._run.url}"
+            f"W&B: {f'offline; later run wandb sync {self._run.settings.sync_dir}' if offline else self._run.url}"
         )
         return str(self._run.id)
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
-        if numbers and step >= self._sent:  # W&B accepts no step twice: a resumed run has the same numbers there
+        if numbers and step >= self._sent:  # W&B accepts each step once; a resumed run repeats the same numbers
             self._run.log(dict(numbers), step=step)
 
     def close(self, finished: bool) -> None:

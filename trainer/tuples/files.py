@@ -16,12 +16,12 @@ from trainer.tuples.stream import TupleStream
 
 KIND, _DOING = "tuples", "handed over"
 _ENDS = {".jsonl": None, ".json": None, ".jsonl.gz": "gzip", ".jsonl.bz2": "bz2", ".jsonl.zst": "zstd"}
-_SHARD = 1_000_000  # most examples, if their number is not stated
+_SHARD = 1_000_000  # maximum number of examples in a shard, if the number of shards is not stated
 _REMEDY = "Give --overwrite to replace it, or another OUT."
 
 
 def is_file(out: str) -> bool:
-    """Return whether `out` is a file of JSON lines. Raises InputError for a file of another form."""
+    """Return whether `out` is a file of JSON lines. Raises InputError for another type of file."""
     if out.endswith((".parquet", ".csv", ".tsv", ".arrow", ".npz", ".gz", ".zst")) and not out.endswith((*_ENDS,)):
         raise InputError(f"{out}: expected a file that ends in {', '.join(_ENDS)}, or a folder for Parquet shards.")
     return out.endswith((*_ENDS,))
@@ -39,7 +39,7 @@ def write_tuples(
 
     Examples are in the order of the table's rows, or shuffled. Files and tables are published when complete; an
     existing table of the same input is returned. `on_examples(number)` gets the number of written examples. Raises
-    InputError: something else is there; StorageError.
+    InputError: OUT has other contents; StorageError.
     """
     tables = stream.tables
     reads = [tables.place, tables.data]

@@ -1,6 +1,7 @@
-"""Forms of examples: columns and names of sentence-transformers, and of the JSON lines of Tevatron and FlagEmbedding.
+"""Forms of examples: columns for sentence-transformers, and JSON lines for Tevatron and FlagEmbedding.
 
-Places number the labels of a batch of rows: first the positives of all rows, then the negatives [R, n], row by row.
+A place is the number of a label in a batch of rows: first come the positives of all rows, then the negatives [R, n],
+row by row.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,15 @@ from trainer.negatives.draws import scrambled
 from trainer.tuples.tables import Tables
 
 Columns = dict[str, pa.Array]
-Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # examples of rows, from positives, negatives and n
+Count = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # number of examples, from positives, negatives and n
 
 
 @dataclass(frozen=True)
 class Examples:
-    """E examples: number `number` [E] among the examples of row `row` [E].
+    """E examples: example e is number `number[e]` among the examples of row `row[e]`.
 
     `labels`, and their scores if requested, are indexed by place; `positive` [E]: places of the positives; `negative`
-    [E, n]: places of the negatives, best first, of which the first `found` [E] count.
+    [E, n]: places of the negatives, best first; only the first `found` [E] count.
     """
 
     tables: Tables
@@ -52,7 +53,7 @@ class Examples:
 
 
 def count_examples(tables: Tables, positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
-    """Return the number of examples of each row, [R], from its numbers of positives and negatives."""
+    """Return the number of examples of each row, [R], from the numbers of positives and negatives of each row."""
     each = positives if tables.options.each_positive else np.minimum(positives, 1)
     return _FORMS[tables.options.form][0](each, np.minimum(negatives, tables.width), tables.width)
 
@@ -65,7 +66,7 @@ def make_examples(
     `spread`: examples of one row are not adjacent.
     """
     options, width, counts = tables.options, tables.width, positives.counts
-    several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each of them best first
+    several = len(tables.negatives.parameters.get("ranges", ())) > 1  # ranges of labels, each range best first
     best = np.argsort(-tables.scores("scores", rows) if several else hard == PAD, axis=1, kind="stable")[:, :width]
     negatives, scores = np.take_along_axis(hard, best, axis=1), None
     found = (negatives != PAD).sum(axis=1)
@@ -80,7 +81,7 @@ def make_examples(
         order = np.argsort(number, kind="stable")
         row, number = row[order], number[order]
     key = generator(options.seed, Purpose.POSITIVES, epoch, 0, 1).integers(0, 1 << 64, dtype=np.uint64)
-    # NumPy takes all rows at once.
+    # The uncompiled function takes all rows at once, with NumPy.
     numbers = scrambled.py_func(key, rows.astype(np.uint64), np.uint64(0))  # type: ignore[arg-type]
     drawn = (numbers % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
     chosen = number // found[row] if options.form == "triplets" else np.minimum(number, counts[row] - 1)
@@ -151,7 +152,7 @@ def _flagembedding(some: Examples) -> Columns:
 
 
 def _lists(values: pa.Array | np.ndarray, counts: np.ndarray) -> pa.ListArray:
-    flat = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values  # NaN is null
+    flat = pa.array(values, from_pandas=True) if isinstance(values, np.ndarray) else values  # NaN becomes null
     return pa.ListArray.from_arrays(pa.array(offsets_of(counts).astype(np.int32)), flat)
 
 

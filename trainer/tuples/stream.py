@@ -27,10 +27,10 @@ Place = str | os.PathLike[str]
 class TupleStream(IterableDataset):
     """Examples of one rank from a table of negatives, as dictionaries.
 
-    `table`: a table of negatives, the folder of a mining of arrays, or a RUN; `data`: the DATA that it was mined from.
-    It reads `batch` rows of all ranks at a time. `options` are those of `TupleOptions` and `StreamOptions` (streams,
-    rank, ranks, threads, tail). Iteration yields the rest of the current epoch; call `set_epoch` for the next. Raises
-    InputError, TableError, StorageError.
+    `table`: a table of negatives, the output folder of mined arrays, or a RUN. `data`: the DATA that the table was
+    mined from. The stream reads `batch` rows of all ranks at a time. `options` are options of `TupleOptions` and of
+    `StreamOptions` (streams, rank, ranks, threads, tail). Iteration yields the rest of the current epoch; call
+    `set_epoch` for the next epoch. Raises InputError, TableError, StorageError.
     """
 
     def __init__(self, table: Place, data: Place | None = None, *, batch: int = 256, **options: Any) -> None:
@@ -42,16 +42,16 @@ class TupleStream(IterableDataset):
         dealt = {"batch": batch, "streams": 8, "seed": self.options.seed, "inputs": "none", **options}
         self._rows = JoinedStream([self.tables.source], self.tables.labels.rows, **dealt)
         self._ranks = options.get("ranks", 1)
-        self._within = 0  # examples already dealt of the batch after the state `_at`
+        self._within = 0  # number of examples already dealt from the batch after the state `_at`
         self._at = self._rows.state_dict()
 
     def __len__(self) -> int:
-        """Return the number of examples of an epoch, from the label ids of all rows; roughly, with several ranks."""
+        """Return the number of examples of an epoch, from the label ids of all rows; approximate on several ranks."""
         return self.counted[0] // self._ranks
 
     @cached_property
     def counted(self) -> tuple[int, int]:
-        """Number of examples per epoch on all ranks, and of rows without examples. Raises InputError if all are."""
+        """Number of examples per epoch on all ranks, and of rows without examples. Raises InputError: no examples."""
         examples = left_out = 0
         for _, positives, hard in self._in_order():
             given = count_examples(self.tables, positives.counts, (hard != PAD).sum(axis=1))
@@ -82,16 +82,17 @@ class TupleStream(IterableDataset):
         self._at, self._within = self._rows.state_dict(), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to continue after the newest example, with the same number of ranks.
+        """Return the state that lets `load_state_dict` continue after the newest example, on as many ranks as now.
 
-        If DataLoader workers deal the examples, only they know the newest: get the state from a `StatefulDataLoader`.
+        If DataLoader workers deal the examples, only the workers know the newest example: get the state from a
+        `StatefulDataLoader`.
         """
         place = {"within": self._within, "ranks": self._ranks} if self._within else {}
         at = self._at if self._within else self._rows.state_dict()
         return {**at, **place, "tuples": self.options.model_dump()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the place of `state`, without reading what precedes it. Raises InputError for a different order."""
+        """Go to the place of `state`, without reading earlier rows. Raises InputError for a different order."""
         expected = {"ranks": state.get("ranks", self._ranks), "tuples": state.get("tuples")}
         for name, value in {"ranks": self._ranks, "tuples": self.options.model_dump()}.items():
             if expected[name] != value:

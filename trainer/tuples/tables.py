@@ -1,6 +1,6 @@
 """A table of negatives with the DATA that it was mined from: texts and scores by row.
 
-Columns are copied once to mapped scratch files in TMPDIR, so that memory holds what fits.
+Columns are copied once to memory-mapped scratch files in TMPDIR, so that they may be larger than memory.
 """
 
 from dataclasses import dataclass, field
@@ -38,8 +38,8 @@ class Tables:
     def open(cls, url: str, data: str | None, options: TupleOptions) -> "Tables":
         """Open the table at `url`, or the table of mined arrays or of a RUN there, with its DATA.
 
-        Raises InputError: no DATA given, or DATA without texts; more negatives than the table has, or missing scores;
-        TableError: no such table, or a table of other data.
+        Raises InputError: no DATA given, or DATA without texts; more negatives requested than the table has, or missing
+        scores; TableError: no such table, or a table of other data.
         """
         place, mining = url, not is_published(url) and is_published(join(url, "data"))
         if mining:
@@ -52,7 +52,7 @@ class Tables:
         split = "train" if table is None else splits.get(table.parents.get("queries", ""))
         if split is None:
             raise TableError(
-                f"{url}: made from other queries than those of {data} ({', '.join(sorted(splits.values()))}). Give the "
+                f"{url}: not made from the queries of {data} ({', '.join(sorted(splits.values()))}). Give the "
                 "DATA that this table was mined from with --data."
             )
         queries = Table.open(layout.queries(split), "queries")
@@ -93,9 +93,9 @@ class Tables:
         return self._hold(self.negatives, column, _open_matrix)[rows].astype(np.float32)
 
     def positive_scores(self, rows: np.ndarray, positives: Ragged) -> np.ndarray:
-        """Return scores of the positives of `rows` [B], float32, one per positive; NaN for a teacher, which gives none.
+        """Return scores of the positives of `rows` [B], float32, one per positive.
 
-        Raises TableError, StorageError.
+        A teacher does not score positives: the scores are then NaN. Raises TableError, StorageError.
         """
         if self.options.scores == "teacher":
             return np.full(len(positives.entries), np.nan, np.float32)
@@ -120,18 +120,18 @@ class Tables:
     def _require(self, options: TupleOptions, width: int) -> None:
         if (options.negatives or 0) > width:
             raise InputError(
-                f"--negatives {options.negatives}: {self.negatives.url} has {width} for each row. Ask for fewer, or "
-                f"mine the table again with --width {options.negatives}."
+                f"--negatives {options.negatives}: {self.negatives.url} has {width} negatives per row. Ask for "
+                f"fewer, or mine the table again with --width {options.negatives}."
             )
         if not options.keys and "text" not in self.queries.columns:
             raise InputError(
-                f"{self.queries.url}: this DATA has no texts of queries. Shard it again with --keep-text, or give "
-                "--keys to write keys instead of texts."
+                f"{self.queries.url}: the queries of this DATA have no texts. Shard the data again with --keep-text, "
+                "or give --keys to write keys instead of texts."
             )
         if options.scores == "search" and not self.mining:
             raise InputError(
-                "--scores search: scores of positives exist only after mining arrays. Give the folder of such a "
-                "mining, or leave --scores out."
+                "--scores search: scores of positives exist only after mining arrays. Give the output folder of "
+                "mined arrays, or leave --scores out."
             )
         if options.scores == "teacher" and "teacher" not in self.negatives.columns:
             raise InputError(f"--scores teacher: no teacher has scored {self.negatives.url}. Leave --scores out.")

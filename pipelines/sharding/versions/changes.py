@@ -1,6 +1,6 @@
-"""Changes of a version to earlier rows: match labels by key, and remove repeated points.
+"""Changes that a version makes to earlier rows: match labels by key, and remove points that INPUT repeats.
 
-New labels follow the earlier labels. Changes are written as patches over shards that do not change.
+New labels follow the earlier labels. Changes are written as patches; the earlier shards do not change.
 """
 
 from collections import Counter
@@ -47,8 +47,8 @@ STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 def order_labels_onto(flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block]) -> Ordered:
     """Order new labels by (hash, key) after the earlier labels; find earlier labels that change, retire or return.
 
-    Returns the collections of `order_labels`, and `changed` and `states`, packets in files by the number of an earlier
-    label shard: columns of the row with `label_id`, and columns STATE of labels that retire or return.
+    Returns the collections of `order_labels`, and `changed` and `states`: packets in files, by the number of an earlier
+    label shard. `changed` has the rows of changed labels; `states` has columns STATE of labels that retire or return.
     """
     before = earlier.views[LABELS]
     routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan)
@@ -83,7 +83,7 @@ def read_before(number: int, plan: LabelsPlan, earlier: EarlierData) -> Iterator
 
 
 def order_new_labels(element: tuple[int, dict[str, Any]], plan: LabelsPlan, earlier: EarlierData) -> Iterator[Tagged]:
-    """Order the labels of (shard, parts); yield new rows, keys with ids, number of new rows, changes of old rows."""
+    """Order the labels of (shard, parts); yield new rows, their number, keys with ids, and changes to old rows."""
     shard, parts = element
     plan.meter.start(ORDER)
     staged = plan.files[resume.LABELS]
@@ -127,7 +127,7 @@ def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.Recor
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
-    """Return the labels whose state changes, columns STATE: `listed` return; the others retire if `complete`."""
+    """Return labels with a new state, columns STATE: `listed` labels return; other labels retire if `complete`."""
     is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
     retired = before[RETIRED]
     returns = pc.and_(retired, is_listed)
@@ -140,7 +140,7 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 def leave_out(
     keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> dict[str, Collection]:
-    """Remove the older rows of new `keys` (older shard, packet). Returns `summary`, and negative `frequencies`."""
+    """Remove older rows with the new `keys` (older shard, packet). Returns `summary`, and negative `frequencies`."""
     grouped, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
     return grouped.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes)
 
@@ -148,7 +148,7 @@ def leave_out(
 def find_gone(
     element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int]
 ) -> Iterator[Tagged]:
-    """Write a patch that removes the rows of (number, packets of keys) from an older shard; subtract their labels."""
+    """Write a patch that removes the keys of (number, packets of keys) from an older shard; subtract label counts."""
     number, packets = element
     entry, url = earlier.views[plan.name][number], earlier.place(plan.name)
     view = entry.view
@@ -186,7 +186,7 @@ def write_patch(
     built: str, table: str, number: int, kind: str, rows: pa.Table, groups: tuple[int, ...] | None = None
 ) -> Patched:
     """Write a patch of `kind` over shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
-    file = f"_{kind}-{number:05d}.parquet"  # readers of Parquet folders skip it
+    file = f"_{kind}-{number:05d}.parquet"  # readers of Parquet folders skip files with a leading _
     data = memoryview(encode_shard(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
     return Patched(table, number, kind, Patch(place=file, bytes=len(data), sha256=storage.sha256(data)), groups)
@@ -219,7 +219,7 @@ def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, buil
 
 
 def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:
-    """Merge the changed rows of both by position; at equal positions, the newer row wins."""
+    """Merge older and newer changed rows by position; at equal positions, the newer row wins."""
     if older is None:
         return newer
     stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))

@@ -1,4 +1,4 @@
-"""The earlier data set of a version, with URLs relative to the new version; its shards may have keys of new points."""
+"""The earlier data set of a version: its tables as views of the new version, and its shards with keys of new points."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from schemas.table import PartTable, Table
 from schemas.text_model import DenseModel
 from schemas.version import Version, moved, open_whole, part_name
 
-# Options that determine the content of a row and its split: a version inherits them.
+# Options that determine the content of a row and its split: a version inherits these options.
 _INHERITED = (
     "tokenizer",
     "max_tokens",
@@ -40,7 +40,8 @@ _INHERITED = (
 class EarlierData:
     """The data set at `url`, which the version at `data` continues with the part `part`.
 
-    `complete`: whether the input lists all labels; None: the input has a list, and the options do not say.
+    `complete`: whether the input lists all labels; None if the input has a list of labels, and the options do not state
+    whether the list is complete.
     """
 
     url: str
@@ -54,7 +55,7 @@ class EarlierData:
 
     @classmethod
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
-        """Open the data set that `options.onto` names. Raises InputError: it cannot be continued; TableError."""
+        """Open the data set that `options.onto` names. Raises InputError if no version can follow it; TableError."""
         assert options.onto is not None
         url, manifest = options.onto, open_whole(options.onto)[0].manifest
         if not inputs.keyed:
@@ -63,7 +64,7 @@ class EarlierData:
                 "Give INPUT in a format with keys, such as JSON lines."
             )
         if "train" not in inputs.splits:
-            raise InputError("--onto: INPUT has no points of train.")
+            raise InputError("--onto: INPUT has no points of the split train.")
         version = Version.of(manifest)
         part = options.part or part_name(version.number + 1)
         if part in version.parts:
@@ -83,7 +84,7 @@ class EarlierData:
 
     @cached_property
     def dense_model(self) -> DenseModel | None:
-        """Model of the data set's dense vectors; None: it has no vectors, or the user gave them."""
+        """Model that made the data set's dense vectors; None if there are no vectors, or the user gave the vectors."""
         return DenseModel.stated(self.manifest.parameters, self.url)
 
     @property
@@ -97,7 +98,7 @@ class EarlierData:
         return self.tables[LABELS].rows
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
-        """Return `options` with the earlier version's options that shape rows. Raises InputError if they differ."""
+        """Return `options` with the earlier version's options that shape rows. Raises InputError if values differ."""
         recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
         default = ShardOptions()
         for name in _INHERITED:
@@ -130,14 +131,14 @@ class EarlierData:
 
     @cached_property
     def views(self) -> Mapping[str, tuple[Shard, ...]]:
-        """Shards of its tables, as views of the new version's tables of the same names; other tables have no shards."""
+        """Shards of the earlier tables by name, as views for the new version's tables; other names have no shards."""
         part, views = self.version.part, defaultdict[str, tuple[Shard, ...]](tuple)
         for name, table in self.tables.items():
             views[name] = views_of(join(self.url, name), self.place(name), table, part)
         return views
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of its table `name`, relative to the new table."""
+        """Return the parts of the earlier table `name`, with places relative to the new table."""
         table, url = self.tables.get(name), join(self.url, name)
         if table is None:
             return ()
@@ -149,7 +150,7 @@ class EarlierData:
         return tuple(replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts)
 
     def needs(self) -> list[tuple[str, str]]:
-        """Return (part, place of its data set) of all parts of the version, relative to the version."""
+        """Return (part, place of its data set) for all parts of the version; places are relative to the version."""
         places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
         return [*places, (self.part, ".")]
 
@@ -174,7 +175,7 @@ def views_of(before: str, after: str, table: Manifest, part: str) -> tuple[Shard
 
 
 def renumbered(shards: Sequence[Shard]) -> list[Shard]:
-    """Return the non-empty shards, with the present ids of their rows."""
+    """Return the non-empty shards, with row ids counted from 0 again."""
     numbered, first = [], 0
     for entry in shards:
         if entry.rows and entry.view is not None:

@@ -60,7 +60,7 @@ def publish_version(
         rows[split] = queries.rows
     table = _view_of_table(earlier, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
     columns = table.columns
-    if RETIRED not in (column.name for column in columns):  # shards of a view may have it
+    if RETIRED not in (column.name for column in columns):  # shards of a view may have this column
         columns = (*columns, Column(name=RETIRED, type="bool"))
     made_from = {**origins, _TRAIN: parents[_TRAIN]}
     table = table.model_copy(update={"columns": columns, "parents": made_from})
@@ -76,7 +76,7 @@ def publish_version(
 
 
 def view_of_tokenizer(earlier: EarlierData) -> Manifest:
-    """Return the manifest of the earlier data's tokenizer for the version."""
+    """Return a manifest for the version that refers to the tokenizer of the earlier data set."""
     before, after = DataLayout(earlier.url).tokenizer, earlier.place("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
@@ -92,8 +92,8 @@ def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
     retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
     if earlier.complete is None and 2 * retired > before:
         raise InputError(
-            f"--onto: the labels in INPUT lack {retired:,} of the {before:,} labels of {earlier.url}. Give --labels "
-            "new if INPUT lists only new and changed labels, or --labels all if the missing labels shall retire."
+            f"--onto: INPUT lacks {retired:,} of the {before:,} labels of {earlier.url}. Give --labels new if INPUT "
+            "lists only new and changed labels, or --labels all to retire the missing labels."
         )
 
 
@@ -121,7 +121,7 @@ def _version(earlier: EarlierData, summary: Summary) -> Version:
 def _view_of_table(
     earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of the table `name` of all parts, with patches, and the shards of the new part at the end."""
+    """Return the manifest of the table `name` over all parts: earlier shards with patches, then the new shards."""
     older = earlier.tables.get(name)
     own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
@@ -163,7 +163,7 @@ def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Sh
 
 
 def _cut(entry: Shard, size: int) -> Shard:
-    """State the row groups of a shard unless all except the last have `size` rows."""
+    """State the sizes of a shard's row groups, unless all groups except the last have `size` rows."""
     assert entry.view is not None
     groups = entry.groups
     if groups is None:
@@ -174,7 +174,7 @@ def _cut(entry: Shard, size: int) -> Shard:
 
 
 def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
-    """Return the non-empty parts of a table, with their present shards and rows."""
+    """Return the non-empty parts of a table, with their current shards and rows."""
     tables = {part.name: part for part in earlier.parts(name)}
     if added is not None:
         place = relative(earlier.place(name), _own(earlier.data, earlier, name))
@@ -189,7 +189,7 @@ def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequ
 
 
 def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
-    """Return the columns of all parts. Raises InputError if they differ."""
+    """Return the columns of all parts. Raises InputError if parts have different columns."""
     columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
     if older is None or added is None or not added.rows:
         return columns

@@ -209,7 +209,7 @@ def test_one_bad_row_is_rejected_and_named(tmp_path: Path, line: str, reason: Re
         ({"train.jsonl": None, "train.jsonl.gz": b"plain"}, "train.jsonl.gz: not a gzip file"),
         ({"train.jsonl": None, "train.jsonl.gz": gzip.compress(b"x" * 99)[:-9]}, "train.jsonl.gz: incomplete"),
         ({"train.jsonl": b"\xff\xfe{\0"}, "train.jsonl: text in UTF-16. Expected UTF-8"),
-        ({"pairs_val.tsv": "a\tb\n"}, "pairs_val.tsv has no points"),
+        ({"pairs_val.tsv": "a\tb\n"}, "no points for pairs_val.tsv"),
         (
             {"pairs_train.tsv": "a\tb\n", "queries.jsonl": "{}\n"},
             "both train.jsonl and queries.jsonl contain points of train",

@@ -27,8 +27,8 @@ def test_pairs_against_plain_reading(pairs: list[tuple[str, str, float | None]],
 @pytest.mark.parametrize(
     ("line", "reason", "detail"),
     [
-        (b"q", Reason.MALFORMED, "expected query key, label key[, weight] between tabs, got 'q'"),
-        (b"q d 1", Reason.MALFORMED, "between tabs, got 'q d 1'"),
+        (b"q", Reason.MALFORMED, "expected query key, label key[, weight] separated by tabs, got 'q'"),
+        (b"q d 1", Reason.MALFORMED, "separated by tabs, got 'q d 1'"),
         (b"q\t0\td\t1", Reason.MALFORMED, r"got 'q\t0\td\t1'"),
         (b"\td\t1", Reason.MALFORMED, "an empty key"),
         (b"q\t\t1", Reason.MALFORMED, "an empty key"),

@@ -206,7 +206,7 @@ def broken(folder: Path, how: str) -> str:
         ("pickled dense", r"2_Dense/pytorch_model.bin: pickled weights"),
         ("no weights", r"no weights \(\*.safetensors\) here; found: .*config.json"),
         ("no tokenizer", r"no tokenizer .*save_pretrained"),
-        ("unknown module", r"modules.json: expected .*custom.Attention.*mine its vectors as arrays"),
+        ("unknown module", r"modules.json: expected .*custom.Attention.*mine the vectors as arrays"),
         ("no first", r"modules.json: expected .* modules Transformer or StaticEmbedding"),
         ("damaged", r"the weights lack .*and \d+ more"),
         ("pooling", r"pooling is median; expected one or more of cls"),

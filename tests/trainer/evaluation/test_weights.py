@@ -40,13 +40,17 @@ from trainer.model import Model, find_checkpoint, load_model
 
 
 def loss(weights: Weights, scored: Scored, relevant: Rows) -> float:
-    """Mean of -log of a right label's share of exp(score) among itself and those that are not right."""
-    losses = []
+    """The loss that a fit minimizes: mean -log of a right label's share of exp(score) among itself and wrong labels,
+    plus mean -log of the share of all right labels of a query among all labels."""
+    each, of_all = [], []
     for fused, ids, right in zip(weights.fuse(scored), scored.ids.tolist(), relevant, strict=True):
-        wrong = [score for score, label in zip(fused, ids, strict=True) if label >= 0 and label not in right]
+        wrong = np.logaddexp.reduce(
+            [-np.inf, *(s for s, i in zip(fused, ids, strict=True) if i >= 0 and i not in right)]
+        )
         of_right = [score for score, label in zip(fused, ids, strict=True) if label in right]
-        losses += [np.logaddexp.reduce([0.0, *(other - score for other in wrong)]) for score in of_right]
-    return float(np.mean(losses)) if losses else 0.0
+        each += [np.logaddexp(0, wrong - score) for score in of_right]
+        of_all += [np.logaddexp(0, wrong - np.logaddexp.reduce(of_right))] if of_right else []
+    return float(np.mean(each) + np.mean(of_all)) if each else 0.0
 
 
 @st.composite

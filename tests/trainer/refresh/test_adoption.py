@@ -401,7 +401,5 @@ def test_other_ranks_follow_the_decision_once_it_is_taken(data: SmallData, sourc
 
 def test_a_decision_that_nobody_takes_is_not_awaited_for_ever(data: SmallData, sources: list[Source]) -> None:
     run = Run("unled", data, sources)
-    with pytest.raises(
-        InputError, match=r"epoch-0003\.json: no decision about epoch 3 after 0\.2 seconds\. Does rank 0"
-    ):
+    with pytest.raises(InputError, match=r"epoch-0003\.json: no decision about epoch 3 after 0\.2 seconds\. Is rank 0"):
         follow(run.layout, run.recipe, sources, 3, seconds=0.2)

@@ -221,7 +221,7 @@ class TestRefusals:
         self.refused(
             world.table,
             other.data,
-            match=r"made from other queries than those of .*mined/data \(train\)",
+            match=r"not made from the queries of .*mined/data \(train\)",
             kind=TableError,
         )
         self.refused(world.table, tmp_path / "nowhere", match="no table here", kind=TableError)
@@ -231,7 +231,7 @@ class TestRefusals:
         queries = Table.open(data.layout.queries("train")).manifest
         build_negatives(str(tmp_path / "table"), queries, data.points["train"].positives, data.labels, 4)
         places = tmp_path / "table", tmp_path / "data"
-        self.refused(*places, match="has no texts of queries. Shard it again with --keep-text, or give --keys")
+        self.refused(*places, match="have no texts. Shard the data again with --keep-text, or give --keys")
         assert list(TupleStream(*map(str, places), keys=True, negatives=1))
         self.refused(*places, match="no teacher has scored", scores="teacher", keys=True)
 
