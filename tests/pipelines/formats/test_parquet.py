@@ -170,7 +170,7 @@ def test_pairs(tmp_path: Path) -> None:
         ),
         (
             packed({**TRAIN, "feature_ids": [["a"]] * 3}),
-            "the column 'feature_ids' holds string; expected whole numbers",
+            "the column 'feature_ids' contains string; expected whole numbers",
         ),
         (
             packed({**TRAIN, "feature_ids": [1] * 3}),

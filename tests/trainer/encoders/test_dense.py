@@ -137,7 +137,7 @@ def test_numpy_computes_the_same_x_from_the_files(inputs: str, form: dict[str, o
     expected = encoder.encode(encoder.prepare(rows)).numpy()
     np.testing.assert_allclose(served.embed(rows), expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(served.embed(rows.slice(4, 5)), expected[4:5], atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="a different encoder"):
+    with pytest.raises(ValueError, match="do not match the encoder"):
         import_name(section.SERVED_BY["numpy"]).open(
             section.model_copy(update={"dimension": D + 1}), tmp_path, lambda _: file, (VOCABULARY, 12, WIDE), "cpu"
         )

@@ -161,6 +161,6 @@ def test_what_is_in_the_way_stays(world: World, tmp_path: Path) -> None:
     ):
         refused(call("tuples", world.root, out), *words)
     refused(call("tuples", world.root, tmp_path / "new.jsonl", "--shards", "2"), "--shards works only with a folder")
-    refused(call("tuples", world.root, tmp_path / "new", "--negatives", "9"), "has 5 for each row")
+    refused(call("tuples", world.root, tmp_path / "new", "--negatives", "9"), "has 5 negatives per row")
     assert (tmp_path / "rows.jsonl").read_text() == "kept\n"
     assert not (tmp_path / "new").exists()

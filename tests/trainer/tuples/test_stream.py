@@ -236,7 +236,7 @@ class TestRefusals:
         self.refused(*places, match="no teacher has scored", scores="teacher", keys=True)
 
     def test_more_than_there_is(self, world: World) -> None:
-        self.refused(world.root, match=r"--negatives 6: .*queries has 5 for each row", negatives=6)
+        self.refused(world.root, match=r"--negatives 6: .*queries has 5 negatives per row", negatives=6)
         self.refused(world.root, match="form: input should be 'triplets'", form="quartets")
         self.refused(world.table, world.data, match="exist only after mining arrays", scores="search")
 
