@@ -61,7 +61,7 @@ class ShardOptions(Options):
         0.001,
         ge=0,
         le=1,
-        description="Largest allowed share of rejected rows and label mentions. In XC formats, no label may be rejected.",
+        description="Largest allowed share of rejected rows and label mentions. XC formats allow no rejected label.",
     )
     tokenizer_texts: int = Field(
         200_000, ge=1, description="Number of texts that train:SIZE learns from, chosen by the hash of their keys."
