@@ -29,7 +29,7 @@ def make_bars(console: Console, counted: bool) -> progress.Progress:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Make a table; the first column is left-aligned, the others right-aligned, and no number is cut off."""
+    """Make a table; the first column is left-aligned, the others right-aligned, and no number is truncated."""
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         first = number == 0

@@ -328,7 +328,7 @@ say.display = StepBars  # type: ignore[attr-defined]  # pipelines that get `say`
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned, and no number is cut off."""
+    """Print a table; the first column is left-aligned, the others right-aligned, and no number is truncated."""
     from extremis.bars import make_table
 
     results.print(make_table(title, columns, rows))

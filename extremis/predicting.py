@@ -166,7 +166,7 @@ def open_writer(
 
 
 def prediction_table(rows: pa.Table, answer: Answer, labels: pa.Table, schema: pa.Schema = _SCHEMA) -> pa.Table:
-    """Make one row per row of `rows` [B]: key, labels' keys, scores, label ids and labels' texts, without pads.
+    """Make one row per row of `rows` [B]: key, labels' keys, scores, label ids and labels' texts, without padding.
 
     `labels` [L]: key, text. Probabilities and known tokens are added if `schema` has their columns.
     """
@@ -203,7 +203,7 @@ def _trec_lines(query: dict[str, Any]) -> str:
     for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
         if len(key.split()) != 1 or len(label.split()) != 1:
             raise InputError(
-                f"a TREC run separates fields by blanks, but the key {key!r} or {label!r} contains a blank. Write "
+                f"fields of a TREC run are separated by spaces, but the key {key!r} or {label!r} contains a space. Write "
                 ".jsonl, .parquet or .npz instead."
             )
         lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"

@@ -369,7 +369,7 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Return the steps of the later flows, with numbers of rows. Splits that are cut out of a table share its rows."""
+    """Return the steps of the later flows, with numbers of rows. Splits that are taken from a table divide its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
@@ -402,7 +402,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         read.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), tokenizer.SAMPLED) for table in tables
     )
     limit = tokenizer.choose_length(frozen, samples, options.tokenizer)
-    attempt.say(f"texts are cut at {limit} tokens")
+    attempt.say(f"texts are truncated to {limit} tokens")
     return frozen.cut_at(limit)
 
 

@@ -102,7 +102,7 @@ class Ragged(_Rows, _Ragged):
         return rows
 
     def contains(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K], False for pads.
+        """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K], False for padding.
 
         Raises ValueError if `ids` has a different number of rows.
         """

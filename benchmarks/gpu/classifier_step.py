@@ -75,7 +75,7 @@ def plan_ahead(place: Place, batch: Batch, labels: int, pool: str, pads: bool = 
 
 
 def open_step(place: Place, shape: Shape, pool: str, recorded: bool = False) -> tuple[Callable[[], object], float]:
-    """Return a step on batches planned beforehand, and the mean number of labels per batch, with pads.
+    """Return a step on batches planned beforehand, and the mean number of labels per batch, with padding.
 
     `recorded`: record the step as a graph on a GPU.
     """

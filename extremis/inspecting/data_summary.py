@@ -33,7 +33,7 @@ def summarize(data: str) -> dict[str, Any]:
     derived = files.pop("labels", None) in files.values()  # made from points: many points name one label
     rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     for name, share in (("queries/val", "validation_share"), ("queries/test", "test_share")):
-        if whole.parameters["options"].get(share):  # the split was cut out of train, and shares its rejects
+        if whole.parameters["options"].get(share):  # the split was taken from train, and shares its rejects
             rejected.pop(name, None)
     return {
         "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},

@@ -27,7 +27,7 @@ LONGEST_LABEL = 160
 
 
 def clean(text: str, longest: int | None = None) -> str:
-    """Return `text` on one line, without control characters, cut to `longest` characters."""
+    """Return `text` on one line, without control characters, truncated to `longest` characters."""
     text = without_controls(" ".join(text.split()))
     return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
 
@@ -56,14 +56,14 @@ class TextDecoder:
         return [clean(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
-        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are pads and are left out."""
+        """Map label ids to texts, or to keys if a text is empty. Ids below 0 are padding and are left out."""
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest)
             for row in self.label_rows(ids)
         }
 
     def label_rows(self, ids: Iterable[int] | np.ndarray) -> list[dict[str, Any]]:
-        """Read label_id, key, text and frequency of labels in ascending order, without ids below 0, which are pads."""
+        """Read label_id, key, text and frequency of labels in ascending order, without ids below 0 (padding)."""
         if self._labels is None:
             self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))

@@ -141,7 +141,7 @@ TERMS = {
     "loss": "mean training loss; comparable only between runs with the same loss",
     "split": "a part of the data: a model learns from train, and is scored on test and val",
     "shards": "files that make up a table",
-    "truncated": "points whose text was cut at the maximum number of tokens",
+    "truncated": "points whose text was truncated to the maximum number of tokens",
     "merged": "rows of the input that were merged into another row with the same key or text",
     "in train": "points with a text that is also in train: metrics on these are too high",
     "K": "hard negatives that a table has for each query",

@@ -168,7 +168,7 @@ def _read_plainest(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa
 
 
 def parse_tabbed_pairs(raw: pa.RecordBatch, first_row: int, file: str) -> Parsed:
-    """Parse raw lines into pairs; pairs with a weight of 0 or less and blank lines are left out."""
+    """Parse raw lines into pairs; pairs with a weight of 0 or less and empty lines are left out."""
     block, lines = RawRows(raw, first_row, file), raw["line"]
 
     def reject(row: int, reason: Reason, problem: str) -> None:

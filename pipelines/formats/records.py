@@ -101,7 +101,7 @@ def whole_numbers(value: Any, name: str) -> list[int]:
 
 
 def shown(value: Any) -> str:
-    """Return `value` as text that is cut to the length of a line and safe to print."""
+    """Return `value` as text truncated to the length of a line and safe to print."""
     try:
         text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
     except RecursionError:

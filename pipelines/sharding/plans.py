@@ -79,7 +79,7 @@ class QueriesPlan(TablePlan):
     """Plan of one split, from parsed blocks to `queries/<split>`."""
 
     split: str
-    source: str  # the input table: a validation split may be cut out of `train`
+    source: str  # the input table: a validation split may be taken from `train`
     labels: int  # greater than every label id
     keyed: bool
     pairs: bool  # whether labels come from pairs
@@ -210,7 +210,7 @@ class Basis(NamedTuple):
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split; splits with a share are cut out of `train`. `filter_pairs`: number of filter pairs by split."""
+    """Plan each split; splits with a share are taken from `train`. `filter_pairs`: number of filter pairs by split."""
     plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
     options, train = basis.options, next(plan for plan in plans if plan.split == "train")
     cuts, low = list[QueriesPlan](), 0.0

@@ -189,7 +189,7 @@ SPECIAL = {
 class FrozenTokenizer:
     """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
 
-    The tokenizer cuts texts at `max_tokens`. `kept`: the files that are kept as in the source.
+    The tokenizer truncates texts to `max_tokens` tokens. `kept`: the files that are kept as in the source.
     """
 
     files: Mapping[str, Base64Bytes]
@@ -209,7 +209,7 @@ class FrozenTokenizer:
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
-        """Return the same tokenizer with texts cut at `max_tokens`."""
+        """Return the same tokenizer, which truncates texts to `max_tokens` tokens."""
         if max_tokens == self.max_tokens:
             return self
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)

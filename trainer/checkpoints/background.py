@@ -53,7 +53,7 @@ class RowSnapshot:
         self._device = next(iter(tensors.values())).device
         sizes = {name: value[:1].numel() * value.element_size() for name, value in tensors.items()}
         self._record = np.dtype([(_ID, np.int64), *((name, f"V{size}") for name, size in sizes.items())])
-        # True for a row that may change, because it is kept or all readers have read it. The last element is for pads.
+        # True for a row that may change, because it is kept or all readers have read it. The last is for padding.
         self._free = torch.zeros(count + 1, dtype=torch.bool, device=self._device)
         self._readers, self._unread, self._held = 0, count, 0
         self._kept: deque[_Piece] = deque()
@@ -75,7 +75,7 @@ class RowSnapshot:
         return partial(self._read, self._readers)
 
     def keep(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C], which are about to change; ids are distinct except for pads.
+        """Keep rows `ids` [C], which are about to change; ids are distinct except for padding.
 
         Raises StorageError if there is no room for a scratch file.
         """
@@ -107,7 +107,7 @@ class RowSnapshot:
         return _Piece(len(fresh), lambda: (fresh, rows))
 
     def _piece_of_device(self, ids: np.ndarray | torch.Tensor) -> _Piece:
-        """Start to copy all rows, because the host does not know yet which rows are fresh; other ids become pads."""
+        """Start to copy all rows, because the host does not know yet which rows are fresh; other ids become padding."""
         sent: torch.Tensor = send(ids, self._device) if isinstance(ids, np.ndarray) else ids
         places = torch.where(sent < 0, len(self._free) - 1, sent).long()
         fresh = torch.where(self._free.index_select(0, places), PAD, places)
@@ -230,7 +230,7 @@ class BackgroundWriter:
         return self._thread is not None
 
     def before_change(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Keep rows `ids` [C] before they change; ids count from this rank's first row. Ids on a device may be pads.
+        """Keep rows `ids` [C] before they change; ids count from this rank's first row. Ids on a device may be padding.
 
         Raises StorageError if writing failed.
         """

@@ -184,7 +184,7 @@ class Encoder(ABC):
                 }
 
     def write(self, folder: Path, tokens: int) -> None:
-        """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
+        """Write the parameters to the empty `folder`; texts are truncated to `tokens` tokens."""
         save_file({name: value.cpu().contiguous() for name, value in self.tensors().items()}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ from trainer.rows.sparse_products import SPAN, sparse_product, split_rows, sum_e
 from trainer.stream.transfer import rounded_up, send
 
 PIECE = 1 << 14  # number of bags that a rank sends at a time
-_PAD_FEATURE = 1 << 40  # the first feature id of pads, above all other ids
+_PAD_FEATURE = 1 << 40  # the first feature id of padding, above all other ids
 _NO_BAGS = SparseRows(np.empty(0, np.int64), np.empty(0, np.float32), np.zeros(1, np.int64))
 
 
@@ -35,7 +35,7 @@ class ByFeature(NamedTuple):
 
     @classmethod
     def of(cls, column: np.ndarray, rows: SparseRows, features: int) -> "ByFeature":
-        """Sort the entries of `rows` by their feature number, `column` [n]; pads belong to bag 0 and have weight 0."""
+        """Sort the entries of `rows` by their feature number, `column` [n]; padding is in bag 0 with weight 0."""
         bag, weight, starts = by_row(column, np.where(rows.values, rows.row_of(), 0), rows.values, features)
         most = np.diff(starts).max(initial=0)
         pieces = split_rows(torch.from_numpy(starts), len(column)) if most > SPAN else None
@@ -47,7 +47,7 @@ class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
     `bags`: the source rows. `dense`: the rows' vectors [B, d]. `kept` [B, D] bool: the elements of x that dropout
-    keeps. On a CPU `places` equals `ids`, and `by_feature` is None. On a device `places` is a tensor, with pads at the
+    keeps. On a CPU `places` equals `ids`, and `by_feature` is None. On a device `places` is a tensor, padded at the
     end if inputs are padded, and the other tensors are on the device too.
     """
 
@@ -105,9 +105,9 @@ class BagInputs:
 
 
 def _pad(rows: SparseRows) -> SparseRows:
-    """Append rows of pads, so that few different numbers of entries occur; SPAN pads share a feature and a row.
+    """Append rows of padding, so that few different numbers of entries occur; SPAN of them share a feature and a row.
 
-    A single row with many pads would take a device as long as all other rows together.
+    A single row with much padding would take a device as long as all other rows together.
     """
     count = len(rows.ids)
     pads = rounded_up(count) - count
@@ -120,7 +120,7 @@ def _pad(rows: SparseRows) -> SparseRows:
 
 
 def _most_pads(count: int) -> int:
-    """Return the number of rows of pads for `count` entries: enough for an eighth of the entries."""
+    """Return the number of rows of padding for `count` entries: enough for an eighth of the entries."""
     return count // (8 * SPAN) + 1
 
 

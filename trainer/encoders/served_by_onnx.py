@@ -24,7 +24,7 @@ class ServedByOnnx:
     own, so a forked process can use the graph.
     """
 
-    TOKENS: ClassVar[int] = 1024  # tokens of a batch, including pads
+    TOKENS: ClassVar[int] = 1024  # tokens of a batch, including padding
 
     @classmethod
     def open(cls, section: TransformerSection, folder: Path, map_file: MapFile, *_: Any) -> "ServedByOnnx":

@@ -180,7 +180,7 @@ def write_modules(
 ) -> None:
     """Write the modules that follow a model of `hidden` dimensions: pooling, bottleneck, unit norm and scale.
 
-    Texts are cut after `tokens` tokens.
+    Texts are truncated to `tokens` tokens.
     """
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{_MODULE}Transformer"}]
 

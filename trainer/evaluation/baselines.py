@@ -21,7 +21,7 @@ from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
-# Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, -1 pads).
+# Ranks labels without a model: texts of token ids -> (scores [B, k], label ids [B, k] best first, padded with -1).
 Baseline = Callable[[Ragged, int], tuple[np.ndarray, np.ndarray]]
 TEXTS = 100_000  # maximum number of training points that a query is compared with
 QUERIES = 2_000  # number of queries of a split to measure on

@@ -46,7 +46,7 @@ class Deciles:
         self._points = 0
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: top [B, K] label ids best first, -1 pads; positives are label ids.
+        """Count one batch: top [B, K] label ids best first, padded with -1; positives are label ids.
 
         Raises InputError for a label id of L or more, ValueError for unequal rows.
         """
@@ -174,7 +174,7 @@ class Weakest:
         self._batches: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: `top` [B, K] label ids, best first, -1 pads; `positives`: label ids of B rows."""
+        """Count one batch: `top` [B, K] label ids, best first, padded with -1; `positives`: label ids of B rows."""
         is_hit = positives.contains(top[:, :DEPTH])
         self._batches.append((is_hit.sum(1), positives.counts, top[:, :DEPTH][is_hit], positives.entries))
 

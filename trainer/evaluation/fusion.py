@@ -22,7 +22,7 @@ class PairScores(Protocol):
     """Rows of the labels of an export or of a rank, as an array or a tensor, that score x [B, D or more]."""
 
     def score(self, x: Any, ids: np.ndarray, /) -> np.ndarray:
-        """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; scores of pads (-1) are undefined."""
+        """Multiply the rows of labels `ids` int64 [B, S] by x: float32 [B, S]; scores of padding (-1) are undefined."""
 
     def of(self, rows: Any, /) -> "PairScores":
         """Return the same labels with other `rows`."""

@@ -55,7 +55,7 @@ class Metrics:
         self._batches: list[dict[str, Contributions]] = []
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
-        """Count one batch: `top` [B, K] int64 distinct label ids, best first, -1 pads, for any K.
+        """Count one batch: `top` [B, K] int64 distinct label ids, best first, padded with -1, for any K.
 
         `positives`: distinct label ids of B rows. Raises InputError for a repeated label and for a label id of L or
         more, ValueError for unequal rows.
@@ -108,7 +108,7 @@ def value(part: Contributions) -> float:
 class Rankings:
     """Rankings of B points: input of the functions in METRICS, which return contributions at each of `ks`.
 
-    `top` [B, K]: distinct label ids, best first, -1 pads; `positives`: labels of each point; `ks` [k] int64;
+    `top` [B, K]: distinct label ids, best first, padded with -1; `positives`: labels of each point; `ks` [k] int64;
     `inverse_propensity` [L], or None without propensity constants.
     """
 

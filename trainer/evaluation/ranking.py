@@ -78,7 +78,7 @@ class Ranking:
         return self.fused.rank(x, self.labels, (scores, ids), k, filters, among, inputs)
 
     def scores(self, x: torch.Tensor, ids: np.ndarray, inputs: Inputs | None = None) -> np.ndarray:
-        """Return the scores float32 [B, S] of labels `ids` [B, S]; -1 pads. Arguments as in `top_k`."""
+        """Return the scores float32 [B, S] of labels `ids` [B, S]; padded with -1. Arguments as in `top_k`."""
         pairs = self.labels.score(x, ids)
         return pairs if self.fused is None else self.fused.scores(x, self.labels, (pairs, ids), inputs)
 
@@ -109,7 +109,7 @@ def score_rows(
     trained: int | None = None,
     fused: Fused | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
-    """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
+    """Return (scores [B, k], ids [B, k] best first, padded with -1, scores of `named[i]` for each row i).
 
     `rows` have the columns that the model reads; no filter is applied. `trained`: only labels with ids below `trained`
     are predicted.

@@ -41,7 +41,7 @@ class NearestTexts:
         return cls(vocabulary, factors, _weigh(texts, vocabulary, factors), labels)
 
     def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
+        """Return (scores [B, k], label ids [B, k] best first, padded with -1) for texts of token ids."""
         queries, width = _weigh(texts, self.vocabulary, self.factors), min(NEIGHBOURS, self.texts.shape[0])
         nearest = [
             top_of_block(torch.from_numpy((queries[start : start + _BATCH] @ self.texts.T).toarray()), width)

@@ -20,7 +20,7 @@ _INTEGERS = ("feature", "left", "right")  # the other arrays are float64
 
 
 class Scored(NamedTuple):
-    """Scores of B queries with S labels each: `ids` [B, S] int64, -1 pads; other fields [B, S], 0 if missing."""
+    """Scores of B queries with S labels each: `ids` [B, S] int64, padded with -1; other fields [B, S], 0 if missing."""
 
     ids: np.ndarray
     scores: np.ndarray

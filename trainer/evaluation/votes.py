@@ -12,7 +12,7 @@ TEMPERATURE = 0.05
 def count_votes(
     similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
 ) -> SparseRows:
-    """Count votes of training points: `similarity` [B, K] of `rows` [B, K] int64, -1 pads; `labels` of all points.
+    """Count votes of training points: `similarity` [B, K]; `rows` [B, K] int64, padded with -1; all points' `labels`.
 
     A point's share is its softmax(similarity / temperature) among a query's K points; each of the point's labels gets
     this share, so a label of all K points gets 1. Returns each query's labels, ascending, with votes.
@@ -39,7 +39,7 @@ def shares_of(similarity: np.ndarray, rows: np.ndarray, temperature: float = TEM
 
 
 def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
-    """Return the votes of `ids` [B, K], float32; 0 without votes, and for -1 pads."""
+    """Return the votes of `ids` [B, K], float32; 0 without votes, and for padding (-1)."""
     stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
     keys = votes.row_of() * stride + votes.ids
     sought = np.arange(votes.rows)[:, None] * stride + ids

@@ -131,7 +131,7 @@ class Serving:
         return self.fused.rank(x, self.vectors, shortlisted, k, filters, self.candidates, inputs)
 
     def parts(self, inputs: Inputs, ids: np.ndarray) -> Scored:
-        """Return each scorer's scores of labels `ids` [B, S] of B rows; -1 pads.
+        """Return each scorer's scores of labels `ids` [B, S] of B rows; padded with -1.
 
         `fused.fusion.fuse` computes the fused score. Without a fusion, all fields except `scores` are 0.
         """

@@ -100,7 +100,7 @@ class Vectors:
         return rows
 
     def score(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for pads."""
+        """Multiply the rows of labels `ids` [B, S] by x [B, D or more]: float32 [B, S], 0 for padding."""
         from search.block import score
 
         x, scores = x[:, : self.shape[1]], np.zeros(ids.shape, np.float32)

@@ -15,7 +15,7 @@ from trainer.rows.forms import Number
 from trainer.stream.batch import Batch, Candidates
 
 # Called before rows of candidates (counted from the rank's first label) change. For labels that a device merged, the
-# second argument is the ids [n], including pads.
+# second argument is the ids [n], including padding.
 BeforeChange = Callable[[Candidates, torch.Tensor | None], None]
 
 

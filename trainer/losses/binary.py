@@ -94,7 +94,7 @@ def binary_step(
 
 
 def merge_ahead(candidates: Candidates, device: torch.device) -> Merged | None:
-    """Merge `drawn` labels on the device: ids [n] with pads at the end, and pairs; None if the labels are not drawn.
+    """Merge `drawn` labels on the device: ids [n] with padding at the end, and pairs; None if the labels are not drawn.
 
     The merge runs in parallel with other work, unless the device still has to find the hard negatives.
     """

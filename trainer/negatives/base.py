@@ -24,7 +24,7 @@ MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means; a search visits tau 
 
 
 class Sampled(NamedTuple):
-    """Labels [B, k] of the global batch, ids in [0, L) with -1 pads; or rows of a rank's own labels.
+    """Labels [B, k] of the global batch, ids in [0, L) padded with -1; or rows of a rank's own labels.
 
     `ranked`: the labels of each row are sorted, best first, without repetitions and positives, and each step draws
     `negatives.hard` of the columns. If not ranked, all labels count, except labels that the query already has. A tensor

@@ -41,7 +41,7 @@ def shared_pool(batch: Batch, hard: Rows, pool: np.ndarray, weight: float | np.n
 
 
 def own_pool(batch: Batch, hard: Rows, pool: np.ndarray | Ragged, weight: float | np.ndarray) -> Candidates:
-    """Build candidates with a random pool for each query: `pool`, [B, k_r] or rows of draws with replacement, -1 pads.
+    """Build candidates with a random pool per query: `pool`, [B, k_r] or rows of draws with repetition, padded with -1.
 
     Draws of the query's own P or H are dropped; each other draw has the weight `weight`, as in `shared_pool`. A label
     that a query draws twice is one pair with twice the weight, so there are at most queries times labels pairs.
@@ -113,7 +113,7 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
 def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
     """Count label ids from `start`.
 
-    Ids outside [start, stop) become pads in a matrix [B, k], and are removed from rows.
+    Ids outside [start, stop) become padding in a matrix [B, k], and are removed from rows.
     """
     if not isinstance(ids, np.ndarray):
         own = ids.keep((ids.values >= start) & (ids.values < stop))
@@ -122,7 +122,7 @@ def ids_within(ids: np.ndarray | Ragged, start: int, stop: int) -> Any:
 
 
 def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), and pads belong to no rank.
+    """Assign labels to ranks; rank g has [bounds[g], bounds[g + 1]), and padding belongs to no rank.
 
     Return the number of labels of each row for each rank, int32 [G, B]; the places of labels in `rows.values`, ordered
     by rank and row; and the end of each rank except the last, int64 [G - 1].
@@ -139,7 +139,7 @@ def deal(rows: Ragged, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 @numba.njit(nogil=True, cache=True)
 def _find_owners(values, offsets, bounds, owner, counts):  # type: ignore[no-untyped-def]
-    """Write the rank of each label, -1 for pads, and the number of labels of each row for each rank."""
+    """Write the rank of each label, -1 for padding, and the number of labels of each row for each rank."""
     ranks = len(bounds) - 1
     share = ranks / max(1, bounds[ranks])
     for row in range(len(offsets) - 1):

@@ -61,7 +61,7 @@ class RandomPool:
         return labels if self.part is None else labels[labels != PAD]
 
     def draw_own(self, count: int, rows: np.ndarray, *, seed: int, epoch: int, step: int) -> Ragged:
-        """Draw `count` labels for each of the row ids `rows` [B] separately. Returns this rank's part, with pads."""
+        """Draw `count` labels for each of the row ids `rows` [B] separately. Returns this rank's part, with padding."""
         return self._draw(RandomPoolStream.OWN, rows, count, seed, epoch, step)
 
     def weight(self, size: int) -> float | np.ndarray:

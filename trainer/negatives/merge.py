@@ -25,7 +25,7 @@ _NONE = np.empty(0, np.int32)
 _WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
-Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with pads; or None
+Rows = np.ndarray | Ragged | None  # labels of B queries: a matrix [B, K] or rows of any length, with padding; or None
 
 
 def merge(
@@ -40,7 +40,7 @@ def merge(
 
     A label that a query draws repeatedly is one pair, whose weight is `weight` times the number of draws; the pair is
     dropped if its label is already a positive or a hard negative of the query. A positive or hard negative has the
-    weight `weight_of_others`. Pads of `hard` and `draws` are left out. Labels ascend, and are below 2**40; a query's
+    weight `weight_of_others`. Padding in `hard` and `draws` is left out. Labels ascend, and are below 2**40; a query's
     positives come first, then its hard negatives, then its draws. Raises ValueError for more than 2**24 pairs.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
@@ -69,7 +69,7 @@ def merge_with_pool(
 def side_by_side(
     positives: np.ndarray, offsets: np.ndarray, hard: Rows, draws: Rows, weight: float = 1.0, with_pads: bool = False
 ) -> DrawnLabels:
-    """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps pads of `hard`.
+    """Concatenate the labels of `merge`, for a device that merges them itself; `with_pads` keeps the padding of `hard`.
 
     A draw has weight `weight`, other labels 1. Labels are int32 if all are below its maximum, else int64.
     Raises ValueError as `merge` does.
@@ -179,7 +179,7 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 @numba.njit(nogil=True, cache=True)
 def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
-    """Concatenate at most `size` labels by query, with the pool at the end; `with_pads` keeps pads of hard negatives.
+    """Concatenate at most `size` labels by query, with the pool at the end; `with_pads` keeps the padding of hard negatives.
 
     Return the labels, the start of each query [B + 1], and the start of its draws [B].
     """

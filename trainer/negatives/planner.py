@@ -188,7 +188,7 @@ class Planner:
         return None if batch.hard is None else self._columns(batch, batch.hard)
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return this rank's hard negatives [B, k] that count in a step, as ids from its first label; -1 pads.
+        """Return this rank's hard negatives [B, k] that count in a step, as ids from its first label; padded with -1.
 
         Waits for negatives on a device.
         """
@@ -246,5 +246,5 @@ def _on_host(ids: np.ndarray | Ragged | torch.Tensor) -> np.ndarray | Ragged:
 
 
 def _matrix(ids: np.ndarray | Ragged) -> np.ndarray:
-    """Return label ids as a matrix [B, k], -1 pads."""
+    """Return label ids as a matrix [B, k], padded with -1."""
     return ids.padded() if isinstance(ids, Ragged) else ids

@@ -27,7 +27,7 @@ def measure(
     """Return one rank per (query, hard negative), [n] int64 ascending: the number of non-positives that score higher.
 
     Uses the first rows of the global batch. Every rank calls the function and gets the same result. `vectors` [n, D]:
-    the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, counted from start, -1 pads.
+    the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: labels of this rank, from start, padded with -1.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]

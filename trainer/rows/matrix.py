@@ -96,7 +96,7 @@ class RowMatrix:
         return out.requires_grad_()
 
     def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: Number, step: Number = 0) -> None:
-        """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, pads may follow.
+        """Make one optimizer step on rows `ids` [C], distinct, in any order; on a device, padding may follow.
 
         `gathered` is the result of `gather(ids)` with its gradient; it may be overwritten. The global `step` is the key
         of stochastic rounding.
@@ -112,7 +112,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device there may be pads at the end."""
+        """Scale rows `ids` [C] to length 1; ids may repeat, and on a device there may be padding at the end."""
         rows = self.places(ids)
         if self.device != CPU:
             rows = torch.where(rows < 0, rows[:1].clamp(min=0), rows).long()

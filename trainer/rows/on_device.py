@@ -24,8 +24,8 @@ class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: query q has pairs [query_starts[q], query_starts[q + 1]).
 
     `label` [n]: the number of the label among the C labels. `order` [n] sorts pairs by their labels: label number i has
-    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads come after
-    the labels; their pairs have weight 0.
+    pairs order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Padding follows
+    the labels, in pairs of weight 0.
     """
 
     query: torch.Tensor  # [n] int32
@@ -54,13 +54,13 @@ def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
 
 
 def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
-    """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], with pads at the end.
+    """Return the distinct labels of `drawn` (DrawnLabels on the device) and their pairs: ids [n], padded at the end.
 
     `hard`: hard negatives to fill into `drawn`. The function works like `merge.merge`, with two exceptions: a label
-    that a query draws twice gives two pairs; and pads, and draws that are already labels of the query, give pairs of
+    that a query draws twice gives two pairs; and padding, and draws that are already labels of the query, give pairs of
     weight 0.
     """
-    none = torch.iinfo(drawn.label.dtype).max  # pads are sorted after all labels
+    none = torch.iinfo(drawn.label.dtype).max  # padding is sorted after all labels
     label, weight, count = drawn.label, drawn.weight, len(drawn.label)
     if hard is not None:
         places = (drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)).flatten()
@@ -117,9 +117,9 @@ def differentiate_pool(
 def update_rows(
     matrix: Matrix, rule: Rule, ids: torch.Tensor, gradient: torch.Tensor, scored: Scored | None = None
 ) -> None:
-    """Make one step on rows `ids` [C], distinct except for pads, with the `gradient` [R, D] of the first R rows.
+    """Make one step on rows `ids` [C], distinct except for padding, with the `gradient` [R, D] of the first R rows.
 
-    The gradient of `scored` pairs is added; without pairs, R is C. Pads come last.
+    The gradient of `scored` pairs is added; without pairs, R is C. Padding comes last.
     """
     if not len(ids):
         return
@@ -139,7 +139,7 @@ def update_rows(
 
 
 class _Places(NamedTuple):
-    """Rows `ids` [C] of vectors and of their state; if all are pads, `real` [1] is false and nothing is written."""
+    """Rows `ids` [C] of vectors and of their state; if all are padding, `real` [1] is false and nothing is written."""
 
     ids: torch.Tensor
     real: torch.Tensor

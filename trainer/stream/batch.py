@@ -21,7 +21,7 @@ class DrawnLabels:
     The labels of query q are `label` [starts[q] : starts[q + 1]], draws last, int32 (int64 from 2**31 labels on);
     `starts` [B + 1] int32. A draw is ignored if the query already has the same label. `use` [n] int32 is 2 q, or 2 q +
     1 for a draw. The absolute value of `weight` [n] float32 is how much a label counts; the weight of a positive is
-    negative. Hard negatives may already be on the device, as `hard` [B, H] with -1 pads: their places start at
+    negative. Hard negatives may already be on the device, as `hard` [B, H] padded with -1: their places start at
     hard_starts[q] for query q, and contain -1.
     """
 
@@ -31,10 +31,10 @@ class DrawnLabels:
     starts: np.ndarray
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
-    pads: bool = False  # there may be pads at the end
+    pads: bool = False  # there may be padding at the end
 
     def padded(self) -> "DrawnLabels":
-        """Return the draws with pads at the end, greater than all labels and of weight 0, so that few lengths occur."""
+        """Return the draws padded at the end, by numbers above all labels with weight 0, so that few lengths occur."""
         more, last = rounded_up(len(self.label)) - len(self.label), 2 * (len(self.starts) - 2)
         pads = {"label": np.iinfo(self.label.dtype).max, "use": last, "weight": 0}
         columns: dict[str, Any] = {
@@ -92,7 +92,7 @@ class Batch:
     """B queries of one global step (a rank's part of it).
 
     `rows` [B] int64 global row ids; `inputs` the encoder's inputs; `positives` [sum P] with `positive_offsets` [B + 1];
-    `hard` [B, K] joined from the table, -1 pads, or None before the first table; `candidates` if the stream plans them,
+    `hard` [B, K] joined from the table, padded with -1, or None without a table; `candidates` if planned by the stream,
     and `prepared` if the encoder prepares the inputs in the stream. A rank may have only its own labels of a global
     batch: positives, `learnt` [sum P] bool (whether the step trains on a positive), and hard negatives as rows.
     """
@@ -114,7 +114,7 @@ class Batch:
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
         """Return token ids as tensors `input_ids` [B, T], padded at each row's end to the longest, and `lengths` [B].
 
-        T is at least 1; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
+        T is at least 1; rows are truncated to `most` tokens. Raises ValueError for a batch without tokens.
         """
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with other inputs")
@@ -175,7 +175,7 @@ def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
 
 @numba.njit(cache=True)
 def _copy_rows(values: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, pad: int, out: np.ndarray) -> None:
-    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with pads after them."""
+    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with padding after them."""
     for row in range(len(lengths)):
         target, source = out[row], values[offsets[row] : offsets[row] + lengths[row]]
         for i in range(len(source)):

@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def rounded_up(count: int) -> int:
-    """Round `count` up by at most an eighth, or 127, so that batches of similar size have the same size, with pads."""
+    """Round `count` up by at most an eighth, or 127, so that padding gives batches of similar size the same size."""
     step = 1 << max(7, count.bit_length() - 4)
     return -(-count // step) * step
 

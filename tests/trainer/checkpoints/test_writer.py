@@ -40,7 +40,7 @@ def test_every_reader_of_a_snapshot_reads_what_was_there(
 ) -> None:
     """Whatever changed since, whether it is kept in memory or in the scratch file, and whoever came to read.
 
-    A device has ids of rows with pads, or is sent them.
+    A device has ids of rows with padding, or is sent them.
     """
     tensors = {"weight": torch.randn(LABELS, 2).bfloat16(), "square": torch.rand(LABELS)}
     before = {name: value.clone() for name, value in tensors.items()}

@@ -387,7 +387,7 @@ def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPat
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 150]))
 def test_pads_of_a_device_change_no_bit(seed: int, width: int) -> None:
-    """Pads are spread over rows and features: none of these has more than a span."""
+    """Padding are spread over rows and features: none of these has more than a span."""
     draw = np.random.default_rng(seed)
     counts = draw.integers(0, width + 1, 20)
     rows = SparseRows(draw.integers(0, 40, counts.sum()), draw.random(counts.sum(), np.float32), offsets_of(counts))

@@ -21,7 +21,7 @@ LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
-    """Positives by query, hard negatives with pads, and draws, which repeat each other and the rest."""
+    """Positives by query, hard negatives with padding, and draws, which repeat each other and the rest."""
     rows, hard, width = draw(st.integers(0, 5)), draw(st.integers(0, 4)), draw(st.integers(0, 6))
     padded = st.one_of(LABELS, st.just(PAD))
     positives = [draw(st.lists(LABELS, max_size=4)) for _ in range(rows)]

@@ -88,7 +88,7 @@ def test_the_pool_of_a_batch_is_what_its_queries_bring(
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray]:
-    """Positives of queries, and hard negatives with pads, of which none is a positive."""
+    """Positives of queries, and hard negatives with padding, of which none is a positive."""
     positives = draw(LISTS)
     rows = [draw(st.permutations(sorted({*range(LABELS)} - {*own})))[:3] for own in positives]
     return positives, np.where(draw(st.booleans()), np.array(rows), PAD).reshape(len(rows), 3).astype(np.int32)

@@ -74,7 +74,7 @@ class Case:
         return drawn_labels(batch, torch.from_numpy(hard) if self.pool == "late" else hard, pool, 3.5)
 
     def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
-        """Return ids and pairs on the device: of drawn labels with pads behind them, and as late ones."""
+        """Return ids and pairs on the device: of drawn labels with padding behind them, and as late ones."""
         candidates = self.candidates(step)
         drawn = candidates.drawn
         if drawn is not None:
