@@ -1,4 +1,4 @@
-"""Run flows as Beam pipelines on engines and services; restore the original error when a worker fails."""
+"""Run flows as Beam pipelines on engines and services; if a worker fails, raise the worker's original error."""
 
 import contextlib
 import difflib
@@ -34,7 +34,7 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 class BeamRunner(Runner):
-    """Runner that runs flows with Beam and the options `flags`. Raises InputError for an unknown runner or option."""
+    """Runner that passes flows to Beam with the options `flags`. Raises InputError for an unknown runner or option."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._options = options.PipelineOptions(list(flags))
@@ -43,7 +43,7 @@ class BeamRunner(Runner):
         name = self._options.view_as(options.StandardOptions).runner
         if self._options.view_as(options.GoogleCloudOptions).template_location:
             raise InputError(
-                "--template_location: a command runs several jobs, and each needs the result of the previous job. "
+                "--template_location: a command runs several jobs, and each job needs the result of the previous job. "
                 "Leave --template_location out."
             )
         try:
@@ -66,12 +66,12 @@ class BeamRunner(Runner):
             self._engine.close()
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
-        """Ask the workers of an engine. Raises the errors of `Engine.ask`."""
+        """Ask an engine's workers whether they can read `reads` and write below `folder`. Raises as `Engine.ask`."""
         if self._engine is not None:
             self._engine.ask(reads, folder, say)
 
     def pipeline(self) -> beam.Pipeline:
-        """Make an empty pipeline. Raises InputError: the runner refuses its options."""
+        """Make an empty pipeline. Raises InputError if the runner rejects the options."""
         try:
             pipeline = beam.Pipeline(runner=self._runner, options=self._options)
         except ValueError as error:  # a runner's own checks: an invalid bucket or project
@@ -81,7 +81,7 @@ class BeamRunner(Runner):
         return pipeline
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises the ExtremisError of a worker unchanged, and ExtremisError if an engine failed."""
+        """Run `flow`. Re-raises a worker's ExtremisError unchanged. Raises ExtremisError if an engine failed."""
         engine = self._engine
         name = engine.name_job() if engine is not None else ""
         pipeline = self.pipeline()
@@ -104,7 +104,7 @@ class BeamRunner(Runner):
 
 
 def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = None) -> None:
-    """Add the stages of `flow` to a Beam pipeline; its workers answer `question` first."""
+    """Add the stages of `flow` to a Beam pipeline. Each worker answers `question` before the worker starts."""
     made: dict[Output, PCollection] = {}
 
     def read(outputs: Sequence[Output], name: str) -> PCollection:
@@ -130,19 +130,19 @@ def translate(flow: Flow, pipeline: beam.Pipeline, question: Question | None = N
 
 
 class _Step(beam.DoFn):
-    """Work of a stage, on a worker that answers the question first."""
+    """DoFn that does the work of a stage, after the worker has answered the question."""
 
     def __init__(self, work: Work, question: Question | None) -> None:
         self._work, self._question = work, question
 
     def answer(self) -> None:
-        """Answer at the first element: if setup failed instead, Java would wait three minutes and hide the reason."""
+        """Answer at the first element. If `setup` failed instead, Java would wait three minutes and hide the reason."""
         if self._question is not None:
             answer(self._question)
 
 
 class _Each(_Step):
-    """Work on one element, with arguments from Beam."""
+    """Step that processes one element at a time, with arguments from Beam."""
 
     def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
         self.answer()
@@ -150,7 +150,7 @@ class _Each(_Step):
 
 
 class _Over(_Step):
-    """Work on all elements of a bundle, at the end of the bundle; the elements are small."""
+    """Step that collects the elements of a bundle, which are small, and processes them at the end of the bundle."""
 
     def start_bundle(self) -> None:
         self._elements: Elements = []
@@ -172,7 +172,7 @@ def _for_beam(made: Any) -> Any:
 
 
 def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
-    """Return the counts of a finished pipeline from its metrics; empty if the runner has no metrics."""
+    """Return the counts of a finished pipeline from `metrics`; empty if the runner reports no metrics."""
     counts: dict[str, Count] = {}
     with contextlib.suppress(Exception):  # any error: the runner has no metrics
         assert metrics is not None
@@ -190,7 +190,7 @@ def counts_of(metrics: MetricResults | None) -> dict[str, Count]:
 
 @also_tell
 def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
-    """Count rows, bytes and times in Beam's metrics. Beam workers import this module together with their DoFns."""
+    """Count rows, bytes and times in Beam's metrics. Workers register this function when they load the DoFns above."""
     Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
     Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
     Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
@@ -199,7 +199,7 @@ def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
 def unwrap(error: BaseException) -> ExtremisError | None:
     """Return the ExtremisError that a runner wrapped in `error`, or None.
 
-    Runners in this process chain or re-raise the exception; other runners pass its traceback as text.
+    Runners in this process chain or re-raise the exception. Other runners return the traceback as text.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -1,4 +1,4 @@
-"""`extremis-worker`: boot program of a worker on a cluster, instead of the program in Beam's container image.
+"""`extremis-worker`: boot program of a worker on a cluster. It replaces the boot program of Beam's container image.
 
     engine ─▶ extremis-worker --id … (PROCESS, DOCKER) ─┐
     engine ─▶ extremis-worker --worker_pool (EXTERNAL) ─┼─▶ warm parent ─▶ worker
@@ -6,9 +6,10 @@
 
 The engine gives a worker an id and the endpoint of the engine's provision service, which provides all other settings. A
 warm parent is a process that has imported the worker's packages, and can fork a worker in milliseconds. A warm parent
-uses no threads and no gRPC, because threads and gRPC do not survive a fork. The first request starts a warm parent for
-one program, one set of modules and one environment; the warm parent ends soon after its last worker. A worker ends when
-its requester ends. Nothing is installed: the environment must already contain the packages of `--requirements_file`.
+uses no threads and no gRPC, because threads and gRPC do not survive a fork. The first request starts a warm parent,
+which serves requests with the same program, modules and environment, and ends soon after its last worker. A worker ends
+when the process that requested it ends. `extremis-worker` does not install packages: the environment must already
+contain the packages of `--requirements_file`.
 """
 
 import argparse
@@ -52,7 +53,7 @@ POOL_PORT = 50000  # the port of Beam's image
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Become a worker or serve a pool of workers, according to `arguments` (default: the arguments of this process)."""
+    """Become a worker or serve a pool of workers, depending on `arguments` (default: the command line)."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser, options = parse(words)
     if options.worker_pool:
@@ -60,18 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(KeyboardInterrupt), serve_pool(options.service_port):
             signal.pause()
     elif not options.id or not options.provision_endpoint:
-        parser.error("--id and --provision_endpoint are missing; the runner gives them. Did you mean --worker_pool?")
+        parser.error("--id and --provision_endpoint are missing; runners set them. Did you mean --worker_pool?")
     else:
         end_with_parent()
         sys.exit(_run_worker(words))
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """Return a parser of the command line, and the parsed `arguments`."""
+    """Return the command-line parser and the parsed `arguments`."""
     parser = argparse.ArgumentParser(
         "extremis-worker", description="Boot program of Beam workers (PROCESS, EXTERNAL, DOCKER).", allow_abbrev=False
     )
-    parser.add_argument("--id", help="id of this worker; the runner gives it")
+    parser.add_argument("--id", help="id of this worker; set by the runner")
     parser.add_argument("--provision_endpoint", help="endpoint of the runner's provision service")
     parser.add_argument("--control_endpoint", default="", help="control endpoint; default: from the provision service")
     parser.add_argument("--logging_endpoint", default="", help="logging endpoint; default: from the provision service")
@@ -86,7 +87,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
 def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
     """Ask the runner for the environment variables of this worker (first) and of its sibling workers.
 
-    Raises grpc.RpcError: the runner does not answer.
+    Raises grpc.RpcError if the runner does not answer.
     """
     import grpc
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc, endpoints_pb2
@@ -116,7 +117,7 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _run_worker(words: Sequence[str]) -> int:
-    """Let a warm parent fork the worker, and return the worker's exit status. Without a parent, become the worker."""
+    """Let a warm parent fork the worker, and return the worker's exit status. If that fails, become the worker."""
     forked = False
     with contextlib.suppress(OSError), _order_worker({"words": words}, (1, 2)) as worker:
         forked = worker.recv(1) == _FORKED
@@ -128,7 +129,7 @@ def _run_worker(words: Sequence[str]) -> int:
 
 
 def _work(order: Mapping[str, Any]) -> None:
-    """Work for the Beam runner that an order names until the runner ends; also start the sibling workers."""
+    """Start the sibling workers, and work until the Beam runner that the order names ends."""
     own, *siblings = [order["environment"]] if "environment" in order else worker_environments(parse(order["words"])[1])
     beside = [_order_worker({"environment": each}, (1, 2)) for each in siblings]  # the siblings end with this process
     os.environ.update(own)
@@ -147,8 +148,8 @@ def _work(order: Mapping[str, Any]) -> None:
 def serve_pool(port: int = 0, silent: bool = False) -> Iterator[int]:
     """Serve runners with EXTERNAL environments from threads of this process until the block ends; yield the port.
 
-    Several runners may share the pool, and use the same names for their workers. So the pool ignores requests to stop a
-    worker by name, and each worker ends with its runner's connection. `silent`: discard the output of workers.
+    Several runners can share the pool, and can use the same names for their workers. So the pool ignores requests to
+    stop a worker by name, and a worker ends when its runner closes the connection. `silent`: discard workers' output.
     """
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(open(os.devnull, "w")) if silent else None
@@ -194,10 +195,11 @@ def _forget_when_ended(workers: set[socket.socket], worker: socket.socket) -> No
 
 
 def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.socket:
-    """Order a worker from the warm parent, started if necessary; the worker lives while the returned socket is open.
+    """Request a worker from the warm parent, which is started if necessary; return the socket to the worker.
 
-    The worker's output goes to the file descriptors `places`. The worker sends _FORKED through the socket, and at the
-    end its status. An empty order gives a process that only waits. Raises OSError if no socket can be made.
+    The worker ends when the socket is closed. The worker's output goes to the file descriptors `places`. The worker
+    sends _FORKED through the socket when it starts, and its exit status when it ends. An empty order starts a process
+    that only waits. Raises OSError if no socket can be created.
     """
     place, connection = _socket_place(), socket.socket(socket.AF_UNIX)
     with _locked(place.parent):
@@ -224,7 +226,7 @@ def _order_worker(order: Mapping[str, Any], places: tuple[int, int]) -> socket.s
 
 
 def _socket_place() -> Path:
-    """Return the socket path of the warm parent for this program, modules, environment and folder. Raises OSError."""
+    """Return the path of the warm parent's socket for this program, environment and working folder. Raises OSError."""
     modules = (path for name in _PACKAGES for path in (Path(__file__).parents[2] / name).rglob("*.py"))
     newest = max(path.stat().st_mtime_ns for path in modules)
     facts = [sys.executable, sys.path, sorted(os.environ.items()), os.getcwd(), newest]
@@ -249,7 +251,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def serve_warm(number: int) -> None:
-    """Run a warm parent until no process needs it; `number` is the file descriptor of the listening socket."""
+    """Run a warm parent until it has been idle for a while; `number` is the file descriptor of the listening socket."""
     listener = socket.socket(fileno=number)
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -283,7 +285,7 @@ def _reap() -> bool:
 
 
 def _be_worker(connection: socket.socket) -> NoReturn:
-    """Execute the order from `connection`; end when the connection ends."""
+    """Execute the order that arrives on `connection`; end when the connection closes."""
     status = 1
     try:
         order, places, _, _ = socket.recv_fds(connection, _CHUNK, 2)

@@ -1,9 +1,9 @@
-"""Start-up check of an engine's workers: are their versions right, can they read INPUT, and can they write?
+"""Start-up check of an engine's workers: do their versions match, can they read INPUT, and can they write?
 
-    launcher.json ─▶ each worker, as it starts (versions) and at its first work (places) ─▶ HOST-PROCESS.json
+    launcher.json ─▶ each worker, as it starts (versions) and at its first work (access) ─▶ HOST-PROCESS.json
 
-The check runs with the first flow. A problem is reported in one message with the worker and the remedy. Without the
-check, a flow would fail late or wait forever.
+The check runs with the first flow. A problem is reported in one message that names the worker and the remedy. Without
+the check, a flow would fail late or wait forever.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _LAUNCHER = "launcher.json"
 
 
 def versions() -> str:
-    """Return the versions that must agree on launcher and workers: of Extremis, of Beam, and of Python (as in 3.10)."""
+    """Return the versions of Extremis, Beam and Python (such as 3.10), which must match on launcher and workers."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Extremis {code_version()}, Beam {apache_beam.version.__version__}, Python {python}"
 
@@ -59,7 +59,7 @@ class Question:
         return json.dumps(asdict(self))
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the workers' answers so far. Raises InputError if a worker reports a problem; StorageError."""
+        """Return the workers' answers so far. Raises StorageError, and InputError if a worker reports a problem."""
         answers = []
         for name in storage.list_names(self.folder):
             with contextlib.suppress(FileNotFoundError, ValueError):
@@ -85,7 +85,7 @@ class Question:
 def compare_versions(beam_options: Mapping[str, Any]) -> None:
     """Compare a worker's versions with the versions in the runner's options. Raises InputError.
 
-    This check comes before Beam's check, because Beam reports different versions only in a log.
+    This check runs before Beam's own check, which reports different versions only in a log.
     """
     asked = beam_options.get(f"beam:option:{OPTION}:v1")
     if asked:
@@ -123,12 +123,12 @@ def _answer(question: Question, write: bool) -> None:
     except (StorageError, OSError) as error:
         raise InputError(
             f"the worker {worker} cannot write to {question.folder}: {error} Give the worker permission, or use "
-            "another place."
+            "another location."
         ) from None
 
 
 def _require_readable(worker: str, url: str) -> None:
-    remedy = "Use a shared file system or an object store that every machine reaches under the same URL."
+    remedy = "Use a shared file system or an object store that every machine can access at the same URL."
     try:
         if storage.exists(url):
             with storage.open_read(url) as file:
@@ -136,4 +136,4 @@ def _require_readable(worker: str, url: str) -> None:
             return
     except (ExtremisError, OSError) as error:
         raise InputError(f"the worker {worker} cannot read {url}: {error} {remedy}") from None
-    raise InputError(f"the worker {worker} does not see the file {url}, which the launching process sees. {remedy}")
+    raise InputError(f"the worker {worker} cannot see the file {url}, which the launching process can see. {remedy}")

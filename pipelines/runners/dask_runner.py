@@ -1,7 +1,7 @@
 """Run flows on Dask, stage by stage, as the local runner does; each piece of a stage is a Dask task.
 
-Only the options come from Beam: Beam's own Dask runner runs only the last step, and mixes up tagged outputs
-(docs/decisions/0006).
+Of Beam's own Dask runner, only the options are used, because that runner executes only the last step and mixes up
+tagged outputs (docs/decisions/0006).
 """
 
 import functools
@@ -39,9 +39,9 @@ class DaskRunner(Runner):
             raise InputError("--dask_partition_size has no effect. Give --dask_npartitions, or neither option.")
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises the errors of workers; ExtremisError if there are no workers, or workers die.
+        """Run `flow`. Raises the errors of workers, and ExtremisError if there are no workers or if workers die.
 
-        After an error, no task of the flow is still running. Returns no counts, because the workers report all counts.
+        After an error, no task of the flow is still running. Returns no counts, because the workers report the counts.
         """
         with quiet(["distributed"]), _connect(self._options) as client:
             count = self._options.npartitions or PIECES_A_THREAD * sum(client.nthreads().values())
@@ -50,7 +50,7 @@ class DaskRunner(Runner):
 
 
 def work_on(run: str, piece: Piece) -> Outputs:
-    """Execute a piece of `run` on a worker. Raises the errors of the work."""
+    """Execute a piece of the run with the id `run` on a worker. Raises the errors of the work."""
     _AT_WORK[run] += 1
     try:
         goes_on = itertools.takewhile(lambda _: run not in _STOPPED, piece.elements)
@@ -81,14 +81,14 @@ def _compute(client: Client, run: str, pieces: Sequence[Piece]) -> list[Outputs]
 
 
 def stop(run: str) -> int:
-    """Ask the pieces of `run` on this worker to stop after their current element; return how many are running."""
+    """Stop the pieces of `run` on this worker after the current elements; return the number of running pieces."""
     _STOPPED.add(run)
     return _AT_WORK[run]
 
 
 @contextmanager
 def _connect(options: DaskOptions) -> Iterator[Client]:
-    """Connect to workers that run the same code. Raises ExtremisError: no scheduler, no worker, or different code."""
+    """Connect to Dask workers. Raises ExtremisError if there is no scheduler or worker, or if their code differs."""
     names = ("address", "timeout", "scheduler_file", "name")
     settings = options.get_all_options(drop_default=True, current_only=True)
     settings = {name: value for name, value in settings.items() if name in names}

@@ -56,7 +56,7 @@ _BINARIES = {
 
 
 class StartOptions(options.PipelineOptions):
-    """Beam options of Extremis: `--start_timeout` in seconds, and the question, which reaches workers as an option."""
+    """Beam options that Extremis adds: `--start_timeout` in seconds, and the start-up question for the workers."""
 
     @classmethod
     def _add_argparse_args(cls, parser: "options._BeamArgumentParser") -> None:
@@ -75,7 +75,7 @@ class StartOptions(options.PipelineOptions):
 class Engine:
     """The engine named by the Beam options, for the jobs of one command.
 
-    `start` and `close` manage its job server and LOOPBACK's workers. Raises InputError: the options name no engine.
+    `start` and `close` manage the job server and the LOOPBACK workers. Raises InputError if the options name no engine.
     """
 
     def __init__(self, runner: PortableRunner, beam_options: options.PipelineOptions, flags: Sequence[str]) -> None:
@@ -100,7 +100,8 @@ class Engine:
     def ask(self, reads: Sequence[str], folder: str, say: Progress) -> None:
         """Ask the workers to read `reads` and to write below `folder` when the first job starts.
 
-        Asks once per process, and not with `--start_timeout=0`. Raises ExtremisError: no job server, no slot.
+        Asks only once per process, and never with `--start_timeout=0`. Raises ExtremisError if there is no job server
+        or no free slot.
         """
         self._say = say
         self.start()
@@ -112,7 +113,7 @@ class Engine:
         self._options.view_as(StartOptions).extremis_question = str(self.question)
 
     def start(self) -> None:
-        """Start the servers that the jobs need, once. Raises ExtremisError, InputError."""
+        """Start the servers that the jobs need, unless they are running. Raises ExtremisError, InputError."""
         if self._started:
             return
         _silence_beam()
@@ -134,7 +135,7 @@ class Engine:
         self._stack.close()
 
     def name_job(self) -> str:
-        """Return a name for the next job, and put the name into the options of all following pipelines."""
+        """Return a name for the next job, and set the name in the options that all following pipelines use."""
         self.start()
         name = f"{self._name}-{secrets.token_hex(4)}"
         self._options.view_as(options.GoogleCloudOptions).job_name = name
@@ -143,7 +144,7 @@ class Engine:
     def run(self, pipeline: beam.Pipeline, name: str) -> Any:
         """Run a pipeline to its end and return its metrics. Raises ExtremisError, RuntimeError.
 
-        After an error, the job is cancelled. If the job may still run, the message says so.
+        After an error, the job is cancelled. If the job may still be running, the message says so.
         """
         result: PipelineResult | None = None
         with _ending(), contextlib.ExitStack() as waits:
@@ -174,7 +175,7 @@ class Engine:
         return None
 
     def _look(self, waits: contextlib.ExitStack) -> Iterator[None]:
-        """Check the workers' answers at intervals. Raises InputError if a worker reports a problem, or none answers."""
+        """Look for answers at intervals. Raises InputError if a worker reports a problem, or if no worker answers."""
         began = time.monotonic()
         if self.question is None:
             while True:
@@ -209,8 +210,8 @@ class Engine:
         }
         remedy = remedies.get(kind, f"See what the environment {kind} needs")
         return InputError(
-            f"no worker answered within {self._seconds:g} s. {remedy}. Or the engine has no free slot: see the web "
-            "page of the engine. --start-timeout sets how long to wait."
+            f"no worker answered within {self._seconds:g} s. {remedy}. Also check on the engine's web page that the "
+            "engine has a free slot. --start-timeout sets how long to wait."
         )
 
     def _lost(self, error: grpc.RpcError, remains: str) -> ExtremisError:
@@ -220,11 +221,11 @@ class Engine:
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             what = f"{where} has ended, or cannot be reached. See the server's log."
         elif code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"{where} does not answer. See the server's log, and check that the server reaches the engine."
+            what = f"{where} does not answer. See the server's log, and check that the server can reach the engine."
         return ExtremisError(f"{what} {remains}".strip())
 
     def _end(self, result: PipelineResult | None, name: str) -> str:
-        """Cancel a job. Returns "" if the job has ended, else a message about where the job may still run."""
+        """Cancel a job. Returns "" if the job has ended, else a message that says where it may still be running."""
 
         def ask() -> None:
             with contextlib.suppress(Exception):
@@ -237,19 +238,19 @@ class Engine:
             if self._flink.cancel(name, _CANCEL_SECONDS):
                 return ""
             where = f"{self._flink.url}/jobs/{self._flink.find(name)[0] or 'ID'}?mode=cancel"
-            return f"The job {name} may still run on Flink and hold slots. End the job with: curl -X PATCH '{where}'."
+            return f"The job {name} may still be using slots on Flink. End the job with: curl -X PATCH '{where}'."
         thread.join(_CANCEL_SECONDS)
         if not self._theirs:
             return ""  # the job ends with its job server
         return (
-            f"The job {name} is cancelled at the job server, but may still run on Flink and hold slots: see Flink's "
+            f"The job {name} was cancelled on the job server, but may still be using slots on Flink: see Flink's web "
             "page. With --flink_master=HOST:PORT, Extremis also ends the job on Flink."
         )
 
     def _start_job_server(self) -> None:
-        """Start the runner's own job server, one for all jobs. Raises InputError."""
+        """Start the runner's own job server, which serves all jobs. Raises InputError."""
         name = type(self._runner).__name__
-        remedy = _BINARIES.get(name, "See the runner's page").format(version=beam.version.__version__)
+        remedy = _BINARIES.get(name, "See the runner's documentation").format(version=beam.version.__version__)
         (port,) = pick_port(None)
         own = self._options.view_as(options.JobServerOptions)
         own.job_port = own.job_port or port
@@ -263,7 +264,7 @@ class Engine:
             command, endpoint = server.subprocess_cmd_and_endpoint()
         except Exception as error:  # any error, for example if Beam cannot download the server
             raise InputError(
-                f"cannot start a job server of {name}: {engine_errors.first_cause(str(error))}. {remedy}."
+                f"cannot start a job server for {name}: {engine_errors.first_cause(str(error))}. {remedy}."
             ) from None
         if shutil.which(str(command[0])) is None:
             raise InputError(f"{name} needs the program {command[0]}, which was not found. {remedy}.")
@@ -284,11 +285,11 @@ class Engine:
                 self._portable.job_endpoint = endpoint
                 return
         said = " ".join(log.read_text(errors="replace").split())[-300:]
-        raise InputError(f"the job server of {name} did not start ({command[0]}): {said or 'no output'}. {remedy}.")
+        raise InputError(f"the job server for {name} did not start ({command[0]}): {said or 'no output'}. {remedy}.")
 
 
 def _states(result: PipelineResult) -> Iterator[bool]:
-    """Yield at short intervals whether a job has ended. Raises RuntimeError: the job failed; grpc.RpcError."""
+    """Yield at short intervals whether a job has ended. Raises grpc.RpcError, and RuntimeError if the job failed."""
     ended = futures.Future[Any]()
 
     def wait() -> None:
@@ -313,7 +314,7 @@ def _stop(process: subprocess.Popen) -> None:
 
 @functools.cache
 def _silence_beam() -> None:
-    """Suppress the output of Beam's waiting threads about a missing job server: `Engine.run` reports it."""
+    """Suppress errors that Beam's waiting threads print about a lost job server; `Engine.run` reports the loss."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:
@@ -324,7 +325,7 @@ def _silence_beam() -> None:
 
 
 def require_job_server(portable: options.PortableOptions) -> None:
-    """Raise InputError if nothing listens at the endpoints of the job server; Beam would wait for minutes."""
+    """Raise InputError if nothing listens at the job server's endpoints; without this check, Beam waits for minutes."""
     for flag, endpoint in (("job_endpoint", portable.job_endpoint), ("artifact_endpoint", portable.artifact_endpoint)):
         if endpoint and endpoint != "embed":
             try:
@@ -348,7 +349,7 @@ def _connect(endpoint: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block like Ctrl-C, because a job would outlive its launcher."""
+    """Make SIGTERM and SIGHUP end the block as Ctrl-C does. Otherwise, a job would outlive its launcher."""
     main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
     ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]

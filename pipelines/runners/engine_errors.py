@@ -1,4 +1,4 @@
-"""Turn failures of engines into messages, with the setting to change if the failure is known, else with its cause."""
+"""Turn engine failures into messages. For a known failure, the message names the setting to change; else the cause."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _MEMORY: Messages = {
     r"OutOfMemoryError: Direct buffer memory()": _direct_memory,
     r"OutOfMemoryError: Metaspace()": (
         "the engine ran out of memory for Java's classes (metaspace). Put Beam's jar into the engine's folder lib on "
-        "each machine, so that jobs do not bring their own copies; or set taskmanager.memory.jvm-metaspace.size to "
+        "each machine, so that jobs do not load their own copies, or set taskmanager.memory.jvm-metaspace.size to "
         "512mb or more."
     ),
     r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)": (
@@ -114,13 +114,13 @@ _RUNNING: Messages = {
     ),
     r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)": (
         "a worker process ended too early; most likely it ran out of memory. Give the machine more memory, or start "
-        "fewer workers. Flink retries with restart-strategy.type: fixed-delay."
+        "fewer workers. To let Flink retry, set restart-strategy.type: fixed-delay."
     ),
 }
 
 
 def explain(text: str) -> ExtremisError:
-    """Return the error for an engine's failure that `text` describes, with or without Java's traces."""
+    """Return the error for the engine failure described in `text`, which may contain Java stack traces."""
     for pattern, message in (_MEMORY | _SETUP | _RUNNING).items():
         if match := re.search(pattern, text):
             said = message(match, text) if callable(message) else message.format(*match.groups(default=""))
@@ -129,7 +129,7 @@ def explain(text: str) -> ExtremisError:
 
 
 def failure(text: str, service: bool = False) -> Exception:
-    """Return the error that a message of an engine or service describes: a worker's error, or the engine's failure."""
+    """Return the error that a message from an engine or service describes: a worker's error or an engine failure."""
     if versions := _OTHER_BEAM.search(text):
         return InputError(
             f"a worker has {versions[2]}; the launching process has {versions[1]}. Install the same versions of Python "
@@ -148,13 +148,13 @@ def failure(text: str, service: bool = False) -> Exception:
 
 
 def first_cause(text: str) -> str:
-    """Return the innermost cause of a trace on one line."""
+    """Return the innermost cause in a stack trace, as one line."""
     text = _STATE.sub("", text)
     causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "the engine gives no reason"]
     return " ".join(causes[-1].split())[:_LONGEST].rstrip(". ")
 
 
 def python_cause(text: str) -> str | None:
-    """Return the last line of a worker's own traceback in `text`; None if there is none."""
+    """Return the last line of a worker's Python traceback in `text`; None if `text` has no traceback."""
     lines = _PYTHON_CAUSE.findall(text) if _PYTHON.search(text) else []
     return lines[-1].strip() if lines else None

@@ -23,7 +23,7 @@ _STARTS_MANAGERS = ("kubernetes.cluster-id", "yarn.application.id")  # settings 
 
 @dataclass(frozen=True)
 class Flink:
-    """Flink's JobManager at `url`, the address of --flink_master."""
+    """Flink's JobManager at `url`, the address in --flink_master."""
 
     url: str
 
@@ -42,17 +42,17 @@ class Flink:
             return json.load(answer)
 
     def require_slots(self, parallelism: int) -> None:
-        """Require enough free slots for a job. Raises InputError: too few slots; ExtremisError: no JobManager."""
+        """Check for free slots. Raises InputError if there are too few, and ExtremisError if Flink does not answer."""
         counts: dict[str, Any] = {}
         try:
-            for _ in waiting("free slots of Flink", seconds=_SLOT_SECONDS, every=0.5):
+            for _ in waiting("free slots on Flink", seconds=_SLOT_SECONDS, every=0.5):
                 counts = self.ask("overview")
                 if counts["slots-available"] >= parallelism:
                     return
             settings = {each["key"] for each in self.ask("jobmanager/config")}
         except (OSError, ValueError, KeyError) as error:
             raise ExtremisError(
-                f"no JobManager of Flink answers at --flink_master={self.url}: {getattr(error, 'reason', error)}. "
+                f"no Flink JobManager answers at --flink_master={self.url}: {getattr(error, 'reason', error)}. "
                 "Start the JobManager, or give the address of its REST interface."
             ) from None
         if settings.isdisjoint(_STARTS_MANAGERS):
@@ -64,7 +64,7 @@ class Flink:
             )
 
     def find(self, name: str) -> tuple[str, str]:
-        """Return id and state of the job `name`; both are empty if the job does not exist, or Flink does not answer."""
+        """Return the job's id and state; both are empty if no job has this name, or if Flink does not answer."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             for job in self.ask("jobs/overview")["jobs"]:
                 if job["name"] == name:
@@ -72,7 +72,7 @@ class Flink:
         return "", ""
 
     def cancel(self, name: str, seconds: float) -> bool:
-        """Cancel the job `name`, which may start late; return whether it ended within `seconds`."""
+        """Cancel the job `name` as soon as Flink lists the job; return whether the job ended within `seconds`."""
         for _ in waiting("Flink to cancel the job", seconds=seconds, every=0.3):
             number, state = self.find(name)
             if state in _ENDED:

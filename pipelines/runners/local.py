@@ -27,21 +27,22 @@ Mode = Literal["in_memory", "multi_threading", "multi_processing"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A group of elements of a stage, and the work on them."""
+    """Some elements of a stage, and the work to do on these elements."""
 
     work: Work
     elements: Elements
     tags: tuple[str, ...]
 
     def __call__(self) -> Outputs:
-        """Do the work and return its outputs by tag. Raises the errors of the work."""
+        """Do the work and return the outputs per tag. Raises the errors of the work."""
         return by_tag(self.work(self.elements), self.tags)
 
 
 class Runner:
-    """Runner of flows; a `with` block closes it after the last flow.
+    """Runner of flows. Use it in a `with` block, so that its workers stop after the last flow.
 
-    shuffles: the runner moves bulk data itself. far: each flow is a remote job, which takes seconds to start.
+    shuffles: whether the runner itself exchanges bulk data between workers. far: whether each flow is a remote job,
+    which takes seconds to start.
     """
 
     shuffles = far = False
@@ -50,26 +51,26 @@ class Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop the workers, if the runner has started any."""
+        """Stop the workers that the runner has started."""
 
     def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
         """Ask remote workers whether they can read `reads` and write below `folder`. Raises ExtremisError."""
 
     def run(self, flow: Flow, watch: Watch | None = None) -> None:
-        """Run `flow` to its end while `watch` shows its steps. Raises the error of a worker unchanged."""
+        """Run `flow` to the end while `watch` shows the progress. Re-raises a worker's error unchanged."""
         with watch.watching() if watch is not None else nullcontext() as settle:
             counts = self._run(flow)
             if settle is not None:
                 settle(counts)
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`, and return the runner's own counts of all flows so far, if it has any."""
+        """Run `flow`. Return the counts of all flows so far; empty if the runner does not count."""
         raise NotImplementedError
 
 
 @contextmanager
 def quiet(names: Sequence[str]) -> Iterator[None]:
-    """Silence tracebacks that runners log to the loggers `names`: the errors are raised anyway."""
+    """Silence the tracebacks that runners write to the loggers `names`, because the errors are also raised."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -97,7 +98,7 @@ class LocalRunner(Runner):
             worker.end(at_once=error[0] is not None)
 
     def _run(self, flow: Flow) -> Mapping[str, Count]:
-        """Run `flow`. Raises the errors of workers; ExtremisError if a worker died. No work runs after an error."""
+        """Run `flow`. Raises workers' errors, and ExtremisError if a worker died. No work continues after an error."""
         if self._mode == "in_memory":
             carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
         else:
@@ -140,7 +141,7 @@ def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
 
 
 def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int) -> None:
-    """Run the stages of `flow` in order, each in `count` pieces; release outputs that no later stage reads."""
+    """Run the stages of `flow` in order, each in at most `count` pieces; release outputs that no later stage reads."""
     last = {output: number for number, stage in enumerate(flow.stages) for output in stage.inputs}
     held: dict[Output, Elements] = {}
     for number, stage in enumerate(flow.stages):
@@ -162,13 +163,13 @@ def carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], count: int
 
 
 def _cut(elements: Elements, most: int) -> list[Elements]:
-    """Cut elements into at most `most` pieces, in order."""
+    """Split elements into at most `most` pieces, in order."""
     count = min(len(elements), most)
     return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
 
 
 class Worker:
-    """Worker process that does one piece of work after the other."""
+    """Worker process that does one piece of work at a time."""
 
     def __init__(self) -> None:
         self._pipe, theirs = Pipe()
@@ -179,7 +180,7 @@ class Worker:
         self.counts: dict[str, Count] = {}  # counts of steps since the start of the process
 
     def do(self, piece: Piece) -> Outputs:
-        """Let the process do `piece`. Raises the errors of the process, and ExtremisError if it ends."""
+        """Do `piece` in the process. Raises the errors of the work, and ExtremisError if the process ends."""
         try:
             self._pipe.send(piece)
             outputs, error, self.counts = self._pipe.recv()
@@ -199,7 +200,7 @@ class Worker:
             self._process.kill()
         self._pipe.close()
         try:
-            with Wait("the end of a worker process", seconds=_STOP_SECONDS):
+            with Wait("a worker process to end", seconds=_STOP_SECONDS):
                 self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -207,9 +208,9 @@ class Worker:
 
 
 def serve(place: int) -> None:
-    """Do the pieces from the pipe with the file descriptor `place`, until the pipe closes.
+    """Do the pieces that arrive on the pipe with the file descriptor `place`, until the pipe closes.
 
-    Each answer contains the outputs, an error or None, and the counts so far. The process ends with its parent.
+    Each answer contains the outputs, an error or None, and the counts so far. The process ends when its parent ends.
     """
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process ends this process
@@ -229,7 +230,7 @@ def serve(place: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return a picklable error: an ExtremisError unchanged, any other error with its traceback as the message."""
+    """Return a picklable error: an ExtremisError with the same message, or a RuntimeError with the traceback."""
     if not isinstance(error, ExtremisError):
         return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
     kind = next(each for each in type(error).__mro__ if each is ExtremisError or "__init__" not in vars(each))

@@ -23,10 +23,10 @@ _ELSEWHERE = ("PortableRunner", "FlinkRunner", "SparkRunner", "PrismRunner", "Da
 
 
 def choose_runner(beam_options: Sequence[str] = (), urls: Sequence[str] = ()) -> Runner:
-    """Return the runner that `beam_options` name (`--runner=...`), by default the local runner; start nothing.
+    """Return the runner that `beam_options` specify (`--runner=...`), by default the local runner; do not start it.
 
-    By default, the local runner uses one worker process per core if the files at `urls` are large, and if workers can
-    reach these files (memory:// exists only in this process). Raises InputError for an unknown runner or option.
+    By default, the local runner uses one worker process per core if the files at `urls` are large and workers can read
+    these files (memory:// exists only in this process). Raises InputError for an unknown runner or option.
     """
     name, mode, workers = _parsed(tuple(beam_options))
     if name in RUNNERS:
@@ -49,7 +49,7 @@ def is_local(beam_options: Sequence[str]) -> bool:
 
 
 def for_workers(beam_options: Sequence[str], url: str) -> str:
-    """Return `url` for the workers of `beam_options`: absolute, unless workers have this working directory."""
+    """Return the URL at which workers find `url`: an absolute path, unless workers share this working directory."""
     return url if is_local(beam_options) else absolute_path(url)
 
 
@@ -60,7 +60,7 @@ def absolute_path(url: str) -> str:
 
 @functools.cache
 def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
-    """Return the runner's name, and the mode and number of workers of a local runner. Raises InputError: bad option."""
+    """Return the runner's name, and a local runner's mode and number of workers. Raises InputError for a bad option."""
     if not flags:  # do not import Beam: the import takes as long as much of the work
         return "", "in_memory", 1
     from apache_beam.options import pipeline_options as options
@@ -78,20 +78,20 @@ def _parsed(flags: tuple[str, ...]) -> tuple[str, Mode, int]:
 
 
 def _known(name: str) -> str:
-    """Return the full name of the runner `name`, which may be short (flink). Raises InputError: unknown runner."""
+    """Return the full name of a runner; `name` may be short, such as flink. Raises InputError for an unknown runner."""
     known = (*_LOCAL, *RUNNERS, *_ELSEWHERE)
     short = name.rpartition(".")[2].lower().removesuffix("runner")
     for each in known:
         if each.lower().removesuffix("runner") == short:
             return each
     raise InputError(
-        f"cannot use the Beam runner {name!r}: it makes different tables, or was never tested. Use one of "
+        f"cannot use the Beam runner {name!r}: it writes different tables, or was never tested. Use one of "
         f"{', '.join(known[1:])}, or leave --runner out to run in this process."
     )
 
 
 def _imported(name: str) -> Callable[[Sequence[str]], Runner]:
-    """Import the runner `name` of RUNNERS. Raises MissingExtra."""
+    """Import the class of the runner `name` in RUNNERS. Raises MissingExtra."""
     module, extra = RUNNERS[name]
     try:
         runner: Callable[[Sequence[str]], Runner] = getattr(importlib.import_module(module), name)

@@ -70,7 +70,7 @@ except ExtremisError as error:
     )
     for word in (
         socket.gethostname(),
-        "does not see the file",
+        "cannot see the file",
         "memory://data/check/launcher.json",
         "shared file system",
     ):
@@ -96,7 +96,7 @@ def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) ->
     flags = [*process(flink, program), "--start_timeout=10"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no worker answered within 10 s", str(program), "--start-timeout")
-    assert not jobs_left(flink) or "may still run on Flink" in done.err
+    assert not jobs_left(flink) or "may still be using slots on Flink" in done.err
 
 
 def test_no_job_server(raw: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_job_server_that_is_killed(flink: Cluster, raw: Path, tmp_path: Path) 
 def test_no_job_manager(raw: Path, tmp_path: Path, flink: Cluster) -> None:
     flags = [*loopback(flink), "--flink_master=localhost:9"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
-    refused(done, "no JobManager of Flink answers at --flink_master=http://localhost:9: ", "Start the", status=1)
+    refused(done, "no Flink JobManager answers at --flink_master=http://localhost:9: ", "Start the", status=1)
 
 
 @pytest.mark.slow

@@ -51,5 +51,5 @@ def test_a_place_that_workers_do_not_see_is_named(prism: Cluster) -> None:
     flow.create("Create", ["x"]).map("Nothing", str)
     with choose_runner([*prism.by_name, "--start_timeout=59"]) as runner:
         runner.check([], "memory://data", lambda line: None)
-        with pytest.raises(InputError, match=r"does not see the file memory://data/check/launcher"):
+        with pytest.raises(InputError, match=r"cannot see the file memory://data/check/launcher"):
             runner.run(flow)

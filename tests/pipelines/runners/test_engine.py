@@ -76,7 +76,7 @@ def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
     absent = question(tmp_path / "absent-input", versions(), tmp_path / "absent")
     for asked, said in (
         (other, rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"),
-        (absent, rf"{host}.* does not see the file {tmp_path}/absent.*shared file system"),
+        (absent, rf"{host}.* cannot see the file {tmp_path}/absent.*shared file system"),
     ):
         with pytest.raises(InputError, match=said):
             answer(asked)
@@ -109,11 +109,11 @@ def test_a_worker_is_kept_between_stages_of_a_job(flags: tuple[str, ...], millis
 
 def test_a_program_that_is_not_there_names_its_option(tmp_path: Path) -> None:
     for place in (str(tmp_path / "absent"), "https://127.0.0.1:9/prism.zip"):
-        with pytest.raises(InputError, match=r"cannot start a job server of PrismRunner: .*--prism_location=PATH"):
+        with pytest.raises(InputError, match=r"cannot start a job server for PrismRunner: .*--prism_location=PATH"):
             run_on(["--runner=PrismRunner", f"--prism_location={place}"], fail)
     program = tmp_path / "broken"
     program.write_text("#!/bin/sh\necho no such machine; exit 3\n")
     with pytest.raises(
-        InputError, match=r"the job server of PrismRunner did not start .*: no such machine.* Build Prism"
+        InputError, match=r"the job server for PrismRunner did not start .*: no such machine.* Build Prism"
     ):
         run_on(["--runner=PrismRunner", f"--prism_location={program}"], fail)
